@@ -1,0 +1,1 @@
+"""Checkpoint -> engine: read the checkpoint, plan, quantise, build, write engine.json."""

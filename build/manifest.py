@@ -1,0 +1,115 @@
+"""engine.json: what an engine folder is. The only thing that later stages read of a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmops.errors import InputError
+
+FILE_NAME = "engine.json"
+FORMAT = 1
+
+TargetName = Literal["openvino", "tensorrt", "pytorch"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SourceFile(_Part):
+    """One input file of the build; `path` is relative to the checkpoint."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Source(_Part):
+    """Where the weights came from: what the user typed, and every file that was read."""
+
+    checkpoint: str
+    format: Literal["huggingface", "gguf"]
+    files: list[SourceFile]
+
+
+class Limits(_Part):
+    """What the engine was built for. Lengths in tokens."""
+
+    max_batch_size: int
+    max_seq_len: int
+    max_num_tokens: int
+
+
+class TokenizerInfo(_Part):
+    """`directory` (relative to the engine) holds tokenizer.json, tokenizer_config.json and, for chat models,
+    chat_template.jinja. Ids are token ids; `end_ids` all end a generation."""
+
+    directory: str = "tokenizer"
+    vocab_size: int
+    bos_id: int | None = None
+    end_ids: list[int]
+    pad_id: int | None = None
+    chat_template: bool
+
+
+class Quantisation(_Part):
+    """`weights`: none, int8, int4, fp8, int4_awq, …; `kv_cache`: auto, fp8, int8; `group_size` for int4."""
+
+    weights: str = "none"
+    kv_cache: str = "auto"
+    group_size: int | None = None
+
+
+class Parallelism(_Part):
+    """GPUs = tp_size * pp_size; ep_size divides tp_size (experts)."""
+
+    tp_size: int = 1
+    pp_size: int = 1
+    ep_size: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tp_size * self.pp_size
+
+
+class EngineManifest(_Part):
+    """The contents of engine.json. `key` is the SHA-256 of all that went into the build."""
+
+    format: int = FORMAT
+    key: str
+    name: str
+    target: TargetName
+    architecture: str
+    model_dir: str = "model"
+    source: Source
+    versions: dict[str, str]
+    quantisation: Quantisation = Quantisation()
+    parallelism: Parallelism = Parallelism()
+    limits: Limits
+    tokenizer: TokenizerInfo
+    complete: bool = True
+    plan: dict[str, Any] | None = None
+    quality: dict[str, Any] | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    def save(self, directory: Path) -> None:
+        (directory / FILE_NAME).write_text(self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path) -> EngineManifest:
+        """Read an engine folder's manifest. Raises InputError when it is not one, or not of this format."""
+        path = directory / FILE_NAME
+        if not path.is_file():
+            raise InputError(f"{directory} is not an engine folder: it has no {FILE_NAME}. Make one with `llmops build`.")
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise InputError(
+                f"{path} cannot be read ({where}: {first['msg']}); it was edited or made by another version of "
+                "llmops. Build the engine again."
+            ) from error

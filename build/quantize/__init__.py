@@ -1,0 +1,1 @@
+"""NVIDIA ModelOpt: calibration, quantisation, export."""

@@ -1,0 +1,1 @@
+"""What `build` can make: one module per target behind `base.Target`."""

@@ -1,0 +1,1 @@
+"""The `llmops` command: one thin file per subcommand (parse, call, print)."""

@@ -1,0 +1,66 @@
+"""The `llmops` group: subcommands are imported only when they are called, so that `--help` stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NoReturn
+
+import click
+
+from llmops import __version__
+from llmops.errors import LlmopsError
+
+# name -> the one line that `llmops --help` shows; the command itself is `command` in llmops.cli.<name>
+COMMANDS = {
+    "plan": "Will it fit, how to shard it, how fast, what will it cost.",
+    "build": "Checkpoint to engine folder.",
+    "repo": "Engine folders to a Triton model repository.",
+    "serve": "The real Triton server on a model repository.",
+    "gateway": "OpenAI requests to Triton gRPC streams.",
+    "up": "Build, repository, Triton and gateway in one go.",
+    "chat": "Chat in the terminal with any OpenAI endpoint.",
+    "bench": "Load-test an OpenAI endpoint or Triton itself.",
+    "eval": "How much quality did quantisation cost.",
+    "doctor": "What this machine can do, and how to fix what it cannot.",
+}
+
+
+class LazyGroup(click.Group):
+    """Lists `COMMANDS` and imports a command's module on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"llmops.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="llmops")
+def cli() -> None:
+    """Checkpoint to OpenAI endpoint on NVIDIA Triton + TensorRT-LLM."""
+
+
+def main() -> NoReturn:
+    """Run the CLI. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except LlmopsError as error:
+        click.echo(f"Error: {error.message}", err=True)
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

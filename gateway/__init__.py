@@ -1,0 +1,1 @@
+"""OpenAI requests -> Triton gRPC token streams."""

@@ -1,0 +1,1 @@
+"""The OpenAI wire: request and response types, SSE, tools, structured output. Knows nothing of Triton."""

@@ -1,0 +1,1 @@
+"""Engine -> Triton model repository, and the real Triton server on it."""

@@ -1,0 +1,1 @@
+"""Load generator, scenarios, reports, and benchmarks against peers."""
