@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 MODEL  ?= smollm2
+# mypy and import-linter read the installed layout (llmops.build …) from a copy: neither follows the package-dir mapping
+FOLDERS := build model_repository gateway cli perf
 
 # Byte-compiling every installed file costs minutes and saves milliseconds.
 export PIP_NO_COMPILE = 1
@@ -24,10 +26,9 @@ test: $(STAMPS)/test ## All tests, with the real Triton server
 lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p .cache/lint/llmops && ln -sfn $(CURDIR)/llmops/* .cache/lint/llmops/ && \
-	  ln -sfn $(addprefix $(CURDIR)/,build model_repository gateway cli perf) .cache/lint/llmops/
-	cd .cache/lint && MYPYPATH=$(CURDIR)/.cache/lint $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p llmops
-	PYTHONPATH=$(CURDIR)/.cache/lint $(BIN)/lint-imports
+	rm -rf .cache/lint/llmops && mkdir -p .cache/lint && cp -rp llmops $(FOLDERS) .cache/lint/ && cd .cache/lint && mv $(FOLDERS) llmops/
+	cd .cache/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p llmops
+	cd .cache/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-logo
 
 fmt: $(STAMPS)/lint ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -103,7 +103,7 @@ class EngineManifest(_Part):
         """Read an engine folder's manifest. Raises InputError when it is not one, or not of this format."""
         path = directory / FILE_NAME
         if not path.is_file():
-            raise InputError(f"{directory} is not an engine folder: it has no {FILE_NAME}. Make one with `llmops build`.")
+            raise InputError(f"{directory} is not an engine folder (no {FILE_NAME}). Make one with `llmops build`.")
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
