@@ -1,0 +1,115 @@
+"""The model families that can be planned and built, and what sets each apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+EVERY_TARGET = frozenset({"openvino", "tensorrt", "pytorch"})
+NO_ENGINE = frozenset({"openvino", "pytorch"})
+PYTORCH_ONLY = frozenset({"pytorch"})
+
+
+@dataclass(frozen=True)
+class MoeFields:
+    """Under which names (first found wins) a family's config keeps its MoE shape."""
+
+    num_experts: tuple[str, ...]
+    experts_per_token: tuple[str, ...]
+    intermediate_size: tuple[str, ...]
+    expert_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """`targets` are those that can serve it: `tensorrt` where ModelOpt exports a TensorRT-LLM checkpoint that
+    trtllm-build 1.2.1 takes, `pytorch` where TensorRT-LLM's PyTorch backend has the model, `openvino` where
+    optimum-intel exports it. `defaults` are the values its config.json leaves out on purpose."""
+
+    name: str
+    hf_classes: tuple[str, ...]
+    targets: frozenset[str]
+    tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    attention_sinks: bool = False
+    norms_per_layer: int = 2
+    mla: bool = False
+    moe: MoeFields | None = None
+    window_pattern: int = 0
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+# transformers' Gemma3TextConfig: published Gemma 3 files hold only what differs from these
+_GEMMA3_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_GEMMA2_DEFAULTS = {"head_dim": 256, "sliding_window": 4096}
+
+_ALL = (
+    Family("llama", ("LlamaForCausalLM",), EVERY_TARGET),
+    Family("mistral", ("MistralForCausalLM",), EVERY_TARGET),
+    Family(
+        "mixtral",
+        ("MixtralForCausalLM",),
+        EVERY_TARGET,
+        moe=MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",)),
+    ),
+    Family("qwen2", ("Qwen2ForCausalLM",), EVERY_TARGET, qkv_bias=True),
+    Family("qwen3", ("Qwen3ForCausalLM",), NO_ENGINE, qk_norm=True),
+    Family(
+        "qwen3_moe",
+        ("Qwen3MoeForCausalLM",),
+        NO_ENGINE,
+        qk_norm=True,
+        moe=MoeFields(("num_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",)),
+    ),
+    Family(
+        "gemma2",
+        ("Gemma2ForCausalLM",),
+        EVERY_TARGET - {"pytorch"},
+        tied=True,
+        norms_per_layer=4,
+        window_pattern=2,
+        defaults=_GEMMA2_DEFAULTS,
+    ),
+    Family(
+        "gemma3",
+        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        EVERY_TARGET,
+        tied=True,
+        qk_norm=True,
+        norms_per_layer=4,
+        window_pattern=6,
+        defaults=_GEMMA3_DEFAULTS,
+    ),
+    Family("phi3", ("Phi3ForCausalLM",), EVERY_TARGET),
+    Family(
+        "deepseek_v3",
+        ("DeepseekV3ForCausalLM",),
+        PYTORCH_ONLY,
+        mla=True,
+        moe=MoeFields(("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",)),
+    ),
+    Family(
+        "gpt_oss",
+        ("GptOssForCausalLM",),
+        NO_ENGINE,
+        attention_sinks=True,
+        window_pattern=2,
+        moe=MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",), expert_bias=True),
+    ),
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+
+
+def family_of(hf_class: str) -> Family | None:
+    """The family whose config names this class under `architectures`, or None."""
+    return next((family for family in _ALL if hf_class in family.hf_classes), None)
