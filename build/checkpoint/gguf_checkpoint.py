@@ -1,0 +1,110 @@
+"""A GGUF file -> Checkpoint: its metadata in the keys of a Hugging Face config.json."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from llmops.build.architecture import Architecture
+from llmops.build.checkpoint import gguf
+from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens
+from llmops.errors import CheckpointError
+
+# ggml's name of an architecture -> the Hugging Face class with the same graph
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_FIELDS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "head_dim": "attention.key_length",
+}
+# Stored block formats by bits per weight; the rest (F32, F16, BF16) is full precision.
+_BITS = re.compile(r"I?Q(\d)")
+
+
+def open_gguf(path: Path, ref: str) -> Checkpoint:
+    """Raises CheckpointError for damaged files and architectures that are not in `ARCHITECTURES`."""
+    header = gguf.read_header(path)
+    if not header.tensors:
+        raise CheckpointError(f"{path} holds no tensors (a vocabulary-only GGUF); take the file with the weights.")
+    config = _config(path, header)
+    metadata = header.metadata
+    template = metadata.get("tokenizer.chat_template")
+    return Checkpoint(
+        ref=ref,
+        path=path,
+        format="gguf",
+        config=config,
+        architecture=Architecture.from_hf_config(config),
+        tensors=header.tensors,
+        files=(CheckpointFile(path.name, path, path.stat().st_size),),
+        weight_files=(path.name,),
+        tokenizer_files=(path.name,) if "tokenizer.ggml.tokens" in metadata else (),
+        special_tokens=_special_tokens(metadata),
+        name=_name(path),
+        chat_template=template if isinstance(template, str) and template.strip() else None,
+        quantisation=_quantisation(header),
+        metadata=metadata,
+    )
+
+
+def _config(path: Path, header: gguf.GgufHeader) -> dict[str, Any]:
+    metadata = header.metadata
+    arch = metadata.get("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{path} is a GGUF of architecture {arch!r}, which is not supported; supported are "
+            f"{', '.join(ARCHITECTURES)}. Use the Hugging Face checkpoint of this model instead."
+        )
+    if metadata.get(f"{arch}.expert_count"):
+        raise CheckpointError(
+            f"{path} is a mixture-of-experts GGUF; use the Hugging Face checkpoint of this model instead."
+        )
+    config = {name: metadata[f"{arch}.{key}"] for name, key in _FIELDS.items() if f"{arch}.{key}" in metadata}
+    config["architectures"] = [ARCHITECTURES[arch]]
+    config["model_type"] = arch
+    config["vocab_size"] = _vocab_size(header)
+    config["tie_word_embeddings"] = "output.weight" not in header.tensors
+    config["rope_scaling"] = _rope_scaling(path, metadata, arch)
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _vocab_size(header: gguf.GgufHeader) -> int | None:
+    embedding = header.tensors.get("token_embd.weight")
+    return embedding.shape[0] if embedding else None
+
+
+def _rope_scaling(path: Path, metadata: dict[str, Any], arch: str) -> dict[str, Any] | None:
+    kind = metadata.get(f"{arch}.rope.scaling.type")
+    if kind in (None, "none"):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": metadata.get(f"{arch}.rope.scaling.factor", 1.0)}
+    raise CheckpointError(f"{path} scales RoPE by {kind!r}; GGUF files with none or linear scaling can be built.")
+
+
+def _special_tokens(metadata: dict[str, Any]) -> SpecialTokens:
+    ids = {key: metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos", "eot", "padding")}
+    end = tuple(dict.fromkeys(i for i in (ids["eos"], ids["eot"]) if i is not None))
+    pad = ids["padding"] if ids["padding"] is not None else (end[0] if end else None)
+    return SpecialTokens(bos=ids["bos"], end=end, pad=pad)
+
+
+def _quantisation(header: gguf.GgufHeader) -> ExistingQuantisation | None:
+    """The format that most weights are in; norms are always F32."""
+    by_dtype: dict[str, int] = {}
+    for tensor in header.tensors.values():
+        by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.numel
+    main = max(by_dtype, key=lambda dtype: by_dtype[dtype])
+    bits = _BITS.match(main)
+    return ExistingQuantisation("gguf", int(bits.group(1)), {"dtype": main, "elements": by_dtype}) if bits else None
+
+
+def _name(path: Path) -> str:
+    return path.stem.lower()

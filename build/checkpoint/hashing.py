@@ -1,0 +1,68 @@
+"""SHA-256 of large files, computed once: remembered by path, size, inode and modification time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+_CHUNK = 4 << 20
+
+
+def cache_dir() -> Path:
+    """`$LLMOPS_CACHE`, or `llmops` in the user's cache folder."""
+    if own := os.environ.get("LLMOPS_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "llmops"
+
+
+def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Hex digest of a file. `on_bytes` is told how many bytes were read, for a progress bar."""
+    real = path.resolve()
+    stamp = _stamp(real)
+    record = cache_dir() / "sha256" / hashlib.sha256(str(real).encode()).hexdigest()[:32]
+    known = _read(record)
+    if known is not None and known.get("stamp") == stamp:
+        return str(known["sha256"])
+    digest = _digest(real, on_bytes)
+    # A file that changed while it was read must not be remembered under its new time stamp.
+    if _stamp(real) == stamp:
+        _write(record, {"stamp": stamp, "sha256": digest})
+    return digest
+
+
+def _stamp(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _digest(path: Path, on_bytes: Callable[[int], None] | None) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            if on_bytes:
+                on_bytes(len(chunk))
+    return digest.hexdigest()
+
+
+def _read(record: Path) -> dict | None:
+    try:
+        known = json.loads(record.read_text())
+    except (OSError, ValueError):
+        return None
+    return known if isinstance(known, dict) else None
+
+
+def _write(record: Path, content: dict) -> None:
+    # The cache only saves time: a read-only home must not fail a build.
+    with contextlib.suppress(OSError):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=record.parent, delete=False) as file:
+            json.dump(content, file)
+        os.replace(file.name, record)

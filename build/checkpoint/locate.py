@@ -1,0 +1,72 @@
+"""What the user typed -> Checkpoint: a folder, a GGUF file, a bundled name or a hub id, in this order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmops.build.checkpoint.base import Checkpoint
+from llmops.build.checkpoint.bundled import BUNDLED, bundled_path
+from llmops.errors import CheckpointError
+
+
+def open_checkpoint(ref: str, weights: bool = True) -> Checkpoint:
+    """Describe a checkpoint without loading a weight.
+
+    `weights=False` is for planning: a folder with only config.json will do, and from the hub only the small files
+    are fetched. Raises CheckpointError (not a checkpoint, damaged, unsupported), MissingDependencyError (a bundled
+    model's package) or ResourceError (hub not reachable).
+    """
+    path = Path(ref).expanduser()
+    if path.exists():
+        return _open_path(path, ref, weights)
+    if ref in BUNDLED:
+        return _named(_open_path(bundled_path(ref), ref, weights), ref)
+    return _open_hub(ref, weights)
+
+
+def _open_path(path: Path, ref: str, weights: bool) -> Checkpoint:
+    from llmops.build.checkpoint.gguf import is_gguf
+
+    if path.is_file():
+        if not is_gguf(path):
+            raise CheckpointError(_not_a_checkpoint(path, "the file is not a GGUF"))
+        from llmops.build.checkpoint.gguf_checkpoint import open_gguf
+
+        return open_gguf(path, ref)
+    if (path / "config.json").is_file():
+        from llmops.build.checkpoint.huggingface import open_folder
+
+        return open_folder(path, ref, weights)
+    return _open_only_gguf(path, ref, weights)
+
+
+def _open_only_gguf(folder: Path, ref: str, weights: bool) -> Checkpoint:
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return _open_path(files[0], ref, weights)
+    if files:
+        raise CheckpointError(f"{folder} holds {len(files)} GGUF files; give one of them, for example {files[0]}.")
+    raise CheckpointError(_not_a_checkpoint(folder, "it has no config.json"))
+
+
+def _not_a_checkpoint(path: Path, reason: str) -> str:
+    return (
+        f"{path} is not a checkpoint ({reason}); give a Hugging Face folder (config.json, *.safetensors, "
+        f"tokenizer.json), a GGUF file, a hub id like meta-llama/Llama-3.1-8B-Instruct, or {' or '.join(BUNDLED)}."
+    )
+
+
+def _open_hub(ref: str, weights: bool) -> Checkpoint:
+    from llmops.build.checkpoint.hub import HUB_ID, fetch_snapshot
+
+    match = HUB_ID.fullmatch(ref)
+    if match is None or ref.endswith((".gguf", ".safetensors")):
+        raise CheckpointError(_not_a_checkpoint(Path(ref), "there is no such file or folder"))
+    checkpoint = _open_path(fetch_snapshot(ref, weights), ref, weights)
+    return _named(checkpoint, match["repo"].split("/")[1].lower())
+
+
+def _named(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    from dataclasses import replace
+
+    return replace(checkpoint, name=name)

@@ -1,0 +1,96 @@
+"""Reads safetensors headers: names, shapes, types and where the bytes lie. Finds truncated files."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint.base import TensorInfo
+from llmops.errors import CheckpointError
+
+INDEX_NAME = "model.safetensors.index.json"
+# The format's own limit; a larger number means that the file is something else.
+_MAX_HEADER = 100_000_000
+_BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+
+
+def shard_files(folder: Path) -> list[str]:
+    """Weight files of a Hugging Face folder, in the order of its index. Empty when it has none."""
+    index = folder / INDEX_NAME
+    if index.is_file():
+        return _indexed_shards(folder, index)
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def _indexed_shards(folder: Path, index: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index} cannot be read as a safetensors index ({error}); download it again.") from error
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} of {len(names)} weight files that its index names, first {missing[0]}; "
+            "download the rest."
+        )
+    return names
+
+
+def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
+    """Tensors of one file. Raises CheckpointError when the header is damaged or data is missing."""
+    size = path.stat().st_size
+    header, data_start = _header(path, size)
+    tensors = {
+        name: _tensor(path, relative, name, entry, data_start)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    end = max((t.offset + t.nbytes for t in tensors.values()), default=data_start)
+    if end > size:
+        raise CheckpointError(
+            f"{path} is truncated: it has {size:,} bytes, its header needs {end:,}. Download it again."
+        )
+    return tensors
+
+
+def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= _MAX_HEADER:
+            raise CheckpointError(f"{path} is not a safetensors file: its first 8 bytes give no header length.")
+        if 8 + length > size:
+            raise CheckpointError(
+                f"{path} is truncated: it has {size:,} bytes, its header alone needs {8 + length:,}. Download it again."
+            )
+        raw = file.read(length)
+    try:
+        header = json.loads(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{path} has a damaged safetensors header ({error}); download it again.") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path} has a damaged safetensors header (not an object); download it again.")
+    return header, 8 + length
+
+
+def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -> TensorInfo:
+    try:
+        begin, end = entry["data_offsets"]
+        shape = tuple(int(dim) for dim in entry["shape"])
+        dtype = str(entry["dtype"])
+        info = TensorInfo(name, shape, dtype, int(end) - int(begin), relative, data_start + int(begin))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} has a damaged header entry for {name} ({error}); download it again.") from error
+    bits = _BITS.get(dtype)
+    if info.offset < data_start or (bits is not None and (info.numel * bits + 7) // 8 != info.nbytes):
+        raise CheckpointError(
+            f"{path}: {name} is {info.shape} {dtype} but has {info.nbytes:,} bytes; the file is damaged, download it again."
+        )
+    return info

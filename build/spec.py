@@ -1,0 +1,71 @@
+"""BuildSpec: what the user asks `llmops build` for. Each error prints the line that fixes it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from llmops.build.manifest import TargetName
+from llmops.errors import InputError
+
+TARGETS: tuple[str, ...] = get_args(TargetName)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """One build. Lengths in tokens; None leaves the choice to the target (its limits, the model's context).
+
+    `checkpoint` is what the user typed, `quant` and `kv_cache` are checked by the target, `options` are the
+    target's own settings (`--set KEY=VALUE`). GPUs = tp * pp; ep divides tp.
+    """
+
+    checkpoint: str
+    output: Path
+    target: TargetName = "openvino"
+    name: str | None = None
+    quant: str = "none"
+    kv_cache: str = "auto"
+    group_size: int | None = None
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    gpu: str | None = None
+    max_batch_size: int | None = None
+    max_seq_len: int | None = None
+    max_num_tokens: int | None = None
+    calib_dataset: str | None = None
+    calib_size: int | None = None
+    calib_seq_len: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise InputError(f"--target {self.target} is unknown; use one of {', '.join(TARGETS)}.")
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise InputError(
+                f"--name {self.name!r} cannot name a Triton model; use letters, digits, dot, dash and underscore "
+                "(at most 63, a letter or digit first)."
+            )
+        for flag in ("max_batch_size", "max_seq_len", "max_num_tokens", "group_size", "calib_size", "calib_seq_len"):
+            value = getattr(self, flag)
+            if value is not None and value < 1:
+                raise InputError(f"--{flag.replace('_', '-')} {value} makes no sense; it must be at least 1.")
+        self._check_parallelism()
+
+    def _check_parallelism(self) -> None:
+        for flag in ("tp", "pp", "ep"):
+            if getattr(self, flag) < 1:
+                raise InputError(f"--{flag} must be at least 1.")
+        if self.tp % self.ep:
+            raise InputError(
+                f"--ep {self.ep} must divide --tp {self.tp}: experts are spread over the tensor-parallel GPUs."
+            )
+
+    def key_fields(self) -> dict[str, Any]:
+        """What of the spec decides the engine: all but where it comes from and where it goes."""
+        fields = asdict(self)
+        del fields["checkpoint"], fields["output"]
+        return fields

@@ -1,0 +1,80 @@
+"""What a target is: one way to make an engine folder from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.manifest import Limits, Parallelism, Quantisation, TargetName
+from llmops.build.spec import BuildSpec
+
+
+class Progress(Protocol):
+    """Where a build says how far it is. Rich on a terminal, plain lines elsewhere."""
+
+    def stage(self, title: str, total: float | None = None) -> AbstractContextManager[None]:
+        """One step of the work; `total` in whatever unit `advance` counts, None when it cannot be known."""
+
+    def advance(self, amount: float = 1) -> None:
+        """The current stage got on by `amount`."""
+
+    def warn(self, sentence: str) -> None:
+        """Something the user must see but that does not stop the build."""
+
+
+class SilentProgress:
+    """No output; for library use and tests. `warnings` keeps what was said."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    @contextmanager
+    def stage(self, title: str, total: float | None = None) -> Iterator[None]:
+        yield
+
+    def advance(self, amount: float = 1) -> None: ...
+
+    def warn(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """What a target reports for engine.json; its files lie in `workdir / model_dir`.
+
+    `complete` is False when a step is left that needs other hardware (then `extra` says which command does it).
+    """
+
+    limits: Limits
+    quantisation: Quantisation = field(default_factory=Quantisation)
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    model_dir: str = "model"
+    complete: bool = True
+    plan: dict[str, Any] | None = None
+    quality: dict[str, Any] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """A target's module exports one as `target`. Heavy imports belong inside `build`."""
+
+    name: TargetName
+
+    def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+        """Refuse what cannot work, before any work. Raises InputError or MissingDependencyError."""
+
+    def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
+        """Upper estimate of what `build` writes, temporary files included."""
+
+    def versions(self) -> dict[str, str]:
+        """Libraries whose version changes the engine: distribution name -> version. Imports nothing heavy."""
+
+    def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
+        """Write `workdir / model_dir`. The caller writes tokenizer and engine.json, and moves workdir into place.
+
+        Raises BuildError; may leave anything in workdir then, the caller removes it.
+        """
