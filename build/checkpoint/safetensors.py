@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.base import TensorInfo
+
 from llmops.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -55,7 +56,7 @@ def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
     end = max((t.offset + t.nbytes for t in tensors.values()), default=data_start)
     if end > size:
         raise CheckpointError(
-            f"{path} is truncated: it has {size:,} bytes, its header needs {end:,}. Download it again."
+            f"{path} is truncated: it has {size:,} bytes, its header needs {end:,}; download it again."
         )
     return tensors
 
@@ -91,6 +92,7 @@ def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -
     bits = _BITS.get(dtype)
     if info.offset < data_start or (bits is not None and (info.numel * bits + 7) // 8 != info.nbytes):
         raise CheckpointError(
-            f"{path}: {name} is {info.shape} {dtype} but has {info.nbytes:,} bytes; the file is damaged, download it again."
+            f"{path}: {name} is {info.shape} {dtype} but has {info.nbytes:,} bytes; the file is damaged, "
+            "download it again."
         )
     return info
