@@ -111,7 +111,8 @@ class _Reader:
         end = max((t.offset + t.nbytes for t in tensors.values()), default=start)
         if end > len(self.data):
             raise CheckpointError(
-                f"{self.path} is truncated: it has {len(self.data):,} bytes, its tensors need {end:,}. Download it again."
+                f"{self.path} is truncated: it has {len(self.data):,} bytes, its tensors need {end:,}; "
+                "download it again."
             )
         return tensors
 
