@@ -29,10 +29,14 @@ lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the co
 	rm -rf .cache/lint/llmops && mkdir -p .cache/lint && cp -rp llmops $(FOLDERS) .cache/lint/ && cd .cache/lint && mv $(FOLDERS) llmops/
 	cd .cache/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p llmops
 	cd .cache/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-logo
+	$(BIN)/cog --check docs/*.md README.md
 
 fmt: $(STAMPS)/lint ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMPS)/lint ## Rewrite the parts of docs/ that come from the code
+	$(BIN)/cog -r docs/*.md README.md
 
 bench: $(STAMPS)/test ## All benchmarks; writes docs/performance.md
 	$(BIN)/python -m llmops.perf.suite
