@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmops.build.families import FAMILIES, Family, family_of
-
 from llmops.errors import CheckpointError
 
 DTYPES = ("bfloat16", "float16", "float32")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from llmops.build.manifest import TargetName
-
 from llmops.errors import InputError
 
 TARGETS: tuple[str, ...] = get_args(TargetName)

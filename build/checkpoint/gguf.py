@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.base import TensorInfo
-
 from llmops.errors import CheckpointError, MissingDependencyError
 
 MAGIC = b"GGUF"

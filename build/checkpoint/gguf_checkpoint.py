@@ -9,7 +9,6 @@ from typing import Any
 from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import gguf
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens
-
 from llmops.errors import CheckpointError
 
 # ggml's name of an architecture -> the Hugging Face class with the same graph

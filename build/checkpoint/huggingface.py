@@ -11,7 +11,6 @@ from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import safetensors
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, SpecialTokens, TensorInfo
 from llmops.build.checkpoint.quantisation import MODELOPT_FILE, detect_quantisation
-
 from llmops.errors import CheckpointError
 
 TOKENIZER_FILES = (

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from llmops.build.checkpoint.base import Checkpoint
 from llmops.build.checkpoint.bundled import BUNDLED, bundled_path
-
 from llmops.errors import CheckpointError
 
 

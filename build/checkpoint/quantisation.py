@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.base import ExistingQuantisation
-
 from llmops.errors import CheckpointError
 
 MODELOPT_FILE = "hf_quant_config.json"

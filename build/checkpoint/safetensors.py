@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.base import TensorInfo
-
 from llmops.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"

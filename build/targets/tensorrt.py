@@ -9,7 +9,6 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, TargetResult
-
 from llmops.errors import InputError
 
 

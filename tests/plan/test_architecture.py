@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from llmops.build.architecture import Architecture, SlidingWindow
 
+from llmops.build.architecture import Architecture, SlidingWindow
 from llmops.errors import CheckpointError
 
 LLAMA_70B = {
