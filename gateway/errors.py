@@ -1,0 +1,171 @@
+"""The gateway's branch of the error tree: each error knows its HTTP status, OpenAI `type`, `code` and `param`,
+and whether trying again makes sense.
+
+`body()` is OpenAI's envelope, `headers()` what its clients read (`x-should-retry`, `retry-after`, `retry-after-ms`).
+The same body is the data object of a stream that fails half-way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, ClassVar
+
+from llmops.errors import LlmopsError
+
+
+class ApiError(LlmopsError):
+    """Base of all answers that are not a success. `retry_after` is in seconds."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+    should_retry: bool | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        should_retry: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after = retry_after
+        if code is not None:
+            self.code = code
+        if should_retry is not None:
+            self.should_retry = should_retry
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def body_json(self) -> bytes:
+        return json.dumps(self.body(), ensure_ascii=False).encode("utf-8", "replace")
+
+    def headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        if self.should_retry is not None:
+            headers["x-should-retry"] = "true" if self.should_retry else "false"
+        if self.retry_after is not None:
+            headers["retry-after"] = str(math.ceil(self.retry_after))
+            headers["retry-after-ms"] = str(math.ceil(self.retry_after * 1000))
+        return headers
+
+
+class InvalidRequestError(ApiError):
+    """400: the request cannot be understood or is not allowed; `param` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedError(InvalidRequestError):
+    """400: the field is fine, but this model's engine target cannot do it."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthError(InvalidRequestError):
+    """400: prompt and answer do not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationError(ApiError):
+    """401: no key, or one that is not known."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class PermissionDeniedError(ApiError):
+    """403: the key is known, but may not do this."""
+
+    status = 403
+    type = "permission_error"
+
+
+class NotFoundError(ApiError):
+    """404: no such route or object."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class ModelNotFoundError(NotFoundError):
+    """404: no such model."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model '{model}' does not exist. GET /v1/models lists those that do.", param="model")
+
+
+class MethodNotAllowedError(ApiError):
+    """405: the route exists, the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class ConflictError(ApiError):
+    """409: the object is in a state that does not allow this."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+    should_retry = False
+
+
+class BodyTooLargeError(ApiError):
+    """413: the body is over the limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class RateLimitError(ApiError):
+    """429: try again after `retry_after`; with `should_retry=False` where waiting will not help."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class EngineError(ApiError):
+    """500: the engine failed on this request."""
+
+    code = "engine_error"
+
+
+class InternalError(ApiError):
+    """500: a bug of ours; the log has the traceback under the request id."""
+
+    code = "internal_error"
+
+
+class UnavailableError(ApiError):
+    """503: Triton or the model is not there (yet)."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "engine_unavailable"
+    should_retry = True
+
+    def __init__(self, message: str, *, retry_after: float = 2.0, **details: Any) -> None:
+        super().__init__(message, retry_after=retry_after, **details)
+
+
+class EngineTimeoutError(ApiError):
+    """504: the engine accepted the request and then sent nothing for too long."""
+
+    status = 504
+    type = "timeout_error"
+    code = "engine_timeout"

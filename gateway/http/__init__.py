@@ -1,0 +1,1 @@
+"""ASGI matters that no endpoint should care about: bodies and their limits, disconnects, headers, event streams."""

@@ -1,0 +1,136 @@
+"""What crosses the borders inside the gateway. The architecture can be read from this file:
+
+    HTTP body ─ openai/types ─▶ EngineRequest ─ Transport ─▶ TokenStream of TokenBatch ─ openai/choice ─▶ Piece ─▶ chunk
+
+`openai/` makes EngineRequests and reads TokenBatches; `triton/` does the opposite; neither knows the other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+class Guide(NamedTuple):
+    """A grammar that the output must follow. `text` is the schema (JSON), regular expression or EBNF; empty for `json`."""
+
+    kind: GuideKind
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 means no limit."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One validated, tokenised request: what the tensor contract (docs/contract.md) can say.
+
+    `end_ids` all end a sequence (empty: nothing does but the length); `stop_words` and `bad_words` are token sequences.
+    """
+
+    request_id: str
+    input_ids: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    n: int = 1
+    min_tokens: int = 0
+    end_ids: tuple[int, ...] = ()
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: bool = False
+    guide: Guide | None = None
+    lora_id: int | None = None
+    streaming: bool = True
+
+
+class TokenBatch(NamedTuple):
+    """New tokens of one sequence (0 … n-1) of a request, in order; `logprobs` has one natural-log value per token."""
+
+    sequence: int
+    tokens: Sequence[int]
+    logprobs: Sequence[float] | None = None
+
+
+class TokenStream(ABC):
+    """The tokens of one request as they come. Ends (StopAsyncIteration) after the engine's final response.
+
+    Raises EngineError for what the engine refuses or breaks on, UnavailableError when Triton is not there.
+    """
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> TokenBatch: ...
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Take the request out of the engine's batch at once. May be called twice, and after the end."""
+
+
+class Engine(ABC):
+    """A model that turns EngineRequests into TokenStreams."""
+
+    @abstractmethod
+    async def open(self, request: EngineRequest) -> TokenStream: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine target can do beyond the plain contract; a request for anything else gets 400."""
+
+    logprobs: bool = False
+    top_logprobs: int = 0
+    logit_bias: bool = False
+    n: int = 1
+    guided: tuple[GuideKind, ...] = ()
+    bad_words: bool = False
+    min_p: bool = False
+    seed: bool = True
+    lora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that is served under its own model name."""
+
+    name: str
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What an engine model announces of itself (`llmops_card`). Lengths in tokens; `built` in Unix seconds."""
+
+    name: str
+    target: str
+    tokenizer_dir: str
+    max_seq_len: int
+    vocab_size: int
+    end_ids: tuple[int, ...]
+    max_batch_size: int = 1
+    bos_id: int | None = None
+    pad_id: int | None = None
+    chat_template: bool = True
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    adapters: tuple[Adapter, ...] = ()
+    transports: tuple[str, ...] = ("request",)
+    built: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,52 @@
+"""What an answer is made of, between text and chunks, and the processors that sort it.
+
+A choice's text runs through a chain of processors (reasoning first, then tools); each takes text and yields pieces,
+and the next one in the chain sees only the `Text` pieces. State is per choice; `feed` gets text cut anywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Text(NamedTuple):
+    """A part of `content`."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """A part of `reasoning_content`."""
+
+    text: str
+
+
+class ToolCall(NamedTuple):
+    """A part of tool call `index`: the first has `id` and `name`, the following ones add to `arguments` (JSON text)."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+Piece = Text | Reasoning | ToolCall
+
+
+class Processor(ABC):
+    """Sorts one choice's text into pieces, incrementally: never quadratic, never holding more than may be a marker."""
+
+    @abstractmethod
+    def feed(self, text: str) -> Iterator[Piece] | list[Piece]:
+        """Pieces that are certain after `text`."""
+
+    @abstractmethod
+    def finish(self) -> Iterator[Piece] | list[Piece]:
+        """What was held back, now that no more text comes. Called once."""
+
+    @property
+    def made_tool_calls(self) -> bool:
+        """Whether finish_reason `stop` becomes `tool_calls`."""
+        return False

@@ -1,0 +1,1 @@
+"""Request bodies as clients send them (pydantic, strict, null tolerated everywhere) and the answers' static shapes."""
