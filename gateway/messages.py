@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class Guide(NamedTuple):
-    """A grammar that the output must follow. `text` is the schema (JSON), regular expression or EBNF; empty for `json`."""
+    """A grammar the output must follow. `text` is the JSON Schema, regular expression or EBNF; empty for `json`."""
 
     kind: GuideKind
     text: str = ""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from llmops.gateway.openai.types.common import SamplingFields, Wire
+from pydantic import Field
 
 
 class ContentPart(Wire):

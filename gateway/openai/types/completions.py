@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
-
 from llmops.gateway.openai.types.common import SamplingFields, TokenId
+from pydantic import Field
 
 
 class CompletionRequest(SamplingFields):
