@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from llmops.gateway.openai.types.common import SamplingFields, Wire
 from pydantic import Field
+
+from llmops.gateway.openai.types.common import SamplingFields, Wire
 
 
 class ContentPart(Wire):

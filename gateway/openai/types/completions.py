@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from llmops.gateway.openai.types.common import SamplingFields, TokenId
 from pydantic import Field
+
+from llmops.gateway.openai.types.common import SamplingFields, TokenId
 
 
 class CompletionRequest(SamplingFields):
