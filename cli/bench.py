@@ -112,11 +112,12 @@ def _check_writable(*paths: Path | None) -> None:
 
 
 def _run(options: BenchOptions, quiet: bool) -> Document:
+    from rich.console import Console
+
     from llmops.perf.bench import bench
     from llmops.perf.load.loop import run_async
     from llmops.perf.report.progress import Bar
     from llmops.perf.report.terminal import show
-    from rich.console import Console
 
     console = Console(stderr=quiet)
     with Bar(console) as bar:
@@ -139,8 +140,9 @@ def _write(document: Document, json_path: Path | None, html_path: Path | None) -
 
 
 def _compare(first: Path, second: Path) -> None:
+    from rich.console import Console
+
     from llmops.perf.report.compare import show_comparison
     from llmops.perf.report.document import read_document
-    from rich.console import Console
 
     show_comparison(read_document(first), read_document(second), Console())

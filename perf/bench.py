@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmops.errors import InputError, ServerError
 from llmops.perf.clients.base import Client
 from llmops.perf.load.arrivals import arrival_times
 from llmops.perf.load.runner import Limit, Run, Runner
@@ -20,8 +21,6 @@ from llmops.perf.workloads.files import PromptFile, Trace, TraceEntry, read_trac
 from llmops.perf.workloads.filler import Filler, Text
 from llmops.perf.workloads.lengths import Lengths
 from llmops.perf.workloads.synthetic import Form, Shape, Synthetic
-
-from llmops.errors import InputError, ServerError
 
 
 @dataclass

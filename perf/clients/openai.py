@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from llmops.errors import InputError, ServerError
 from llmops.perf.clients.answer import Answer
 from llmops.perf.clients.http1 import Connection, HttpClient, render
 from llmops.perf.records import Record, Request
-
-from llmops.errors import InputError, ServerError
 
 
 @dataclass

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmops.perf.records import Record
-
 from llmops.errors import InputError
+from llmops.perf.records import Record
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmops.perf.report.document import Document
-from llmops.perf.report.statistics import PERCENTILES, Distribution, Summary
 from rich.console import Console
 from rich.table import Table
+
+from llmops.perf.report.document import Document
+from llmops.perf.report.statistics import PERCENTILES, Distribution, Summary
 
 LATENCIES = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "End to end"), ("overhead", "Overhead"))
 RATES = (
@@ -16,6 +17,8 @@ RATES = (
     ("goodput_per_second", "Goodput, req/s"),
 )
 # options that may differ without making the runs answers to different questions
+# a difference below this is not worth a word, however sure it is
+SMALL = 0.02
 FREE = {"url", "model", "json", "timeout", "verify"}
 
 
@@ -36,8 +39,8 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        if self.change is None or self.certain is False or abs(self.change) < 0.005:
-            return "same" if self.certain is not None else ""
+        if self.change is None or self.certain is False or abs(self.change) < SMALL:
+            return "same"
         return "better" if (self.change > 0) == self.higher_is_better else "worse"
 
 
@@ -67,7 +70,7 @@ def _apart(first: Distribution, second: Distribution, name: str) -> bool | None:
     a, b = first.interval.get(name), second.interval.get(name)
     if a is None or b is None:
         return None
-    return a[1] < b[0] or b[1] < a[0]
+    return bool(a[1] < b[0] or b[1] < a[0])
 
 
 def differing_options(first: Document, second: Document) -> list[str]:
@@ -84,7 +87,11 @@ def show_comparison(first: Document, second: Document, console: Console) -> None
         console.print(f"[yellow]![/] Different load – {text}", highlight=False)
     if first.machine != second.machine:
         console.print("[yellow]![/] The load generators ran on different machines.")
-    console.print("“same”: the 95 % confidence intervals of the percentile touch. One run each says nothing of drift.")
+    console.print(
+        f"“same”: less than {100 * SMALL:g} % apart, or the 95 % confidence intervals of the percentile touch. "
+        "One run each says nothing of drift between runs.",
+        highlight=False,
+    )
 
 
 def _table(first: Document, second: Document) -> Table:

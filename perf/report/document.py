@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmops.perf.load.sweep import Step
-from llmops.perf.report.statistics import Distribution, Summary
-
 from llmops import __version__
 from llmops.errors import InputError
+from llmops.perf.load.sweep import Step
+from llmops.perf.report.statistics import Distribution, Summary
 
 FORMAT = "llmops-bench/1"
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
 from llmops.perf import bench
 from llmops.perf.load.sweep import Step
 from llmops.perf.records import Record
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 REFRESH = 0.2  # seconds; drawing costs CPU that the load generator should not take
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+from rich.table import Table
+
 from llmops.perf.report.document import Document
 from llmops.perf.report.notes import notes
 from llmops.perf.report.statistics import PERCENTILES, Distribution, Summary
-from rich.console import Console
-from rich.table import Table
 
 ROWS = (
     ("ttft", "TTFT"),

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmops.errors import InputError
 from llmops.perf.records import Request
 from llmops.perf.workloads.base import Single
 from llmops.perf.workloads.filler import Filler
 from llmops.perf.workloads.lengths import Lengths
 from llmops.perf.workloads.synthetic import Form
-
-from llmops.errors import InputError
 
 BLOCK_TOKENS = 512  # a hash id of a Mooncake trace stands for one block of this many tokens
 

@@ -4,6 +4,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 import pytest
+
 from llmops.perf.bench import BenchOptions, bench
 from llmops.perf.delay_server import Delays, DelayServer
 from llmops.perf.load.slo import parse_slo
