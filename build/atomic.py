@@ -26,8 +26,8 @@ def check_space(output: Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
     if free < needed + _MARGIN:
         raise ResourceError(
-            f"the build needs about {_gib(needed + _MARGIN)} in {parent}, where {_gib(free)} are free; make room or give "
-            "-o a folder on another disk."
+            f"the build needs about {_gib(needed + _MARGIN)} in {parent}, where {_gib(free)} are free; "
+            "make room or give -o a folder on another disk."
         )
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from llmops import __version__
 from llmops.build.atomic import Workplace, check_space
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.manifest import FILE_NAME, EngineManifest, Source
@@ -13,8 +14,6 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, SilentProgress, Target
 from llmops.build.targets.registry import get_target
 from llmops.build.tokenizer import check_tokenizer, write_tokenizer
-
-from llmops import __version__
 from llmops.errors import InputError
 
 # Raised when the same inputs give another engine than before.

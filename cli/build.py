@@ -61,9 +61,9 @@ def _options(pairs: tuple[str, ...]) -> dict[str, str]:
 def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     state = "Already built" if cached else "Built"
-    limits = manifest.limits
+    limits, weights = manifest.limits, manifest.quantisation.weights
     return (
-        f"{state} {manifest.name} ({manifest.architecture}, {manifest.target}, weights {manifest.quantisation.weights}) "
+        f"{state} {manifest.name} ({manifest.architecture}, {manifest.target}, weights {weights}) "
         f"in {output}: {size / 2**20:.0f} MiB, batch {limits.max_batch_size}, {limits.max_seq_len} tokens.\n"
         f"Next: llmops repo {output} -o REPO"
     )

@@ -42,7 +42,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         tokenizer = _sentencepiece(metadata)
     else:
         raise CheckpointError(
-            f"the GGUF's tokenizer is of kind {kind!r}; {_GPT2} and {_SPM} can be read. Use the Hugging Face checkpoint."
+            f"the GGUF's tokenizer is of kind {kind!r}; {_GPT2} and {_SPM} can be read. "
+            "Use the Hugging Face checkpoint."
         )
     _add_special_tokens(tokenizer, metadata)
     _add_template(tokenizer, metadata, default=kind == _SPM)

@@ -9,7 +9,6 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import TokenizerInfo
-
 from llmops.errors import CheckpointError, MissingDependencyError
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -85,7 +84,8 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise MissingDependencyError(
-            f"{checkpoint.ref} has no {TOKENIZER}, only an older form; converting it needs: pip install 'llmops[quantize]'."
+            f"{checkpoint.ref} has no {TOKENIZER}, only an older form; "
+            "converting it needs: pip install 'llmops[quantize]'."
         ) from error
     try:
         AutoTokenizer.from_pretrained(checkpoint.path).save_pretrained(directory)

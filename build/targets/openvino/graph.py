@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino as ov
+from openvino import op
+from openvino import opset13 as ops
+
 from llmops.build.architecture import Architecture
 from llmops.build.targets.openvino.storage import Storage
 from llmops.build.targets.openvino.weights import WeightSource
-from openvino import op
-from openvino import opset13 as ops
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import openvino as ov
+
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.targets.base import Progress
 from llmops.build.targets.openvino.graph import DecoderShape, build_decoder

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import openvino as ov
-from llmops.build.targets.openvino.weights import Weight
 from openvino import op
 from openvino import opset13 as ops
+
+from llmops.build.targets.openvino.weights import Weight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,6 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import Limits, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, TargetResult
-
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
 MODEL_FILE = "openvino_model.xml"

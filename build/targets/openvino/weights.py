@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from llmops.build.checkpoint import Checkpoint, TensorInfo
 
+from llmops.build.checkpoint import Checkpoint, TensorInfo
 from llmops.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class GgufWeights:
             return Weight(dequantize(rows, kind).reshape(info.shape), "f32")
         except NotImplementedError as error:
             raise CheckpointError(
-                f"{self.checkpoint.ref}: {info.name} is stored as {info.dtype}, which the gguf package cannot dequantise."
+                f"{self.checkpoint.ref}: {info.name} is stored as {info.dtype}, "
+                "which the gguf package cannot dequantise."
             ) from error
 
     def _rotary_heads(self, name: str) -> int:
