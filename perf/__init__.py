@@ -1,1 +1,1 @@
-"""Load generator, reports and benchmarks: what a deployment does, measured from outside."""
+"""Load generator, scenarios, reports, and benchmarks against peers."""

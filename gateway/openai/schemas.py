@@ -1,0 +1,226 @@
+"""JSON Schemas from clients: checked before any engine sees them, and put together for forced tool calls.
+
+The checks keep out what a grammar compiler would choke on (size, depth, references that lead nowhere or in a circle)
+and say which part is wrong; whether every keyword is enforced is up to the engine's grammar library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from llmops.gateway.errors import InvalidRequestError
+
+_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+_ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "additionalItems")
+_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaLimits:
+    """How much a client may ask a grammar compiler to do. Sizes in characters of compact JSON, or of the pattern."""
+
+    size: int = 65_536
+    depth: int = 64
+    nodes: int = 5_000
+    repeats: int = 65_536
+    pattern: int = 4_096
+
+
+DEFAULT_LIMITS = SchemaLimits()
+
+
+def checked_schema(schema: object, param: str, limits: SchemaLimits = DEFAULT_LIMITS) -> str:
+    """`schema` as compact JSON text, the key order kept: the order in which properties are generated."""
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequestError(f"'{param}' must be a JSON Schema: an object.", param=param)
+    try:
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"'{param}' is not valid JSON: {error}.", param=param) from None
+    problem = _problem(text, limits)
+    if problem:
+        raise InvalidRequestError(f"'{param}' cannot be used as a JSON Schema: {problem}.", param=param)
+    return text
+
+
+@lru_cache(maxsize=512)
+def _problem(text: str, limits: SchemaLimits) -> str | None:
+    if len(text) > limits.size:
+        return f"it has {len(text)} characters, the limit is {limits.size}"
+    root = json.loads(text)
+    try:
+        for count, (path, node, depth) in enumerate(_subschemas(root), start=1):
+            if count > limits.nodes:
+                return f"it has more than {limits.nodes} parts"
+            if depth > limits.depth:
+                return f"it is nested deeper than {limits.depth} levels"
+            problem = _node_problem(node, root, limits)
+            if problem:
+                return f"{problem} at '{path or '#'}'"
+    except _ShapeError as error:
+        return str(error)
+    return None
+
+
+class _ShapeError(Exception):
+    """A keyword has the wrong kind of value."""
+
+
+def _subschemas(root: object) -> Iterator[tuple[str, object, int]]:
+    """Every schema inside `root` with its path and depth, depth first and without recursion."""
+    stack: list[tuple[str, object, int]] = [("", root, 0)]
+    while stack:
+        path, node, depth = stack.pop()
+        yield path, node, depth
+        if isinstance(node, dict):
+            stack.extend((f"{path}/{key}", child, depth + 1) for key, child in _children(node, path))
+
+
+def _children(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, object]]:
+    for key in _ONE:
+        if isinstance(node.get(key), dict):
+            yield key, node[key]
+    for key in _MANY:
+        for at, child in enumerate(_typed(node, key, list, path)):
+            yield f"{key}/{at}", child
+    if isinstance(node.get("items"), list):
+        for at, child in enumerate(node["items"]):
+            yield f"items/{at}", child
+    for key in _NAMED:
+        for name, child in _typed(node, key, dict, path).items():
+            yield f"{key}/{name}", child
+
+
+def _typed(node: Mapping[str, Any], key: str, kind: type, path: str) -> Any:
+    value = node.get(key)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise _ShapeError(f"'{key}' must be {'a list' if kind is list else 'an object'} at '{path or '#'}'")
+    return value
+
+
+def _node_problem(node: object, root: object, limits: SchemaLimits) -> str | None:
+    if isinstance(node, bool):
+        return None
+    if not isinstance(node, dict):
+        return "a schema must be an object or a boolean"
+    checks = (_type_problem(node), _reference_problem(node, root), _value_problem(node), _count_problem(node, limits))
+    return next((problem for problem in (*checks, _pattern_problem(node, limits)) if problem), None)
+
+
+def _type_problem(node: Mapping[str, Any]) -> str | None:
+    kinds = node.get("type", [])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    wrong = next((kind for kind in kinds if not isinstance(kind, str) or kind not in _TYPES), None)
+    return None if wrong is None else f"{json.dumps(wrong)} is no type (they are {', '.join(sorted(_TYPES))})"
+
+
+def _value_problem(node: Mapping[str, Any]) -> str | None:
+    enum, required = node.get("enum"), node.get("required")
+    if enum is not None and (not isinstance(enum, list) or not enum):
+        return "'enum' must be a list with at least one value"
+    if required is not None and not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
+        return "'required' must be a list of property names"
+    return None
+
+
+def _count_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
+    for key in _COUNTS:
+        value = node.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            return f"'{key}' must be a whole number, 0 or more"
+        if value > limits.repeats:
+            return f"'{key}' is {value}, the limit is {limits.repeats}"
+    return None
+
+
+def _pattern_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
+    pattern = node.get("pattern")
+    return None if pattern is None else pattern_problem(pattern, limits)
+
+
+def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> str | None:
+    """What is wrong with a regular expression, if anything; repetition counts are limited like any other."""
+    if not isinstance(pattern, str) or not pattern:
+        return "a pattern must be a text that is not empty"
+    if len(pattern) > limits.pattern:
+        return f"the pattern has {len(pattern)} characters, the limit is {limits.pattern}"
+    if any(len(count) > 6 or int(count) > limits.repeats for count in re.findall(r"(?<=[{,])\d+(?=[,}])", pattern)):
+        return f"the pattern repeats something more than {limits.repeats} times"
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"the pattern is no regular expression: {error}"
+    return None
+
+
+def _reference_problem(node: Mapping[str, Any], root: object) -> str | None:
+    seen: list[str] = []
+    target: object = node
+    while isinstance(target, dict) and "$ref" in target:
+        reference = target["$ref"]
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return f"'$ref' {json.dumps(reference)} does not point into the schema itself"
+        if reference in seen:
+            return f"'$ref' {reference} only leads back to itself"
+        seen.append(reference)
+        try:
+            target = _resolve(root, reference)
+        except (KeyError, IndexError, ValueError, TypeError):
+            return f"'$ref' {reference} leads nowhere"
+    return None
+
+
+def _resolve(root: object, reference: str) -> object:
+    target: Any = root
+    for part in reference[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        target = target[int(name)] if isinstance(target, list) else target[name]
+    return target
+
+
+def embedded(schema: object, place: str) -> object:
+    """A copy of `schema` whose references still hold when it stands at JSON pointer `place` of a larger one."""
+    if isinstance(schema, list):
+        return [embedded(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy = {key: embedded(value, place) for key, value in schema.items() if key not in ("$schema", "$id")}
+    if isinstance(schema.get("$ref"), str):
+        copy["$ref"] = place + schema["$ref"][1:]
+    return copy
+
+
+def calls_schema(functions: Sequence[tuple[str, Mapping[str, Any] | None]], many: bool) -> dict[str, Any]:
+    """The schema of a list of calls of `functions` (name, parameters): at least one, and at most one unless `many`."""
+    call: list[dict[str, Any]] = []
+    definitions: dict[str, Any] = {}
+    for at, (name, parameters) in enumerate(functions):
+        definitions[f"f{at}"] = embedded(parameters_schema(parameters), f"#/$defs/f{at}")
+        call.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/f{at}"}},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    items = call[0] if len(call) == 1 else {"anyOf": call}
+    return {"$defs": definitions, "type": "array", "minItems": 1, **({} if many else {"maxItems": 1}), "items": items}
+
+
+def parameters_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A function's parameters; without any, an empty object."""
+    if not parameters:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {"type": "object", **parameters} if "type" not in parameters and "$ref" not in parameters else {**parameters}

@@ -1,0 +1,112 @@
+"""response_format and the guided_* extras → the guide that the engine follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import Guide
+from llmops.gateway.openai.schemas import DEFAULT_LIMITS, SchemaLimits, checked_schema, pattern_problem
+from llmops.gateway.openai.types.common import ResponseFormat, SamplingFields
+
+_MAX_CHOICES = 1024
+
+
+def guide_of(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
+    """The one guide that `request` asks for; InvalidRequestError names the field that cannot be used."""
+    asked = {
+        param: (value, make)
+        for param, (value, make) in _sources(request).items()
+        if value is not None and not (param == "response_format" and value.type == "text")
+    }
+    if len(asked) > 1:
+        raise InvalidRequestError(f"Only one of {', '.join(asked)} can be given.", param=list(asked)[1])
+    for param, (value, make) in asked.items():
+        return make(value, param, limits)
+    return None
+
+
+_Maker = Callable[[Any, str, SchemaLimits], Guide | None]
+
+
+def _sources(request: SamplingFields) -> dict[str, tuple[Any, _Maker]]:
+    return {
+        "response_format": (request.response_format, _from_format),
+        "guided_json": (request.guided_json, _from_json),
+        "guided_regex": (request.guided_regex, _from_regex),
+        "guided_choice": (request.guided_choice, _from_choice),
+        "guided_grammar": (request.guided_grammar, _from_grammar),
+        "structured_outputs": (request.structured_outputs, _from_structured_outputs),
+    }
+
+
+def _from_format(value: ResponseFormat, param: str, limits: SchemaLimits) -> Guide:
+    if value.type == "json_object":
+        return Guide("json")
+    if value.json_schema is None or value.json_schema.schema_ is None:
+        raise InvalidRequestError(
+            "A response_format of type json_schema needs 'json_schema.schema'.", param=f"{param}.json_schema.schema"
+        )
+    return Guide("json_schema", checked_schema(value.json_schema.schema_, f"{param}.json_schema.schema", limits))
+
+
+def _from_json(value: str | dict[str, Any], param: str, limits: SchemaLimits) -> Guide:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise InvalidRequestError(f"'{param}' is not valid JSON.", param=param) from None
+    return Guide("json_schema", checked_schema(value, param, limits))
+
+
+def _from_regex(value: str, param: str, limits: SchemaLimits) -> Guide:
+    problem = pattern_problem(value, limits)
+    if problem:
+        raise InvalidRequestError(f"'{param}' cannot be used: {problem}.", param=param)
+    return Guide("regex", value)
+
+
+def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
+    if not isinstance(value, list) or not all(isinstance(choice, str) and choice for choice in value):
+        raise InvalidRequestError(f"'{param}' must be a list of texts that are not empty.", param=param)
+    if not 0 < len(value) <= _MAX_CHOICES or sum(map(len, value)) > limits.size:
+        raise InvalidRequestError(
+            f"'{param}' must have 1 to {_MAX_CHOICES} choices and {limits.size} characters at most.", param=param
+        )
+    return Guide("ebnf_grammar", "root ::= " + " | ".join(json.dumps(choice) for choice in value))
+
+
+def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
+    if not isinstance(value, str) or not value.strip() or len(value) > limits.size:
+        raise InvalidRequestError(f"'{param}' must be an EBNF text of 1 to {limits.size} characters.", param=param)
+    if "::=" not in value:
+        raise InvalidRequestError(
+            f"'{param}' must be EBNF with rules such as 'root ::= \"yes\" | \"no\"'.", param=param
+        )
+    return Guide("ebnf_grammar", value)
+
+
+def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:
+    return Guide("json") if value else None
+
+
+_STRUCTURED: dict[str, _Maker] = {
+    "json": _from_json,
+    "regex": _from_regex,
+    "choice": _from_choice,
+    "grammar": _from_grammar,
+    "json_object": _from_json_object,
+}
+
+
+def _from_structured_outputs(value: dict[str, Any], param: str, limits: SchemaLimits) -> Guide | None:
+    given = {key: part for key, part in value.items() if part is not None}
+    unknown = next((key for key in given if key not in _STRUCTURED), None)
+    if unknown or len(given) != 1:
+        which = f"{param}.{unknown}" if unknown else param
+        raise InvalidRequestError(f"'{param}' takes exactly one of {', '.join(_STRUCTURED)}.", param=which)
+    for key, part in given.items():
+        return _STRUCTURED[key](part, f"{param}.{key}", limits)
+    return None

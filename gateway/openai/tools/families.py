@@ -1,0 +1,46 @@
+"""Which parser a model's chat template asks for."""
+
+from __future__ import annotations
+
+from llmops.gateway.openai.tools.base import ToolParser
+from llmops.gateway.openai.tools.hermes import HermesParser
+from llmops.gateway.openai.tools.llama3 import Llama3Parser
+from llmops.gateway.openai.tools.mistral import MistralParser
+from llmops.gateway.openai.tools.pythonic import PythonicParser
+
+PARSERS: dict[str, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3": Llama3Parser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+}
+
+# In this order: what a template says about the form of calls, most telling first. Templates that write
+# `<tool_call>` around something else than JSON (Qwen3-Coder, GLM) have no parser here and must not get a wrong one.
+_SIGNS: tuple[tuple[str, str | None], ...] = (
+    ("[TOOL_CALLS]", "mistral"),
+    ("<function=", None),
+    ("<arg_key>", None),
+    ("<tool_call>", "hermes"),
+    ("<|python_start|>", "pythonic"),
+    ("<|tool_call_start|>", "pythonic"),
+    ("[func_name1(", "pythonic"),
+    ("[func_name(", "pythonic"),
+    ('"parameters": dictionary of argument name', "llama3"),
+    ("<|python_tag|>", "llama3"),
+)
+
+
+def knows_tools(template: str) -> bool:
+    """Whether the template renders `tools` at all."""
+    return "tools" in template
+
+
+def family_of(template: str) -> str | None:
+    """The name of the parser for `template`; None if its calls have a form that none of them reads.
+
+    A template that knows no tools is prompted in Hermes' form (`prompting`), so it is answered in it.
+    """
+    if not knows_tools(template):
+        return "hermes"
+    return next((family for sign, family in _SIGNS if sign in template), None)

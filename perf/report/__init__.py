@@ -1,1 +1,0 @@
-"""What a run says afterwards: statistics, JSON, terminal table, HTML page, comparison of two runs."""

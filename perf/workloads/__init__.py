@@ -1,1 +1,0 @@
-"""What requests say: lengths, prompts, shared prefixes, conversations, traces."""
