@@ -1,1 +1,1 @@
-"""NVIDIA ModelOpt: calibration, quantisation, export."""
+"""Quantisation with NVIDIA ModelOpt: formats, calibration, export, and reading the export back."""

@@ -1,0 +1,97 @@
+"""Can these weights be cut into tp parts, and with which AWQ group size? Asked before any work.
+
+ModelOpt and TensorRT-LLM want every cut dimension to divide by tp, and a group-quantised input dimension by
+tp * group (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`, ModelOpt `export/postprocess.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmops.build.architecture import Architecture
+from llmops.errors import InputError
+
+GROUP_SIZES = (128, 64, 32)
+TP_SIZES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A weight (out, in) and which of its dimensions tensor parallelism cuts."""
+
+    name: str
+    out_features: int
+    in_features: int
+    cut: str  # "out" (column parallel) or "in" (row parallel)
+
+    def local_in(self, tp: int) -> int:
+        return self.in_features // tp if self.cut == "in" else self.in_features
+
+    def divides(self, tp: int) -> bool:
+        return (self.in_features if self.cut == "in" else self.out_features) % tp == 0
+
+
+def linears(arch: Architecture) -> Iterator[Linear]:
+    """The quantised weights of one layer, in Hugging Face names."""
+    hidden, heads, head_dim = arch.hidden_size, arch.num_heads, arch.head_dim
+    yield Linear("self_attn.q_proj", heads * head_dim, hidden, "out")
+    yield Linear("self_attn.o_proj", hidden, heads * head_dim, "in")
+    if arch.moe is None or len(arch.moe.layers) < arch.num_layers:
+        yield Linear("mlp.gate_proj", arch.intermediate_size, hidden, "out")
+        yield Linear("mlp.down_proj", hidden, arch.intermediate_size, "in")
+    if arch.moe is not None:
+        width = arch.moe.moe_intermediate_size
+        yield Linear("mlp.experts.gate_proj", width, hidden, "out")
+        yield Linear("mlp.experts.down_proj", hidden, width, "in")
+
+
+def refusal(arch: Architecture, tp: int, group_size: int | None) -> str | None:
+    """Why tp (with this group size, for group-quantised formats) cannot be, naming layer and dimension; or None."""
+    if arch.num_heads % tp:
+        return f"num_attention_heads {arch.num_heads} does not divide by tp {tp}"
+    if arch.num_kv_heads % tp and tp % arch.num_kv_heads:
+        return f"num_key_value_heads {arch.num_kv_heads} neither divides by tp {tp} nor divides it"
+    for linear in linears(arch):
+        cut = linear.in_features if linear.cut == "in" else linear.out_features
+        if not linear.divides(tp):
+            return f"{linear.name} has {cut} {linear.cut}put features, which do not divide by tp {tp}"
+        local = linear.local_in(tp)
+        if group_size and local % group_size:
+            share = f"{local} of {linear.in_features}" if local != linear.in_features else f"{local}"
+            return f"{linear.name} has {share} input features per GPU, which do not divide by group size {group_size}"
+    return None
+
+
+def choose_group_size(arch: Architecture, tp: int, wanted: int | None) -> int:
+    """The largest of 128, 64 and 32 that fits every cut input, or `wanted` if it fits. Raises InputError."""
+    candidates = (wanted,) if wanted else GROUP_SIZES
+    for group in candidates:
+        if refusal(arch, tp, group) is None:
+            return group
+    raise InputError(_no_group(arch, tp, wanted))
+
+
+def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None = None) -> None:
+    """Raises InputError naming what does not divide and the values that would do."""
+    reason = refusal(arch, tp, group_size)
+    if reason is not None:
+        raise InputError(f"--tp {tp} cannot be: {reason}; {_tp_values(arch, group_size)}.")
+    if pp > arch.num_layers:
+        raise InputError(f"--pp {pp} is more than the {arch.num_layers} layers; give at most that.")
+    if arch.num_layers % pp:
+        raise InputError(f"--pp {pp} cannot be: ModelOpt cuts {arch.num_layers} layers into equal stages only.")
+
+
+def _no_group(arch: Architecture, tp: int, wanted: int | None) -> str:
+    group = wanted or GROUP_SIZES[-1]
+    fitting = [g for g in GROUP_SIZES if refusal(arch, tp, g) is None]
+    what = f"--group-size {wanted} with --tp {tp}" if wanted else f"--tp {tp} with group-wise quantisation"
+    ways = [f"--group-size {' or '.join(map(str, fitting))}"] if fitting else []
+    return f"{what} cannot be: {refusal(arch, tp, group)}; {', '.join([*ways, _tp_values(arch, group)])}."
+
+
+def _tp_values(arch: Architecture, group_size: int | None) -> str:
+    good = [str(tp) for tp in TP_SIZES if refusal(arch, tp, group_size) is None]
+    with_group = f" with group size {group_size}" if group_size else ""
+    return f"tp {', '.join(good)} would do{with_group}" if good else f"no tp would do{with_group}; use --quant fp8"
