@@ -62,13 +62,13 @@ _ALL = (
         moe=MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",)),
     ),
     Family("qwen2", ("Qwen2ForCausalLM",), EVERY_TARGET, qkv_bias=True),
-    Family("qwen3", ("Qwen3ForCausalLM",), NO_ENGINE, qk_norm=True),
+    Family("qwen3", ("Qwen3ForCausalLM",), EVERY_TARGET, qk_norm=True),
     Family(
         "qwen3_moe",
         ("Qwen3MoeForCausalLM",),
-        NO_ENGINE,
+        EVERY_TARGET,
         qk_norm=True,
-        moe=MoeFields(("num_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",)),
+        moe=MoeFields(("num_experts", "num_local_experts"), ("num_experts_per_tok",), ("moe_intermediate_size",)),
     ),
     Family(
         "gemma2",

@@ -110,7 +110,7 @@ def _hub(dataset: str) -> list[str]:
     try:
         rows = load_dataset(name, "3.0.0" if name == "abisee/cnn_dailymail" else None, split="train", streaming=True)
         return [_text_of(row) for _, row in zip(range(4096), rows, strict=False)]
-    except Exception as error:  # noqa: BLE001 - datasets raises whatever its transport does
+    except Exception as error:
         raise InputError(f"--calib-data {dataset} cannot be read from the hub ({error}); give a local file.") from error
 
 

@@ -1,0 +1,1 @@
+"""How far a quantised model is from its source: metrics, gates, golden prompts."""

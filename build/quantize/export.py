@@ -1,0 +1,110 @@
+"""A quantised model -> files: one rank file per GPU (TensorRT-LLM checkpoint) or a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmops.build.architecture import Architecture
+from llmops.build.quantize.engine_config import DECODER_TYPES, engine_config
+from llmops.build.quantize.formats import Format
+from llmops.build.quantize.hf_config import rewrite_config
+from llmops.build.quantize.loading import quiet
+from llmops.errors import BuildError
+
+# trtllm-build quantises these itself from 16-bit weights (examples/quantization/quantize.py does the same)
+_SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
+QUANTISED_BY_BUILD = ("int8_wo", "int4_wo", "none")
+
+
+def stored_dtype(arch: Architecture) -> str:
+    """float16 or bfloat16: what weights that are not quantised are stored in; float32 sources become float16."""
+    return arch.dtype if arch.dtype in ("bfloat16", "float16") else "float16"
+
+
+def export_engine_checkpoint(
+    model: Any, arch: Architecture, form: Format, folder: Path, tp: int, pp: int
+) -> dict[str, Any]:
+    """Write config.json and rank0…rank{tp*pp-1}.safetensors; returns the config."""
+    import torch
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint
+
+    dtype = stored_dtype(arch)
+    try:
+        with quiet(), torch.inference_mode(), _own_config(arch, form, dtype):
+            export_tensorrt_llm_checkpoint(
+                model,
+                DECODER_TYPES[arch.family],
+                getattr(torch, dtype),
+                folder,
+                inference_tensor_parallel=tp,
+                inference_pipeline_parallel=pp,
+            )
+    except (NotImplementedError, AssertionError, ValueError, TypeError) as error:
+        raise BuildError(f"ModelOpt could not export {arch.hf_class} for tp {tp}: {error}") from error
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+@contextlib.contextmanager
+def _own_config(arch: Architecture, form: Format, dtype: str) -> Iterator[None]:
+    """Let ModelOpt's exporter write our config.json instead of its own (see engine_config.py for why)."""
+    import modelopt.torch.export.model_config_export as exporter
+
+    def convert(model_config: Any, quant_config: dict[str, Any], hf_config: Any = None) -> dict[str, Any]:
+        quantization = _quantization(form, quant_config)
+        quantization["kv_cache_quant_algo"] = next(
+            (layer.attention.kv_cache_dtype for layer in model_config.layers if layer.attention), None
+        )
+        mapping = {"tp_size": model_config.tensor_parallel, "pp_size": model_config.pipeline_parallel}
+        config = engine_config(arch, hf_config, dtype, model_config.vocab_size, mapping, quantization)
+        config["share_embedding_table"] |= model_config.lm_head is None and model_config.pipeline_parallel == 1
+        # read by the exporter for its own bookkeeping
+        return {**config, "rank": model_config.rank, "decoder": DECODER_TYPES[arch.family]}
+
+    original = exporter.convert_to_tensorrt_llm_config
+    exporter.convert_to_tensorrt_llm_config = convert
+    try:
+        yield
+    finally:
+        exporter.convert_to_tensorrt_llm_config = original
+
+
+def _quantization(form: Format, quant_config: dict[str, Any]) -> dict[str, Any]:
+    if form.name in QUANTISED_BY_BUILD:
+        return {"quant_algo": form.algorithm, "exclude_modules": ["lm_head"] if form.algorithm else []}
+    quantization = {key: value for key, value in quant_config.items() if key != "quantized_layers"}
+    # one list for all ranks; the exporter fills it from what each rank reports
+    return {**quantization, "quant_algo": form.algorithm, "exclude_modules": ["lm_head"]}
+
+
+def export_hf_checkpoint(model: Any, arch: Architecture, folder: Path) -> dict[str, Any]:
+    """Write a Hugging Face checkpoint with hf_quant_config.json; returns the latter ({} when nothing is quantised)."""
+    import torch
+    from modelopt.torch.export import export_hf_checkpoint as export
+
+    dtype = stored_dtype(arch)
+    try:
+        with quiet(), torch.inference_mode():
+            export(model, getattr(torch, dtype), folder)
+    except (NotImplementedError, AssertionError, ValueError, TypeError, AttributeError) as error:
+        raise BuildError(f"ModelOpt could not export {arch.hf_class} as a Hugging Face checkpoint: {error}") from error
+    for file in sorted(folder.glob("*.safetensors")):
+        _cast_unquantised(file, getattr(torch, dtype))
+    rewrite_config(folder, dtype)
+    path = folder / "hf_quant_config.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _cast_unquantised(file: Path, dtype: Any) -> None:
+    """A model calibrated in float32 leaves norms and embeddings in it. Scales stay float32: TensorRT-LLM wants that."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    casts = {k: v.to(dtype) for k, v in tensors.items() if v.dtype == torch.float32 and not k.endswith(_SCALES)}
+    if casts:
+        save_file({**tensors, **casts}, file, metadata={"format": "pt"})

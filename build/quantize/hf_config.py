@@ -1,0 +1,47 @@
+"""config.json of a quantised Hugging Face checkpoint, in the spelling of transformers 4.
+
+TensorRT-LLM 1.2 has transformers 4.57, which looks for `rope_theta`, `rope_scaling` and `torch_dtype`. transformers 5
+writes `rope_parameters` and `dtype`; read by 4.57, a Llama 3 would silently rotate with theta 10000.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_BOOKKEEPING = ("training_tensor_parallel", "training_pipeline_parallel")
+
+
+def version4(config: dict[str, Any]) -> dict[str, Any]:
+    """The same config with the older keys added; keys that both versions know stay."""
+    old = {key: value for key, value in config.items() if key not in _BOOKKEEPING}
+    if "dtype" in old:
+        old["torch_dtype"] = old["dtype"]
+    if "num_local_experts" in old and str(old.get("model_type", "")).startswith("qwen3_moe"):
+        old["num_experts"] = old["num_local_experts"]
+    parameters = old.get("rope_parameters")
+    if isinstance(parameters, dict):
+        old.update(_rope(parameters))
+    if isinstance(old.get("text_config"), dict):
+        old["text_config"] = version4(old["text_config"])
+    return old
+
+
+def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
+    if "full_attention" in parameters:
+        local = parameters.get("sliding_attention", {})
+        fields = _rope(parameters["full_attention"])
+        return {**fields, "rope_local_base_freq": local.get("rope_theta", 10000.0)}
+    rest = {key: value for key, value in parameters.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    fields = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
+    scaled = rest.get("rope_type", "default") != "default"
+    return {**fields, "rope_scaling": {**rest, "type": rest["rope_type"]} if scaled else None}
+
+
+def rewrite_config(folder: Path, dtype: str) -> None:
+    """Bring `folder`/config.json into the older spelling; `dtype` is what the unquantised weights are stored in."""
+    path = folder / "config.json"
+    config = version4(json.loads(path.read_text()))
+    config["dtype"] = config["torch_dtype"] = dtype
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
