@@ -1,1 +1,1 @@
-"""Load generator, scenarios, reports, and benchmarks against peers."""
+"""Load generator, reports and benchmarks: what a deployment does, measured from outside."""

@@ -1,0 +1,104 @@
+"""build(spec): the whole way from a checkpoint to an engine folder, atomic and cached by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from llmops import __version__
+from llmops.build.atomic import Workplace, check_space
+from llmops.build.checkpoint import Checkpoint, open_checkpoint
+from llmops.build.manifest import FILE_NAME, EngineManifest, Source
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.base import Progress, SilentProgress, Target
+from llmops.build.targets.registry import get_target
+from llmops.build.tokenizer import check_tokenizer, write_tokenizer
+from llmops.errors import InputError
+
+# Raised when the same inputs give another engine than before.
+_REVISION = 1
+
+
+def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
+    """Make the engine folder `spec.output`. Returns its manifest and whether it was there already.
+
+    Raises CheckpointError, InputError, MissingDependencyError, ResourceError or BuildError; then `spec.output` is as
+    it was before.
+    """
+    progress = progress or SilentProgress()
+    checkpoint = open_checkpoint(spec.checkpoint)
+    target = get_target(spec.target)
+    target.validate(spec, checkpoint)
+    check_tokenizer(checkpoint)
+    _check_output(spec.output)
+    with progress.stage("Hashing the checkpoint"):
+        source = checkpoint.source()
+    key = build_key(spec, source, target)
+    present = _present(spec.output, key)
+    if present is not None:
+        return present, True
+    check_space(spec.output, target.disk_bytes(spec, checkpoint))
+    with Workplace(spec.output) as workdir:
+        manifest = _make(spec, checkpoint, target, source, key, workdir, progress)
+    return manifest, False
+
+
+def build_key(spec: BuildSpec, source: Source, target: Target) -> str:
+    """SHA-256 over all that decides the engine: files, spec, versions."""
+    content = {
+        "revision": _REVISION,
+        "files": [[file.path, file.sha256] for file in source.files],
+        "spec": spec.key_fields(),
+        "versions": target.versions(),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _make(
+    spec: BuildSpec, checkpoint: Checkpoint, target: Target, source: Source, key: str, workdir: Path, progress: Progress
+) -> EngineManifest:
+    with progress.stage("Writing the tokenizer"):
+        tokenizer = write_tokenizer(checkpoint, workdir / "tokenizer")
+    _warn(checkpoint, progress)
+    result = target.build(spec, checkpoint, workdir, progress)
+    manifest = EngineManifest(
+        key=key,
+        name=spec.name or checkpoint.name,
+        target=spec.target,
+        architecture=checkpoint.architecture.hf_class,
+        model_dir=result.model_dir,
+        source=source,
+        versions={"llmops": __version__, **{name: v for name, v in target.versions().items() if v}},
+        quantisation=result.quantisation,
+        parallelism=result.parallelism,
+        limits=result.limits,
+        tokenizer=tokenizer,
+        complete=result.complete,
+        plan=result.plan,
+        quality=result.quality,
+        extra=result.extra,
+    )
+    manifest.save(workdir)
+    return manifest
+
+
+def _warn(checkpoint: Checkpoint, progress: Progress) -> None:
+    if checkpoint.chat_template is None:
+        progress.warn(f"{checkpoint.ref} has no chat template: the engine serves completions, not chats.")
+    if not checkpoint.special_tokens.end:
+        progress.warn(f"{checkpoint.ref} names no end-of-text token: answers end at max_tokens only.")
+
+
+def _check_output(output: Path) -> None:
+    if output.is_file() or (output.is_dir() and not (output / FILE_NAME).is_file() and any(output.iterdir())):
+        raise InputError(f"{output} exists and is not an engine folder; give -o another folder, or remove it.")
+
+
+def _present(output: Path, key: str) -> EngineManifest | None:
+    try:
+        manifest = EngineManifest.load(output)
+    except InputError:
+        return None  # none there, or of another version: it is replaced
+    complete = (output / manifest.model_dir).is_dir() and (output / manifest.tokenizer.directory).is_dir()
+    return manifest if manifest.key == key and complete else None

@@ -1,0 +1,7 @@
+"""The openvino target: OpenVINO IR for GenAI's continuous batching, on any x86 CPU."""
+
+from llmops.build.targets.openvino.target import OpenVinoTarget
+
+target = OpenVinoTarget()
+
+__all__ = ["OpenVinoTarget", "target"]

@@ -1,0 +1,37 @@
+"""Checkpoint -> IR without torch: weights are read one by one, stored, and written by OpenVINO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import openvino as ov
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.targets.base import Progress
+from llmops.build.targets.openvino.graph import DecoderShape, build_decoder
+from llmops.build.targets.openvino.rope import inverse_frequencies
+from llmops.build.targets.openvino.storage import AsStored, Int4, Int8, Storage
+from llmops.build.targets.openvino.weights import open_weights
+
+
+def write_model(
+    checkpoint: Checkpoint, quant: str, group_size: int | None, directory: Path, progress: Progress
+) -> None:
+    """Writes openvino_model.xml and .bin."""
+    architecture = checkpoint.architecture
+    shape = DecoderShape(
+        architecture=architecture,
+        rms_norm_eps=float(checkpoint.config.get("rms_norm_eps", 1e-6)),
+        inverse_frequencies=inverse_frequencies(checkpoint.config, architecture.head_dim),
+    )
+    with progress.stage("Reading weights", total=architecture.num_layers):
+        weights = open_weights(checkpoint)
+        model = build_decoder(shape, weights, _storage(quant, group_size), progress.advance)
+    with progress.stage("Writing the model"):
+        ov.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)
+
+
+def _storage(quant: str, group_size: int | None) -> Storage:
+    if quant == "int8":
+        return Int8()
+    return Int4(group_size or 128) if quant == "int4" else AsStored()

@@ -1,0 +1,135 @@
+"""Checks what was asked for and writes `model/`: openvino_model.xml and .bin, and the detokenizer for grammars."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.manifest import Limits, Quantisation, TargetName
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.base import Progress, TargetResult
+from llmops.errors import CheckpointError, InputError, MissingDependencyError
+
+MODEL_FILE = "openvino_model.xml"
+QUANTS = ("none", "int8", "int4")
+KV_CACHES = ("auto", "f32", "f16", "u8")
+NATIVE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_DEFAULT_BATCH = 64
+# bytes per element of a weight matrix
+_BYTES = {"int8": 1.0, "int4": 0.63}
+
+
+class OpenVinoTarget:
+    """`--quant none` keeps the checkpoint's numbers exactly; int8 is per channel, int4 per group of inputs."""
+
+    name: TargetName = "openvino"
+
+    def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+        _check_flags(spec)
+        _check_model(spec, checkpoint)
+        _check_installed()
+
+    def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
+        if spec.quant in _BYTES:
+            return int(checkpoint.parameters * _BYTES[spec.quant]) + _GRAPH_BYTES
+        wide = checkpoint.format == "gguf" and checkpoint.quantisation is not None
+        return (checkpoint.parameters * 4 if wide else checkpoint.weight_bytes) + _GRAPH_BYTES
+
+    def versions(self) -> dict[str, str]:
+        return {name: _version(name) for name in ("openvino", "openvino-genai", "openvino-tokenizers", "gguf")}
+
+    def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
+        from llmops.build.targets.openvino.native import write_model
+
+        model_dir = workdir / "model"
+        model_dir.mkdir()
+        group_size = _group_size(spec, checkpoint)
+        write_model(checkpoint, spec.quant, group_size, model_dir, progress)
+        limits = _limits(spec, checkpoint)
+        return TargetResult(
+            limits=limits,
+            quantisation=Quantisation(weights=spec.quant, kv_cache=spec.kv_cache, group_size=group_size),
+            extra={"openvino": _runtime(spec)},
+        )
+
+
+_GRAPH_BYTES = 16 << 20
+
+
+def _check_flags(spec: BuildSpec) -> None:
+    if spec.quant not in QUANTS:
+        raise InputError(f"--quant {spec.quant} is not for --target openvino; use one of {', '.join(QUANTS)}.")
+    if spec.kv_cache not in KV_CACHES:
+        raise InputError(f"--kv-cache {spec.kv_cache} is not for --target openvino; use one of {', '.join(KV_CACHES)}.")
+    if spec.tp * spec.pp * spec.ep != 1:
+        raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
+    if spec.group_size is not None and spec.quant != "int4":
+        raise InputError("--group-size goes with --quant int4.")
+    if spec.options:
+        raise InputError(f"--target openvino knows no --set {next(iter(spec.options))}.")
+
+
+def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
+    architecture = checkpoint.architecture
+    if architecture.family not in NATIVE_FAMILIES:
+        raise CheckpointError(
+            f"architecture {architecture.hf_class} is not supported by --target openvino; supported are the families "
+            f"{', '.join(NATIVE_FAMILIES)}."
+        )
+    if checkpoint.quantisation is not None and checkpoint.format != "gguf":
+        raise CheckpointError(
+            f"{checkpoint.ref} is already quantised ({checkpoint.quantisation.method}); the openvino target starts "
+            "from the full-precision checkpoint."
+        )
+    if architecture.sliding_window is not None:
+        raise CheckpointError(f"{checkpoint.ref} uses sliding-window attention, which --target openvino cannot serve.")
+    limit = architecture.max_position_embeddings
+    if spec.max_seq_len is not None and spec.max_seq_len > limit:
+        raise InputError(f"--max-seq-len {spec.max_seq_len} is over the model's context; use at most {limit}.")
+
+
+def _check_installed() -> None:
+    for name in ("openvino", "openvino-tokenizers"):
+        if not _version(name):
+            raise MissingDependencyError(f"--target openvino needs {name}: pip install 'llmops[embedded]'.")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _group_size(spec: BuildSpec, checkpoint: Checkpoint) -> int | None:
+    """GGUF blocks have 32 elements, and the same groups lose least; elsewhere 128, OpenVINO's default, if it fits."""
+    if spec.quant != "int4":
+        return None
+    architecture = checkpoint.architecture
+    inputs = {architecture.hidden_size, architecture.intermediate_size, architecture.num_heads * architecture.head_dim}
+    if spec.group_size is not None:
+        bad = next((size for size in inputs if size % spec.group_size), None)
+        if bad is not None:
+            raise InputError(f"--group-size {spec.group_size} does not divide the layer size {bad}; use 32 or 64.")
+        return spec.group_size
+    sizes = (32,) if checkpoint.format == "gguf" else (128, 64, 32)
+    return next((size for size in sizes if not any(n % size for n in inputs)), 32)
+
+
+def _limits(spec: BuildSpec, checkpoint: Checkpoint) -> Limits:
+    batch = spec.max_batch_size or _DEFAULT_BATCH
+    length = spec.max_seq_len or checkpoint.architecture.max_position_embeddings
+    return Limits(max_batch_size=batch, max_seq_len=length, max_num_tokens=spec.max_num_tokens or max(256, batch))
+
+
+def _runtime(spec: BuildSpec) -> dict[str, Any]:
+    """Properties that the engine model hands to the pipeline. Exactness is a matter of the runtime too: OpenVINO's
+    CPU defaults are bfloat16 arithmetic where the CPU has it and an 8-bit KV cache."""
+    exact = spec.quant == "none"
+    kv_cache = {"auto": "f32" if exact else "u8"}.get(spec.kv_cache, spec.kv_cache)
+    properties = {"KV_CACHE_PRECISION": kv_cache}
+    if exact:
+        properties["INFERENCE_PRECISION_HINT"] = "f32"
+    return {"device": "CPU", "properties": properties}

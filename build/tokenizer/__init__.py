@@ -1,0 +1,5 @@
+"""The tokenizer folder of an engine: tokenizer.json, tokenizer_config.json and the chat template."""
+
+from llmops.build.tokenizer.write import check_tokenizer, write_tokenizer
+
+__all__ = ["check_tokenizer", "write_tokenizer"]

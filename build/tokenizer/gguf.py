@@ -1,0 +1,132 @@
+"""GGUF metadata -> a `tokenizers` tokenizer.
+
+transformers converts GGUF tokenizers by architecture and loses the pre-tokenizer (digits of SmolLM2 come out merged)
+and the special tokens, so the conversion goes by `tokenizer.ggml.pre` here, as llama.cpp does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmops.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# token_type of ggml: 3 is a control token, 4 a token the user added
+_CONTROL, _USER_DEFINED = 3, 4
+_GPT2, _SPM = "gpt2", "llama"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# `tokenizer.ggml.pre` -> (regular expression before the bytes, digits one by one, merges may be skipped)
+_PRE_TOKENIZERS: dict[str, tuple[str | None, bool, bool]] = {
+    "smollm": (None, True, False),
+    "starcoder": (None, True, False),
+    "gpt-2": (None, False, False),
+    "llama-bpe": (_LLAMA3, False, True),
+    "llama3": (_LLAMA3, False, True),
+    "qwen2": (_QWEN2, False, False),
+}
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Raises CheckpointError for kinds of tokenizers that cannot be rebuilt exactly."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == _GPT2:
+        tokenizer = _byte_level(metadata)
+    elif kind == _SPM:
+        tokenizer = _sentencepiece(metadata)
+    else:
+        raise CheckpointError(
+            f"the GGUF's tokenizer is of kind {kind!r}; {_GPT2} and {_SPM} can be read. "
+            "Use the Hugging Face checkpoint."
+        )
+    _add_special_tokens(tokenizer, metadata)
+    _add_template(tokenizer, metadata, default=kind == _SPM)
+    return tokenizer
+
+
+def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pre = metadata.get("tokenizer.ggml.pre", "")
+    if pre not in _PRE_TOKENIZERS:
+        raise CheckpointError(
+            f"the GGUF's pre-tokenizer {pre!r} is not known; known are {', '.join(_PRE_TOKENIZERS)}. "
+            "Use the Hugging Face checkpoint."
+        )
+    pattern, digits, ignore_merges = _PRE_TOKENIZERS[pre]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(_vocabulary(metadata), merges, ignore_merges=ignore_merges))
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+    if pattern:
+        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
+    """SentencePiece BPE: pairs merge in the order of the merged token's score; unknown characters become bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    vocabulary = _vocabulary(metadata)
+    unknown = metadata["tokenizer.ggml.tokens"][metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    merges = _merges_by_score(vocabulary, metadata["tokenizer.ggml.scores"])
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = [normalizers.Prepend("▁")] if metadata.get("tokenizer.ggml.add_space_prefix", True) else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return tokenizer
+
+
+def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    ranked: list[tuple[float, int, int, tuple[str, str]]] = []
+    for token, index in vocabulary.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                ranked.append((-scores[index], vocabulary[left], vocabulary[right], (left, right)))
+    return [pair for *_, pair in sorted(ranked)]
+
+
+def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:
+    return {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+
+
+def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
+    from tokenizers import AddedToken
+
+    types = metadata.get("tokenizer.ggml.token_type", [])
+    pairs = list(zip(metadata["tokenizer.ggml.tokens"], types, strict=False))
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text, kind in pairs if kind == _CONTROL]
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text, kind in pairs if kind == _USER_DEFINED])
+
+
+def _add_template(tokenizer: Tokenizer, metadata: Mapping[str, Any], default: bool) -> None:
+    """What goes before and after a text that is encoded with special tokens."""
+    from tokenizers.processors import TemplateProcessing
+
+    bos, eos = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos"))
+    tokens = metadata["tokenizer.ggml.tokens"]
+    llama3 = metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
+    before = (
+        [tokens[bos]] if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", default or llama3) else []
+    )
+    after = [tokens[eos]] if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else []
+    if not before and not after:
+        return
+    named = [(token, tokenizer.token_to_id(token)) for token in {*before, *after}]
+    tokenizer.post_processor = TemplateProcessing(single=[*before, "$A", *after], special_tokens=named)

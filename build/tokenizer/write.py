@@ -1,0 +1,114 @@
+"""Writes an engine's tokenizer folder; what is in it needs neither torch nor transformers to be read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.manifest import TokenizerInfo
+from llmops.errors import CheckpointError, MissingDependencyError
+
+TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_SLOW = ("tokenizer.model", "vocab.json")
+
+
+def check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError when there is no tokenizer; cheap, for use before the work."""
+    wanted = (checkpoint.path.name,) if checkpoint.format == "gguf" else (TOKENIZER, *_SLOW)
+    if not any(name in checkpoint.tokenizer_files for name in wanted):
+        hint = "take a GGUF with its tokenizer inside" if checkpoint.format == "gguf" else "copy tokenizer.json to it"
+        raise CheckpointError(f"{checkpoint.ref} has no tokenizer; {hint}.")
+
+
+def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo:
+    """Fills `directory`. Raises CheckpointError when the tokenizer is damaged or does not fit the model."""
+    check_tokenizer(checkpoint)
+    directory.mkdir(parents=True)
+    if checkpoint.format == "gguf":
+        _from_gguf(checkpoint, directory)
+    else:
+        _from_folder(checkpoint, directory)
+    if checkpoint.chat_template is not None:
+        (directory / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
+    _check_written(checkpoint, directory)
+    special = checkpoint.special_tokens
+    return TokenizerInfo(
+        vocab_size=checkpoint.architecture.vocab_size,
+        bos_id=special.bos,
+        end_ids=list(special.end),
+        pad_id=special.pad,
+        chat_template=checkpoint.chat_template is not None,
+    )
+
+
+def _from_gguf(checkpoint: Checkpoint, directory: Path) -> None:
+    from llmops.build.tokenizer.gguf import tokenizer_from_gguf
+
+    try:
+        tokenizer = tokenizer_from_gguf(checkpoint.metadata)
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise CheckpointError(f"the tokenizer inside {checkpoint.ref} is damaged or incomplete ({error!r}).") from error
+    tokenizer.save(str(directory / TOKENIZER), pretty=False)
+    (directory / CONFIG).write_text(json.dumps(_config_of_gguf(checkpoint), indent=2, ensure_ascii=False) + "\n")
+
+
+def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The part of tokenizer_config.json that chat templates and clients read."""
+    tokens, special = checkpoint.metadata["tokenizer.ggml.tokens"], checkpoint.special_tokens
+    ids = {"bos_token": special.bos, "eos_token": special.end[0] if special.end else None, "pad_token": special.pad}
+    return {
+        **{key: tokens[index] for key, index in ids.items() if index is not None},
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": checkpoint.architecture.max_position_embeddings,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+
+
+def _from_folder(checkpoint: Checkpoint, directory: Path) -> None:
+    if TOKENIZER not in checkpoint.tokenizer_files:
+        _convert_slow(checkpoint, directory)
+        return
+    for name in (TOKENIZER, CONFIG, "special_tokens_map.json"):
+        if name in checkpoint.tokenizer_files:
+            shutil.copyfile(checkpoint.location(name), directory / name)
+    if not (directory / CONFIG).exists():
+        (directory / CONFIG).write_text("{}\n")
+
+
+def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
+    """tokenizer.model or vocab.json + merges.txt only: transformers makes the fast form."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{checkpoint.ref} has no {TOKENIZER}, only an older form; "
+            "converting it needs: pip install 'llmops[quantize]'."
+        ) from error
+    try:
+        AutoTokenizer.from_pretrained(checkpoint.path).save_pretrained(directory)
+    except Exception as error:  # whatever transformers raises, the user's way out is the same
+        raise CheckpointError(f"the tokenizer of {checkpoint.ref} cannot be converted ({error}).") from error
+    if not (directory / TOKENIZER).is_file():
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.ref} has no fast form; add a {TOKENIZER} to the checkpoint."
+        )
+
+
+def _check_written(checkpoint: Checkpoint, directory: Path) -> None:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
+        json.loads((directory / CONFIG).read_text())
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(f"the tokenizer of {checkpoint.ref} is damaged ({error}); download it again.") from error
+    size, limit = tokenizer.get_vocab_size(with_added_tokens=True), checkpoint.architecture.vocab_size
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if highest >= limit:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.ref} ({size} tokens, ids up to {highest}) does not fit the model, whose "
+            f"vocabulary ends at {limit - 1}; they belong to different checkpoints."
+        )

@@ -1,0 +1,148 @@
+"""`llmops bench`: load-test an OpenAI endpoint or Triton itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmops.errors import InputError
+
+if TYPE_CHECKING:
+    from llmops.perf.bench import BenchOptions
+    from llmops.perf.report.document import Document
+
+VIA = ("chat", "completions", "engine", "ensemble")
+
+
+@click.command(name="bench")
+@click.argument("url", default="http://127.0.0.1:8080/v1")
+@click.option("-m", "--model", help="Model to ask. Default: the first one the server lists.")
+@click.option("--via", type=click.Choice(VIA), help="Layer to ask. Default: chat, or engine for grpc:// addresses.")
+@click.option("-c", "--concurrency", type=click.IntRange(1), help="Closed loop: users who wait for their answers.")
+@click.option("-r", "--rate", type=float, help="Open loop: so many new requests/s, whatever the server does.")
+@click.option("--arrival", type=click.Choice(["constant", "poisson", "bursty"]), default="poisson", show_default=True)
+@click.option("--burstiness", type=float, default=0.25, show_default=True, help="Gamma shape; 1 is Poisson.")
+@click.option("--max-concurrency", type=click.IntRange(1), help="Open loop: the rest waits, its clock runs.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
+@click.option("--trace-speed", type=float, default=1.0, show_default=True, help="Replay this many times as fast.")
+@click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start. Default: 100.")
+@click.option("-d", "--duration", type=float, help="Seconds to go on starting sessions.")
+@click.option("--warmup", type=click.IntRange(0), help="Sessions left out beforehand. Default: one per user.")
+@click.option("-i", "--input", "input_", default="64", show_default=True, help="Prompt tokens, a distribution.")
+@click.option("-o", "--output", default="64", show_default=True, help="Answer tokens, a distribution.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Own prompts, JSONL or lines of text.")
+@click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Shared system prompt of this many tokens.")
+@click.option("--prefix-groups", type=click.IntRange(1), default=1, show_default=True, help="How many such prefixes.")
+@click.option("--turns", help="Turns per conversation, a distribution.")
+@click.option("--think-time", type=float, default=0.0, help="Seconds between an answer and the next turn.")
+@click.option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
+@click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests that leave midway.")
+@click.option("--slo", multiple=True, help="Objective in ms: ttft:200, tpot:50, itl:100, e2e:5000. Repeatable.")
+@click.option("--sweep", is_flag=True, help="Find the highest rate that holds the objectives.")
+@click.option("--slo-share", type=click.FloatRange(0, 1), default=0.99, show_default=True, help="Share to hold them.")
+@click.option("--sweep-max", type=float, default=1024.0, show_default=True, help="Highest rate to try.")
+@click.option("--stream/--no-stream", default=True, show_default=True)
+@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
+@click.option("--usage/--no-usage", default=True, show_default=True, help="Ask for the server's token counts.")
+@click.option("--extra", help="JSON object merged into every request body.")
+@click.option("-H", "--header", multiple=True, help="'Name: value', sent with every request.")
+@click.option("--api-key", envvar="LLMOPS_API_KEY", help="Bearer token; also $LLMOPS_API_KEY.")
+@click.option("--insecure", is_flag=True, help="Do not check the TLS certificate.")
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds for one request.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the whole run here; - for stdout.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page with plots here.")
+@click.option("--compare", nargs=2, type=click.Path(path_type=Path), help="Compare two --json files; no load.")
+def command(**given: Any) -> None:
+    """Load-test URL: an OpenAI endpoint (http://host:port/v1), or Triton itself (grpc://host:port).
+
+    Lengths are distributions: 128, uniform:64,256, normal:256,64, lognormal:256,0.6, exponential:128,
+    choice:32@0.8,2048@0.2. Latencies count from the moment a request leaves.
+    """
+    json_path, html_path, compare = given.pop("json_path"), given.pop("html_path"), given.pop("compare")
+    if compare:
+        _compare(compare[0], compare[1])
+        return
+    _check_writable(json_path, html_path)
+    document = _run(_options(**given), quiet=str(json_path) == "-")
+    _write(document, json_path, html_path)
+
+
+def _options(**given: Any) -> BenchOptions:
+    from llmops.perf.bench import BenchOptions
+    from llmops.perf.load.slo import parse_slo
+    from llmops.perf.workloads.lengths import parse_lengths
+
+    given["via"] = given["via"] or ("engine" if given["url"].startswith("grpc://") else "chat")
+    given["requests"] = given["requests"] or (None if given["duration"] or given["trace"] else 100)
+    given["input"], given["output"] = parse_lengths(given.pop("input_")), parse_lengths(given["output"])
+    given["turns"] = parse_lengths(given["turns"]) if given["turns"] else None
+    given["slos"] = [parse_slo(text) for text in given.pop("slo")]
+    given["cancel_share"], given["verify"] = given.pop("cancel"), not given.pop("insecure")
+    given["headers"] = dict(_header(text) for text in given.pop("header"))
+    given["extra"] = _extra(given["extra"])
+    return BenchOptions(**given)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or "\n" in text:
+        raise InputError(f"Header {text!r} is not of the form 'Name: value'.")
+    return name.strip(), value.strip()
+
+
+def _extra(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as error:
+        raise InputError(f"--extra is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise InputError("--extra must be a JSON object.")
+    return value
+
+
+def _check_writable(*paths: Path | None) -> None:
+    # a long run must not end with "no such folder"
+    for path in paths:
+        if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
+            raise InputError(f"The folder of {path} does not exist; create it first.")
+
+
+def _run(options: BenchOptions, quiet: bool) -> Document:
+    from rich.console import Console
+
+    from llmops.perf.bench import bench
+    from llmops.perf.load.loop import run_async
+    from llmops.perf.report.progress import Bar
+    from llmops.perf.report.terminal import show
+
+    console = Console(stderr=quiet)
+    with Bar(console) as bar:
+        document = run_async(bench(options, bar))
+    show(document, console)
+    return document
+
+
+def _write(document: Document, json_path: Path | None, html_path: Path | None) -> None:
+    if str(json_path) == "-":
+        click.echo(json.dumps(document.to_json()))
+    elif json_path is not None:
+        document.write(json_path)
+        click.echo(f"Wrote {json_path}")
+    if html_path is not None:
+        from llmops.perf.report.html import write_page
+
+        write_page(document, html_path)
+        click.echo(f"Wrote {html_path}")
+
+
+def _compare(first: Path, second: Path) -> None:
+    from rich.console import Console
+
+    from llmops.perf.report.compare import show_comparison
+    from llmops.perf.report.document import read_document
+
+    show_comparison(read_document(first), read_document(second), Console())

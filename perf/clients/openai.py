@@ -1,0 +1,110 @@
+"""Any OpenAI endpoint: `/chat/completions` and `/completions`, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from llmops.errors import InputError, ServerError
+from llmops.perf.clients.answer import Answer
+from llmops.perf.clients.http1 import Connection, HttpClient, render
+from llmops.perf.records import Record, Request
+
+
+@dataclass
+class OpenAITarget:
+    """Where and how. `url` up to and with `/v1`; `extra` is merged into every body."""
+
+    url: str
+    model: str
+    chat: bool = True
+    stream: bool = True
+    ignore_eos: bool = True
+    usage: bool = True
+    timeout: float = 600.0
+    api_key: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    verify: bool = True
+
+
+class OpenAIClient:
+    """`Client` for an OpenAI endpoint."""
+
+    def __init__(self, target: OpenAITarget) -> None:
+        self._target = target
+        self._http = HttpClient(target.url, target.verify)
+        self._path = urlsplit(target.url).path.rstrip("/") + ("/chat/completions" if target.chat else "/completions")
+        self._headers = {"content-type": "application/json", "accept": "*/*", **target.headers}
+        if target.api_key:
+            self._headers["authorization"] = f"Bearer {target.api_key}"
+
+    async def send(self, request: Request, start: float | None = None) -> Record:
+        data = render("POST", self._path, self._http.netloc, self._headers, self._body(request))
+        record = Record(start=time.perf_counter() if start is None else start, requested=request.max_tokens)
+        connection = self._http.idle()
+        if connection is not None:
+            await self._exchange(connection, data, request, record)
+            if record.error != "disconnected" or connection.answered:
+                return record
+            record.error = None  # the server had closed the idle connection: that is no failure of this request
+        try:
+            connection = await self._http.connect()
+        except OSError:
+            record.error, record.end = "connect", time.perf_counter()
+            return record
+        await self._exchange(connection, data, request, record)
+        return record
+
+    async def _exchange(self, connection: Connection, data: bytes, request: Request, record: Record) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        answer = Answer(record, request, self._target.stream, done, connection.abort)
+        timer = loop.call_later(self._target.timeout, answer.time_out)
+        try:
+            connection.send(data, answer)
+            await done
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        finally:
+            timer.cancel()
+
+    def _body(self, request: Request) -> bytes:
+        target = self._target
+        body: dict[str, Any] = {"model": target.model, "max_tokens": request.max_tokens, "stream": target.stream}
+        if target.chat:
+            body["messages"] = request.messages
+        else:
+            body["prompt"] = request.prompt
+        if request.tools:
+            body["tools"] = request.tools
+        if target.ignore_eos and not request.tools:
+            body |= {"ignore_eos": True, "min_tokens": request.max_tokens}
+        if target.stream and target.usage:
+            body["stream_options"] = {"include_usage": True}
+        return json.dumps(body | target.extra).encode()
+
+    async def close(self) -> None:
+        self._http.close()
+
+
+async def first_model(url: str, headers: dict[str, str], verify: bool = True) -> str:
+    """The id of the first model that `GET /models` lists. Raises ServerError, InputError."""
+    import httpx
+
+    try:
+        async with httpx.AsyncClient(verify=verify, timeout=10, trust_env=False) as client:
+            response = await client.get(url.rstrip("/") + "/models", headers=headers)
+            models = [str(model["id"]) for model in response.raise_for_status().json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        why = str(error) or type(error).__name__
+        hint = "is it an OpenAI endpoint? --model NAME skips this"
+        raise ServerError(f"{url}/models gave no list of models ({why}); {hint}.") from error
+    if not models:
+        raise InputError(f"{url} lists no models; name one with --model.")
+    return models[0]

@@ -1,0 +1,134 @@
+"""Drives a client with a workload: closed loop (so many users at a time) or open loop (arrivals at set times)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import count
+
+from llmops.perf.clients.base import Client
+from llmops.perf.load.process import OwnCost, OwnCostMeter
+from llmops.perf.records import Record
+from llmops.perf.workloads.base import Workload
+
+
+@dataclass(frozen=True)
+class Limit:
+    """When to stop starting sessions: after `sessions`, after `seconds`, or whichever comes first."""
+
+    sessions: int | None = None
+    seconds: float | None = None
+
+
+@dataclass
+class Run:
+    """All records of one measured phase. `start` and `end` on the load generator's clock."""
+
+    start: float
+    end: float = 0.0
+    records: list[Record] = field(default_factory=list)
+    cost: OwnCost = field(default_factory=OwnCost)
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class Runner:
+    """One client, one workload, any number of phases; sessions are numbered through all of them."""
+
+    def __init__(
+        self,
+        client: Client,
+        workload: Workload,
+        on_record: Callable[[Record], None] | None = None,
+        think_time: float = 0.0,
+    ) -> None:
+        self._client = client
+        self._workload = workload
+        self._on_record = on_record
+        self._think_time = think_time
+        self._next_session = count()
+
+    async def closed(self, concurrency: int, limit: Limit) -> Run:
+        """`concurrency` users, each of whom starts a session as soon as the last one ended."""
+        return await self._measured(lambda run: self._users(run, concurrency, limit))
+
+    async def open(self, arrivals: Iterable[float], limit: Limit, max_concurrency: int | None = None) -> Run:
+        """Sessions start at `arrivals` (seconds from now) whether or not earlier ones have ended.
+
+        With `max_concurrency`, a session waits for a free place; its clock runs from its arrival.
+        """
+        return await self._measured(lambda run: self._arrive(run, arrivals, limit, max_concurrency))
+
+    async def _measured(self, phase: Callable[[Run], object]) -> Run:
+        async with AsyncExitStack() as stack:
+            cost = await stack.enter_async_context(OwnCostMeter())
+            run = Run(start=time.perf_counter(), cost=cost)
+            await phase(run)  # type: ignore[misc]
+            run.end = max((record.end for record in run.records), default=time.perf_counter())
+        return run
+
+    async def _users(self, run: Run, concurrency: int, limit: Limit) -> None:
+        sessions = iter(range(limit.sessions)) if limit.sessions is not None else count()
+        deadline = run.start + limit.seconds if limit.seconds is not None else float("inf")
+
+        async def user() -> None:
+            for _ in sessions:
+                if time.perf_counter() >= deadline:
+                    return
+                await self._session(run, None, 0.0)
+
+        await _all([user() for _ in range(concurrency)])
+
+    async def _arrive(self, run: Run, arrivals: Iterable[float], limit: Limit, max_concurrency: int | None) -> None:
+        places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            for index, offset in enumerate(arrivals):
+                if index == limit.sessions or (limit.seconds is not None and offset >= limit.seconds):
+                    break
+                due = run.start + offset
+                delay = due - time.perf_counter()
+                if delay > 0:
+                    await asyncio.sleep(delay)
+                now = time.perf_counter()
+                task = asyncio.create_task(self._place(places, run, now, now - due))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _place(self, places: asyncio.Semaphore | None, run: Run, start: float, lag: float) -> None:
+        if places is None:
+            await self._session(run, start, lag)
+            return
+        async with places:
+            await self._session(run, start, lag)
+
+    async def _session(self, run: Run, start: float | None, lag: float) -> None:
+        session = self._workload.session(next(self._next_session))
+        record, turn = None, 0
+        while (request := session.next(record)) is not None:
+            if turn and self._think_time:
+                await asyncio.sleep(self._think_time)
+            record = await self._client.send(request, start)
+            record.lag, record.turn = lag, turn
+            run.records.append(record)
+            if self._on_record is not None:
+                self._on_record(record)
+            start, lag, turn = None, 0.0, turn + 1
+
+
+async def _all(coroutines: list) -> None:  # type: ignore[type-arg]
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,93 @@
+"""The highest open-loop rate that holds the objectives: doubling until one breaks, then bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from llmops.perf.load.runner import Run
+from llmops.perf.load.slo import Slo, is_good
+from llmops.perf.report.quantiles import percentile
+
+RESOLUTION = 0.08  # stop when the bracket is this narrow, relative to its lower end
+GROWTH = 2.0  # answers at the end of a step that take this many times those at its start: a queue that only grows
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rate tried. Rates per second, times in ms."""
+
+    rate: float
+    holds: bool
+    good_share: float
+    achieved_rate: float
+    ttft_p99: float | None
+    e2e_p99: float | None
+    requests: int
+
+    @classmethod
+    def of(cls, rate: float, run: Run, slos: list[Slo], share: float) -> Step:
+        records = run.records
+        good = sum(is_good(record, slos) for record in records) / max(1, len(records))
+        first = sorted(1000 * record.ttft for record in records if record.ok and record.ttft is not None)
+        whole = sorted(1000 * record.e2e for record in records if record.ok)
+        return cls(
+            rate=rate,
+            holds=good >= share and _keeps_up(run),
+            good_share=round(good, 4),
+            achieved_rate=round(sum(record.ok for record in records) / max(run.seconds, 1e-9), 3),
+            ttft_p99=round(percentile(first, 99), 3) if first else None,
+            e2e_p99=round(percentile(whole, 99), 3) if whole else None,
+            requests=len(records),
+        )
+
+
+def _keeps_up(run: Run) -> bool:
+    """The median answer of the last third against the first third."""
+    done = sorted((record for record in run.records if record.ok), key=lambda record: record.start)
+    third = len(done) // 3
+    if third < 10:
+        return True
+    early: float = sorted(record.e2e for record in done[:third])[third // 2]
+    late: float = sorted(record.e2e for record in done[-third:])[third // 2]
+    return late <= early * GROWTH
+
+
+async def highest_rate(
+    measure: Callable[[float], Awaitable[Step]], start: float, ceiling: float, floor: float = 0.01
+) -> Step | None:
+    """The best step that holds, None when even `floor` does not. At most about a dozen measurements."""
+    step = await measure(start)
+    best, broken = await (_up(measure, step, ceiling) if step.holds else _down(measure, step.rate, floor))
+    if best is None or broken is None:
+        return best
+    return await _bisect(measure, best, broken)
+
+
+async def _up(
+    measure: Callable[[float], Awaitable[Step]], best: Step, ceiling: float
+) -> tuple[Step | None, float | None]:
+    while best.rate < ceiling:
+        step = await measure(min(best.rate * 2, ceiling))
+        if not step.holds:
+            return best, step.rate
+        best = step
+    return best, None
+
+
+async def _down(
+    measure: Callable[[float], Awaitable[Step]], broken: float, floor: float
+) -> tuple[Step | None, float | None]:
+    while broken / 2 >= floor:
+        step = await measure(broken / 2)
+        if step.holds:
+            return step, broken
+        broken = step.rate
+    return None, broken
+
+
+async def _bisect(measure: Callable[[float], Awaitable[Step]], best: Step, broken: float) -> Step:
+    while broken / best.rate - 1 > RESOLUTION:
+        step = await measure(round((best.rate + broken) / 2, 4))
+        best, broken = (step, broken) if step.holds else (best, step.rate)
+    return best

@@ -1,0 +1,81 @@
+"""The two messages that cross the borders of this package: a `Request` to send and the `Record` of how it went."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, for any client. Either `messages` (chat) or `prompt` (text, or token ids for Triton)."""
+
+    max_tokens: int
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int] | None = None
+    tools: list[dict[str, Any]] | None = None
+    cancel_after: int | None = None  # leave when this many tokens have come
+    keep_text: bool = False  # the answer is needed for the next turn
+
+
+@dataclass(slots=True)
+class Record:
+    """How one request went. Times are seconds on the load generator's monotonic clock.
+
+    `chunks` holds the arrival time of each message that carried tokens; `tokens_in` and `tokens_out` are the server's
+    own count (`counted` false) or, where it sends none, the number of chunks (`counted` true).
+    """
+
+    start: float
+    first: float | None = None
+    end: float = 0.0
+    chunks: list[float] = field(default_factory=list)
+    tokens_in: int | None = None
+    tokens_out: int = 0
+    counted: bool = True
+    requested: int = 0
+    finish: str | None = None
+    error: str | None = None
+    cancelled: bool = False
+    overhead_ms: float | None = None
+    lag: float = 0.0  # how much later than scheduled the load generator sent it
+    turn: int = 0
+    text: str | None = None
+    ids: list[int] | None = None
+    tool_calls: int = 0
+    tool_calls_valid: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Finished as asked: neither failed nor cancelled by the load generator."""
+        return self.error is None and not self.cancelled
+
+    @property
+    def ttft(self) -> float | None:
+        return None if self.first is None else self.first - self.start
+
+    @property
+    def e2e(self) -> float:
+        return self.end - self.start
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per output token after the first; None with fewer than two tokens."""
+        if self.first is None or self.tokens_out < 2:
+            return None
+        return (self.chunks[-1] - self.first) / (self.tokens_out - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies: the gaps between successive messages that carried tokens."""
+        return [b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)]
+
+    def to_json(self, origin: float) -> dict[str, Any]:
+        """Relative to `origin`, microsecond resolution, without the text."""
+        data = asdict(self)
+        for name in ("start", "first", "end"):
+            data[name] = None if data[name] is None else round(data[name] - origin, 6)
+        data["chunks"] = [round(t - origin, 6) for t in self.chunks]
+        data["lag"] = round(self.lag, 6)
+        del data["text"], data["ids"]
+        return data

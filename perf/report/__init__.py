@@ -1,0 +1,1 @@
+"""What a run says afterwards: statistics, JSON, terminal table, HTML page, comparison of two runs."""

@@ -1,0 +1,105 @@
+"""Two runs side by side, and which differences are more than chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from llmops.perf.report.document import Document
+from llmops.perf.report.statistics import PERCENTILES, Distribution, Summary
+
+LATENCIES = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "End to end"), ("overhead", "Overhead"))
+RATES = (
+    ("requests_per_second", "Requests/s"),
+    ("output_tokens_per_second", "Output tokens/s"),
+    ("goodput_per_second", "Goodput, req/s"),
+)
+# options that may differ without making the runs answers to different questions
+# a difference below this is not worth a word, however sure it is
+SMALL = 0.02
+FREE = {"url", "model", "json", "timeout", "verify"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of both runs. `certain` is None where nothing can be said."""
+
+    label: str
+    first: float
+    second: float
+    higher_is_better: bool
+    certain: bool | None = None
+
+    @property
+    def change(self) -> float | None:
+        """Relative change from the first to the second; None when the first is 0."""
+        return self.second / self.first - 1 if self.first else None
+
+    @property
+    def verdict(self) -> str:
+        if self.change is None or self.certain is False or abs(self.change) < SMALL:
+            return "same"
+        return "better" if (self.change > 0) == self.higher_is_better else "worse"
+
+
+def rows(first: Summary, second: Summary) -> list[Row]:
+    """Figures that both runs have."""
+    found = []
+    for name, label in RATES:
+        a, b = getattr(first, name), getattr(second, name)
+        if a is not None and b is not None:
+            found.append(Row(label, a, b, higher_is_better=True))
+    for name, label in LATENCIES:
+        found += _latency_rows(label, getattr(first, name), getattr(second, name))
+    return found
+
+
+def _latency_rows(label: str, first: Distribution | None, second: Distribution | None) -> list[Row]:
+    if first is None or second is None:
+        return []
+    names = [f"p{p}" for p in PERCENTILES]
+    return [
+        Row(f"{label} {n}, ms", getattr(first, n), getattr(second, n), False, _apart(first, second, n)) for n in names
+    ]
+
+
+def _apart(first: Distribution, second: Distribution, name: str) -> bool | None:
+    """Whether the 95 % intervals do not touch; None without intervals."""
+    a, b = first.interval.get(name), second.interval.get(name)
+    if a is None or b is None:
+        return None
+    return bool(a[1] < b[0] or b[1] < a[0])
+
+
+def differing_options(first: Document, second: Document) -> list[str]:
+    """`name: A against B` for each option of the load that was not the same."""
+    names = sorted((set(first.options) | set(second.options)) - FREE)
+    pairs = [(name, first.options.get(name), second.options.get(name)) for name in names]
+    return [f"{name}: {a} against {b}" for name, a, b in pairs if a != b]
+
+
+def show_comparison(first: Document, second: Document, console: Console) -> None:
+    """Print the table and what makes the runs hard to compare."""
+    console.print(_table(first, second))
+    for text in differing_options(first, second):
+        console.print(f"[yellow]![/] Different load – {text}", highlight=False)
+    if first.machine != second.machine:
+        console.print("[yellow]![/] The load generators ran on different machines.")
+    console.print(
+        f"“same”: less than {100 * SMALL:g} % apart, or the 95 % confidence intervals of the percentile touch. "
+        "One run each says nothing of drift between runs.",
+        highlight=False,
+    )
+
+
+def _table(first: Document, second: Document) -> Table:
+    table = Table(title=f"A {first.created} · B {second.created}", title_justify="left")
+    for name in ("", "A", "B", "B/A", "change", "verdict"):
+        table.add_column(name, justify="left" if name in ("", "verdict") else "right")
+    for row in rows(first.summary, second.summary):
+        ratio = "–" if row.change is None else f"{1 + row.change:.3f}"
+        change = "–" if row.change is None else f"{100 * row.change:+.1f} %"
+        table.add_row(row.label, f"{row.first:,.2f}", f"{row.second:,.2f}", ratio, change, row.verdict)
+    return table

@@ -1,0 +1,84 @@
+"""The JSON document of a run: what was asked, on what machine, what came out, and each request."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmops import __version__
+from llmops.errors import InputError
+from llmops.perf.load.sweep import Step
+from llmops.perf.report.statistics import Distribution, Summary
+
+FORMAT = "llmops-bench/1"
+
+
+@dataclass
+class Document:
+    """Everything a report needs; `records` as `Record.to_json` wrote them, times relative to the start of the run."""
+
+    options: dict[str, Any]
+    machine: dict[str, Any]
+    summary: Summary
+    sweep: list[Step] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "llmops": __version__, **asdict(self)}
+
+    def write(self, path: Path) -> None:
+        """Write atomically: a reader never sees half a file."""
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(json.dumps(self.to_json()), "utf-8")
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise InputError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def read_document(path: Path) -> Document:
+    """Read what `write` wrote. Raises InputError."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}).")
+    summary = Summary(**{k: _distribution(v) if k in _DISTRIBUTIONS else v for k, v in data["summary"].items()})
+    steps = [Step(**step) for step in data["sweep"]]
+    return Document(data["options"], data["machine"], summary, steps, data["records"], data["created"])
+
+
+_DISTRIBUTIONS = ("ttft", "itl", "tpot", "e2e", "overhead")
+
+
+def _distribution(value: dict[str, Any] | None) -> Distribution | None:
+    return None if value is None else Distribution(**value)
+
+
+def machine() -> dict[str, Any]:
+    """Where the load generator ran."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

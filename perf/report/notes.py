@@ -1,0 +1,41 @@
+"""What a reader of the figures must be told."""
+
+from __future__ import annotations
+
+from llmops.perf.report.document import Document
+from llmops.perf.report.statistics import BUSY_SHARE
+
+LATE_MS = 20.0
+
+
+def notes(document: Document) -> list[str]:
+    """Sentences; empty when there is nothing to beware of."""
+    summary, found = document.summary, []
+    if summary.own_cpu_share > BUSY_SHARE:
+        found.append(
+            f"The load generator used {100 * summary.own_cpu_share:.0f} % of a core: latencies may be its own. "
+            "Use less load, or run it on another machine."
+        )
+    if summary.schedule_lag_p99_ms > LATE_MS:
+        found.append(f"Requests left up to {summary.schedule_lag_p99_ms:.0f} ms (p99) later than scheduled.")
+    if summary.tokens_source in ("chunks", "mixed"):
+        found.append("The server sent no usage: output tokens are counted chunks, which may hold more than one token.")
+    if summary.short_answers:
+        found.append(
+            f"{summary.short_answers} of {summary.completed} answers were shorter than asked: "
+            "the server ended them early (no ignore_eos?), so runs are not comparable by tokens/s alone."
+        )
+    if 0 < summary.completed < 100:
+        found.append(f"p99 of {summary.completed} requests is nearly the maximum; at least 100 make it mean much.")
+    found += _sweep_notes(document)
+    return found
+
+
+def _sweep_notes(document: Document) -> list[str]:
+    if not document.sweep:
+        return []
+    holding = [step.rate for step in document.sweep if step.holds]
+    slos = ", ".join(document.options.get("slos", ()))
+    if not holding:
+        return [f"No rate that was tried holds {slos}; the figures above are of the lowest one."]
+    return [f"The highest rate that holds {slos} is {max(holding):g} requests/s; the figures above are of that run."]

@@ -1,0 +1,93 @@
+"""The run as a table in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from llmops.perf.report.document import Document
+from llmops.perf.report.notes import notes
+from llmops.perf.report.statistics import PERCENTILES, Distribution, Summary
+
+ROWS = (
+    ("ttft", "TTFT"),
+    ("itl", "ITL"),
+    ("tpot", "TPOT"),
+    ("e2e", "End to end"),
+    ("overhead", "Overhead"),
+)
+
+
+def show(document: Document, console: Console) -> None:
+    """Print latencies, rates and everything a reader should be warned of."""
+    summary = document.summary
+    console.print(_latencies(summary))
+    console.print(_rates(summary))
+    if document.sweep:
+        console.print(_sweep(document))
+    for note in notes(document):
+        console.print(f"[yellow]![/] {note}", highlight=False)
+
+
+def _latencies(summary: Summary) -> Table:
+    table = Table(title="Latency, ms", title_justify="left", title_style="bold")
+    table.add_column("")
+    for name in ("mean", *(f"p{p}" for p in PERCENTILES), "max", "n"):
+        table.add_column(name, justify="right")
+    for key, label in ROWS:
+        value: Distribution | None = getattr(summary, key)
+        if value is not None:
+            cells = (value.mean, value.p50, value.p90, value.p95, value.p99, value.maximum)
+            table.add_row(label, *(f"{cell:,.2f}" for cell in cells), f"{value.count:,}")
+    return table
+
+
+def _rates(summary: Summary) -> Table:
+    table = Table(show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for label, value in rates(summary):
+        table.add_row(label, value)
+    return table
+
+
+def rates(summary: Summary) -> list[tuple[str, str]]:
+    """(label, value) of all that is not a latency."""
+    counted = {"chunks": " (counted chunks)", "mixed": " (partly counted chunks)"}.get(summary.tokens_source, "")
+    rows = [
+        ("Requests", f"{summary.completed} completed, {summary.failed} failed, {summary.cancelled} cancelled"),
+        ("Measured for", f"{summary.seconds:,.2f} s"),
+        ("Requests/s", f"{summary.requests_per_second:,.3f}"),
+        (f"Output tokens/s{counted}", f"{summary.output_tokens_per_second:,.1f}"),
+    ]
+    if summary.total_tokens_per_second is not None:
+        rows.append(("Input + output tokens/s", f"{summary.total_tokens_per_second:,.1f}"))
+    if summary.mean_input is not None:
+        rows.append(("Mean input tokens", f"{summary.mean_input:,.1f}"))
+    if summary.mean_output is not None:
+        rows.append((f"Mean output tokens{counted}", f"{summary.mean_output:,.1f}"))
+    if summary.goodput_share is not None:
+        rows.append(("Goodput", f"{summary.goodput_per_second:,.3f} req/s ({100 * summary.goodput_share:.1f} %)"))
+    if summary.tool_calls:
+        rows.append(("Tool calls", f"{summary.tool_calls}, {summary.tool_calls_valid} of them valid"))
+    rows += [(f"Error {kind}", str(count)) for kind, count in sorted(summary.errors.items())]
+    rows.append(("Load generator", own_cost(summary)))
+    return rows
+
+
+def own_cost(summary: Summary) -> str:
+    """What the measuring itself took."""
+    per_token = f", {summary.own_cpu_us_per_token:.1f} µs/token" if summary.own_cpu_us_per_token is not None else ""
+    lag = f", loop late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""
+    return f"{100 * summary.own_cpu_share:.1f} % of a core{per_token}{lag}"
+
+
+def _sweep(document: Document) -> Table:
+    table = Table(title="Sweep", title_justify="left", title_style="bold")
+    for name in ("req/s asked", "achieved", "good", "TTFT p99", "e2e p99", "holds"):
+        table.add_column(name, justify="right")
+    for step in sorted(document.sweep, key=lambda step: step.rate):
+        latencies = ("–" if value is None else f"{value:,.1f}" for value in (step.ttft_p99, step.e2e_p99))
+        cells = (f"{step.rate:g}", f"{step.achieved_rate:g}", f"{100 * step.good_share:.1f} %", *latencies)
+        table.add_row(*cells, "yes" if step.holds else "no")
+    return table

@@ -1,0 +1,1 @@
+"""What requests say: lengths, prompts, shared prefixes, conversations, traces."""

@@ -1,0 +1,130 @@
+"""Workloads from files: prompts of one's own (JSONL or plain lines) and request traces (JSONL, Mooncake's format)."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmops.errors import InputError
+from llmops.perf.records import Request
+from llmops.perf.workloads.base import Single
+from llmops.perf.workloads.filler import Filler
+from llmops.perf.workloads.lengths import Lengths
+from llmops.perf.workloads.synthetic import Form
+
+BLOCK_TOKENS = 512  # a hash id of a Mooncake trace stands for one block of this many tokens
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as text: {error}.") from error
+    if not lines:
+        raise InputError(f"{path} is empty.")
+    return lines
+
+
+def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{path}, line {number}: not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}, line {number}: a JSON object is needed.")
+    return value
+
+
+class PromptFile:
+    """Prompts in the file's order, over and over: `{"messages": […]}`, `{"prompt": "…"}` or a line of plain text."""
+
+    def __init__(self, path: Path, output: Lengths, form: Form, seed: int) -> None:
+        self._output = output
+        self._form = form
+        self._seed = seed
+        self._prompts = [self._parse(path, number, line) for number, line in enumerate(_lines(path), 1)]
+
+    def _parse(self, path: Path, number: int, line: str) -> dict[str, Any]:
+        if path.suffix not in (".jsonl", ".json") and not line.startswith("{"):
+            return {"prompt": line}
+        value = _json_line(path, number, line)
+        if "messages" not in value and "prompt" not in value:
+            raise InputError(f'{path}, line {number}: neither "messages" nor "prompt" is there.')
+        if self._form == "prompt" and "prompt" not in value:
+            raise InputError(f'{path}, line {number}: "messages" need a chat endpoint; give "prompt" instead.')
+        return value
+
+    def session(self, index: int) -> Single:
+        value = self._prompts[index % len(self._prompts)]
+        drawn = self._output.draw(random.Random(f"output {self._seed} {index}"))
+        request = Request(max_tokens=int(value.get("max_tokens", drawn)), tools=value.get("tools"))
+        if self._form == "prompt":
+            request.prompt = value["prompt"]
+        else:
+            request.messages = value.get("messages") or [{"role": "user", "content": value["prompt"]}]
+        return Single(request)
+
+
+@dataclass(frozen=True)
+class TraceEntry:
+    """One request of a trace. `at` in seconds from the start; lengths in tokens."""
+
+    at: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = field(default_factory=list)
+
+
+def read_trace(path: Path, speed: float = 1.0) -> list[TraceEntry]:
+    """Entries sorted by time; `timestamp` is in milliseconds, `speed` 2 replays twice as fast."""
+    entries = [_entry(path, number, line, speed) for number, line in enumerate(_lines(path), 1)]
+    return sorted(entries, key=lambda entry: entry.at)
+
+
+def _entry(path: Path, number: int, line: str, speed: float) -> TraceEntry:
+    value = _json_line(path, number, line)
+    try:
+        at = float(value["timestamp"]) / 1000 / speed
+        lengths = int(value["input_length"]), int(value["output_length"])
+        hashes = [int(item) for item in value.get("hash_ids", [])]
+    except (KeyError, TypeError, ValueError) as error:
+        needed = "timestamp (ms), input_length and output_length (tokens)"
+        raise InputError(f"{path}, line {number}: {needed} are needed as numbers.") from error
+    if at < 0 or min(lengths) < 1:
+        raise InputError(f"{path}, line {number}: a time below 0 or a length below 1.")
+    return TraceEntry(at, *lengths, hashes)
+
+
+class Trace:
+    """The requests of a trace; equal hash ids give equal blocks of prompt, so prefix caches see what they saw."""
+
+    def __init__(self, entries: list[TraceEntry], filler: Filler, form: Form, seed: int) -> None:
+        self._entries = entries
+        self._filler = filler
+        self._form = form
+        self._seed = seed
+
+    def session(self, index: int) -> Single:
+        entry = self._entries[index % len(self._entries)]
+        request = Request(max_tokens=entry.output_length)
+        prompt = self._prompt(entry, index)
+        if self._form == "prompt":
+            request.prompt = prompt
+        else:
+            request.messages = [{"role": "user", "content": prompt}]
+        return Single(request)
+
+    def _prompt(self, entry: TraceEntry, index: int) -> Any:
+        parts, left = [], entry.input_length
+        for hash_id in entry.hash_ids:
+            size = min(BLOCK_TOKENS, left)
+            if size > 0:
+                # the whole block is drawn and then cut, so that a short last block is a prefix of the long one
+                parts.append(self._filler.make(random.Random(f"block {hash_id}"), size))
+            left -= size
+        if left > 0:
+            parts.append(self._filler.make(random.Random(f"tail {self._seed} {index}"), left))
+        return self._filler.join(*parts)

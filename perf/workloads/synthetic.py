@@ -1,0 +1,86 @@
+"""Random prompts of drawn lengths: single requests, shared prefixes, conversations, tools, cancellations."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from llmops.perf.records import Record, Request
+from llmops.perf.workloads.filler import Filler
+from llmops.perf.workloads.lengths import Lengths
+from llmops.perf.workloads.tools import tool_definitions
+
+Form = Literal["chat", "prompt"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a synthetic user sends. Lengths are tokens, before any chat template."""
+
+    input: Lengths
+    output: Lengths
+    turns: Lengths | None = None
+    prefix_tokens: int = 0
+    prefix_groups: int = 1
+    tools: int = 0
+    cancel_share: float = 0.0
+    seed: int = 0
+    form: Form = "chat"
+
+
+class Synthetic:
+    """Sessions of `shape` with prompts from `filler`; deterministic by seed and index."""
+
+    def __init__(self, shape: Shape, filler: Filler) -> None:
+        self.shape = shape
+        self.filler = filler
+        self.tools = tool_definitions(shape.tools) or None
+        self._prefixes = [self._prefix(group) for group in range(max(1, shape.prefix_groups))]
+
+    def _prefix(self, group: int) -> Any:
+        rng = random.Random(f"prefix {self.shape.seed} {group}")
+        return self.filler.make(rng, self.shape.prefix_tokens)
+
+    def session(self, index: int) -> Conversation:
+        rng = random.Random(f"session {self.shape.seed} {index}")
+        turns = self.shape.turns.draw(rng) if self.shape.turns else 1
+        return Conversation(self, rng, turns, self._prefixes[index % len(self._prefixes)])
+
+
+@dataclass
+class Conversation:
+    """One or more turns; each sends all that was said before."""
+
+    workload: Synthetic
+    rng: random.Random
+    turns: int
+    prefix: Any
+    history: list[Any] = field(default_factory=list)  # user, answer, user, answer, …
+
+    def next(self, last: Record | None) -> Request | None:
+        if last is not None:
+            if self.turns == 0 or not last.ok:
+                return None
+            self.history.append(last.ids if last.ids is not None else last.text or "")
+        self.turns -= 1
+        shape = self.workload.shape
+        self.history.append(self.workload.filler.make(self.rng, shape.input.draw(self.rng)))
+        output = shape.output.draw(self.rng)
+        request = Request(max_tokens=output, tools=self.workload.tools, cancel_after=self._cancel_after(output))
+        request.keep_text = self.turns > 0
+        self._fill(request)
+        return request
+
+    def _cancel_after(self, output: int) -> int | None:
+        # drawn in every session, so that the share does not change the prompts
+        leaves, where = self.rng.random(), self.rng.random()
+        return 1 + int(where * (output - 1)) if leaves < self.workload.shape.cancel_share else None
+
+    def _fill(self, request: Request) -> None:
+        if self.workload.shape.form == "prompt":
+            request.prompt = self.workload.filler.join(self.prefix, *self.history)
+            return
+        request.messages = [{"role": "system", "content": self.prefix}] if self.prefix else []
+        for index, content in enumerate(self.history):
+            request.messages.append({"role": ("user", "assistant")[index % 2], "content": content})
