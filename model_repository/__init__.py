@@ -1,1 +1,1 @@
-"""Engine -> Triton model repository, and the real Triton server on it."""
+"""Engine -> Triton model repository, and the server on it. The models themselves run inside Triton."""

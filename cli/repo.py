@@ -1,0 +1,32 @@
+"""`llmops repo`: engine folders to a Triton model repository."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("engines", nargs=-1, required=True, metavar="ENGINE...")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the repository.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(engines: tuple[str, ...], output: Path, as_json: bool) -> None:
+    """Put engine folders into a Triton model repository.
+
+    Each ENGINE is a folder that `llmops build` made, or NAME=FOLDER to serve it under another name. A served model NAME
+    becomes four Triton models: NAME (text in, text out), NAME-preprocessing, NAME-tensorrt_llm (tokens in, tokens out)
+    and NAME-postprocessing. An earlier repository in the output folder is replaced in one go.
+    """
+    from llmops.model_repository.generate import generate_repository, read_engines
+
+    entries = read_engines(engines)
+    models = generate_repository(entries, output)
+    if as_json:
+        names = [entry.name for entry in entries]
+        click.echo(json.dumps({"repository": str(output.resolve()), "served": names, "models": models}))
+        return
+    for entry in entries:
+        click.echo(f"{entry.name}  {entry.manifest.target}, {entry.manifest.architecture}, from {entry.directory}")
+    click.echo(f"{len(models)} Triton models in {output}. Serve them: llmops serve {output}")

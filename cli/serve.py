@@ -1,0 +1,59 @@
+"""`llmops serve`: the real Triton server on a model repository."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+
+
+@click.command()
+@click.argument("repository", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--http-port", default=8000, show_default=True, help="0 takes any free port.")
+@click.option("--grpc-port", default=8001, show_default=True, help="0 takes any free port.")
+@click.option("--metrics-port", default=8002, show_default=True, help="0 takes any free port.")
+@click.option("--exit-timeout", default=30, show_default=True, help="Seconds that running requests get at shutdown.")
+@click.option("--ready-timeout", default=1800, show_default=True, help="Seconds that all models may take to load.")
+@click.option("-v", "--verbose", count=True, help="Triton's verbose log; twice for more.")
+def command(
+    repository: Path,
+    host: str,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    exit_timeout: int,
+    ready_timeout: int,
+    verbose: int,
+) -> None:
+    """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
+
+    Ready only when every model is loaded. At shutdown running requests are finished first, for at most --exit-timeout
+    seconds; then no process and no shared memory is left.
+    """
+    from llmops.model_repository.launch import Ports, start_triton
+
+    stop = _stop_event()
+    ports = Ports(http_port, grpc_port, metrics_port)
+    with start_triton(repository, ports=ports, host=host, exit_timeout=exit_timeout, verbose=verbose) as server:
+        server.wait_ready(ready_timeout, cancelled=stop)
+        if not stop.is_set():
+            click.echo(f"Ready. gRPC {server.grpc_address}, HTTP {server.http_url}, metrics {server.metrics_url}")
+            click.echo(f"Serve OpenAI requests from it: llmops gateway --triton {server.grpc_address}")
+        server.wait(stop)
+        if stop.is_set():
+            click.echo("Stopping: finishing the running requests.")
+
+
+def _stop_event() -> threading.Event:
+    event = threading.Event()
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        event.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return event

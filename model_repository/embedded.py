@@ -1,0 +1,131 @@
+"""Where the real tritonserver is: the container's own, or the binary inside the nvidia-pytriton wheel.
+
+The wheel is only unpacked, never imported: its Python API is not used. See docs/serve.md for what each path is for.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmops.errors import MissingDependencyError
+
+CONTAINER_ROOT = Path("/opt/tritonserver")
+PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+STUB_NAME = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A tritonserver that can be started: `backends` is its --backend-directory, `environment` what it needs on top."""
+
+    kind: str
+    binary: Path
+    backends: Path
+    environment: dict[str, str]
+
+
+def find_installation() -> Installation:
+    """The container's server if there is one, else the embedded one. Raises MissingDependencyError with the fix."""
+    if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
+        return Installation(
+            "container", CONTAINER_ROOT / "bin" / "tritonserver", CONTAINER_ROOT / "backends", {"PATH": _path_with_venv()}
+        )
+    root = find_wheel()
+    binary = root / "bin" / "tritonserver"
+    if not binary.is_file():
+        raise MissingDependencyError(
+            f"the Triton binary {binary} is missing: reinstall it with `pip install --force-reinstall nvidia-pytriton`"
+        )
+    stub, library = find_stub(root), find_libpython()
+    return Installation("embedded", binary, _assemble_backends(root, stub), _environment(root, library))
+
+
+def find_wheel() -> Path:
+    """The `tritonserver` folder inside the installed nvidia-pytriton wheel."""
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingDependencyError(
+            "no Triton server: neither /opt/tritonserver nor the nvidia-pytriton wheel is here; "
+            "`pip install 'llmops[embedded]'` brings one"
+        )
+    return Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
+
+
+def find_stub(root: Path) -> Path:
+    """The Python backend's stub for the running Python version."""
+    stub = root / "python_backend_stubs" / PYTHON_VERSION / STUB_NAME
+    if not stub.is_file():
+        have = ", ".join(sorted(p.name for p in stub.parent.parent.glob("3.*"))) or "none"
+        raise MissingDependencyError(
+            f"Triton's Python backend has no stub for Python {PYTHON_VERSION} (it has {have}): "
+            "use one of those, or reinstall nvidia-pytriton"
+        )
+    return stub
+
+
+def find_libpython() -> Path | None:
+    """The folder of libpythonX.Y.so.1.0 if it must be added to the search path; None when the loader finds it itself."""
+    soname = f"libpython{PYTHON_VERSION}.so.1.0"
+    folders = [sysconfig.get_config_var("LIBDIR"), *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    for folder in filter(None, folders):
+        if (Path(folder) / soname).is_file():
+            return Path(folder)
+    if ctypes.util.find_library(f"python{PYTHON_VERSION}"):
+        return None
+    raise MissingDependencyError(
+        f"{soname} cannot be loaded, and Triton's Python models need it: install it "
+        f"(Debian and Ubuntu: `apt-get install libpython{PYTHON_VERSION}`) or add its folder to LD_LIBRARY_PATH"
+    )
+
+
+def check_stub_links(stub: Path, environment: dict[str, str]) -> list[str]:
+    """Libraries that the stub needs and the loader does not find, by name."""
+    result = subprocess.run(
+        ["ldd", str(stub)], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+    return [line.split()[0] for line in result.stdout.splitlines() if "not found" in line]
+
+
+def _environment(root: Path, library: Path | None) -> dict[str, str]:
+    folders = [root.parents[1] / "nvidia_pytriton.libs", library, os.environ.get("LD_LIBRARY_PATH")]
+    return {
+        "LD_LIBRARY_PATH": ":".join(str(folder) for folder in folders if folder),
+        "PATH": _path_with_venv(),
+    }
+
+
+def _path_with_venv() -> str:
+    # The stub embeds an isolated interpreter that ignores PYTHONPATH: it finds our packages through python3 on PATH.
+    return f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+
+
+def _assemble_backends(root: Path, stub: Path) -> Path:
+    """A backend folder of links: the wheel's Python backend plus the stub for our Python version.
+
+    It lives in the user's cache under a name made from what it links to, so servers share it and nobody cleans it up.
+    """
+    key = hashlib.sha256(f"{root}:{stub}".encode()).hexdigest()[:16]
+    backends = cache_dir() / "triton-backends" / key
+    target = backends / "python"
+    target.mkdir(parents=True, exist_ok=True)
+    for source in [*(root / "backends" / "python").glob("*.*"), stub]:
+        link = target / source.name
+        if not link.exists():
+            scratch = target / f".{source.name}.{os.getpid()}"
+            scratch.unlink(missing_ok=True)
+            scratch.symlink_to(source)
+            scratch.replace(link)
+    return backends
+
+
+def cache_dir() -> Path:
+    """Where llmops keeps what it can make again: $XDG_CACHE_HOME/llmops."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmops"

@@ -1,0 +1,255 @@
+"""Engine folders -> Triton model repository: four models per served name, checked before the first byte is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmops import __version__
+from llmops.build.manifest import EngineManifest
+from llmops.errors import InputError
+from llmops.model_repository import tensors as t
+from llmops.model_repository.pbtxt import TEMPLATES, render_config
+from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
+
+MARKER = ".llmops-repository.json"
+CONTRACT = 1
+MAX_QUEUE_SIZE = 4096
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# suffixes of the other three models; the ensemble has the served name itself
+PREPROCESSING, ENGINE, POSTPROCESSING = "-preprocessing", "-tensorrt_llm", "-postprocessing"
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """One engine folder that goes into the repository under `name`."""
+
+    name: str
+    directory: Path
+    manifest: EngineManifest
+    target: RepositoryTarget
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """One Triton model, ready to be written. `package` is the template folder whose `1/` is copied, None for no code."""
+
+    name: str
+    config: str
+    package: str | None
+
+
+def read_engines(arguments: Sequence[str]) -> list[EngineEntry]:
+    """`ENGINE` or `NAME=ENGINE` each. Raises InputError for what cannot be served, or two engines of one name."""
+    entries: list[EngineEntry] = []
+    for argument in arguments:
+        entry = _read_engine(argument)
+        if any(other.name == entry.name for other in entries):
+            raise InputError(f"two engines are called {entry.name}: name one of them, as in `other={entry.directory}`.")
+        entries.append(entry)
+    return entries
+
+
+def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:
+    """Write the repository to `output`, all or nothing, in place of an earlier one. Returns the Triton model names."""
+    _check_output(output)
+    folders = [folder for entry in entries for folder in model_folders(entry)]
+    scratch = output.parent / f".{output.name}.{os.getpid()}.new"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        for folder in folders:
+            _write_model(scratch / folder.name, folder)
+        (scratch / MARKER).write_text(json.dumps(_marker(entries), indent=2) + "\n")
+        _replace(scratch, output)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return [folder.name for folder in folders]
+
+
+def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
+    """The four models of one served name."""
+    model = entry.target.engine_model(entry.directory, entry.manifest)
+    ours = t.CONTEXT_IDS in model.outputs
+    yield ModelFolder(entry.name, _ensemble(entry, ours), None)
+    yield ModelFolder(entry.name + PREPROCESSING, _preprocessing(entry, ours), "preprocessing")
+    yield ModelFolder(entry.name + ENGINE, _engine(entry, model), "tensorrt_llm" if model.python_model else None)
+    yield ModelFolder(entry.name + POSTPROCESSING, _postprocessing(entry), "postprocessing")
+
+
+def card(entry: EngineEntry) -> dict[str, Any]:
+    """What the engine model announces about itself: docs/contract.md."""
+    manifest = entry.manifest
+    return {
+        "contract": CONTRACT,
+        "name": entry.name,
+        "target": manifest.target,
+        "tokenizer_dir": _tokenizer_dir(entry),
+        "max_batch_size": manifest.limits.max_batch_size,
+        "max_seq_len": manifest.limits.max_seq_len,
+        "vocab_size": manifest.tokenizer.vocab_size,
+        "bos_id": manifest.tokenizer.bos_id,
+        "end_ids": manifest.tokenizer.end_ids,
+        "pad_id": manifest.tokenizer.pad_id,
+        "chat_template": manifest.tokenizer.chat_template,
+        "capabilities": entry.target.capabilities(manifest),
+        "adapters": [],
+        "transports": entry.target.transports(),
+        "built": int(time.time()),
+    }
+
+
+def _read_engine(argument: str) -> EngineEntry:
+    given, equals, path = argument.partition("=")
+    directory = Path(path if equals else argument)
+    manifest = EngineManifest.load(directory)
+    name = given if equals else manifest.name
+    if not _NAME.fullmatch(name):
+        raise InputError(f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', at most 128 of them.")
+    if not manifest.complete:
+        raise InputError(f"{directory} is not finished: run the step that `llmops build` printed, then try again.")
+    if not (directory / manifest.tokenizer.directory / "tokenizer.json").is_file():
+        raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
+    target = find_target(manifest.target)
+    target.check(directory, manifest)
+    return EngineEntry(name, directory.resolve(), manifest, target)
+
+
+def _tokenizer_dir(entry: EngineEntry) -> str:
+    return str(entry.directory / entry.manifest.tokenizer.directory)
+
+
+def _engine(entry: EngineEntry, model: EngineModel) -> str:
+    values = {
+        "name": entry.name + ENGINE,
+        "backend": model.backend,
+        "max_batch_size": entry.manifest.limits.max_batch_size,
+        "max_queue_size": MAX_QUEUE_SIZE,
+        "inputs": model.inputs,
+        "outputs": model.outputs,
+        "parameters": {**model.parameters, "llmops_card": json.dumps(card(entry))},
+    }
+    return render_config("tensorrt_llm", values)
+
+
+def _preprocessing(entry: EngineEntry, ours: bool) -> str:
+    info = entry.manifest.tokenizer
+    values = {
+        "name": entry.name + PREPROCESSING,
+        "max_batch_size": entry.manifest.limits.max_batch_size,
+        "inputs": t.PREPROCESSING_INPUTS,
+        "outputs": t.PREPROCESSING_OUTPUTS + ([t.RETURN_CONTEXT_OUT] if ours else []),
+        "parameters": {
+            "tokenizer_dir": _tokenizer_dir(entry),
+            "add_special_tokens": "true",
+            "end_ids": json.dumps(info.end_ids),
+            "pad_id": str(info.pad_id if info.pad_id is not None else info.end_ids[0]),
+            "vocab_size": str(info.vocab_size),
+        },
+    }
+    return render_config("preprocessing", values)
+
+
+def _postprocessing(entry: EngineEntry) -> str:
+    values = {
+        "name": entry.name + POSTPROCESSING,
+        "max_batch_size": entry.manifest.limits.max_batch_size,
+        "inputs": t.POSTPROCESSING_INPUTS,
+        "outputs": t.POSTPROCESSING_OUTPUTS,
+        "parameters": {"tokenizer_dir": _tokenizer_dir(entry), "skip_special_tokens": "true"},
+    }
+    return render_config("postprocessing", values)
+
+
+def _ensemble(entry: EngineEntry, ours: bool) -> str:
+    engine_outputs = {"output_ids": "_TOKENS_BATCH", "sequence_length": "_SEQUENCE_LENGTH"}
+    engine_inputs = {engine: f"_{name}" for name, engine in t.PREPROCESSING_TO_ENGINE.items()}
+    postprocessing = {"TOKENS_BATCH": "_TOKENS_BATCH", "SEQUENCE_LENGTH": "_SEQUENCE_LENGTH"}
+    preprocessing_outputs = {name: f"_{name}" for name in t.PREPROCESSING_TO_ENGINE}
+    if ours:
+        preprocessing_outputs["RETURN_CONTEXT_IDS"] = "_RETURN_CONTEXT_IDS"
+        engine_inputs["return_context_ids"] = "_RETURN_CONTEXT_IDS"
+        engine_outputs |= {"context_ids": "_CONTEXT_IDS", "finished": "_FINISHED"}
+        postprocessing |= {"CONTEXT_IDS": "_CONTEXT_IDS", "FINISHED": "_FINISHED"}
+    passed = ensemble_outputs()
+    steps = [
+        {
+            "model": entry.name + PREPROCESSING,
+            "inputs": {name: given for given, name in t.ENSEMBLE_TO_PREPROCESSING.items()},
+            "outputs": preprocessing_outputs,
+        },
+        {
+            "model": entry.name + ENGINE,
+            "inputs": engine_inputs | {name: given for given, name in t.ENSEMBLE_TO_ENGINE.items()},
+            "outputs": engine_outputs | {tensor.name: tensor.name for tensor in passed},
+        },
+        {"model": entry.name + POSTPROCESSING, "inputs": postprocessing, "outputs": {"OUTPUT": "text_output"}},
+    ]
+    values = {
+        "name": entry.name,
+        "max_batch_size": entry.manifest.limits.max_batch_size,
+        "inputs": ensemble_inputs(),
+        "outputs": [t.Tensor("text_output", t.STRING, (-1,)), *passed],
+        "steps": steps,
+    }
+    return render_config("ensemble", values)
+
+
+def ensemble_inputs() -> list[t.Tensor]:
+    """Public names with the type of the tensor they feed. Without `reshape`: Triton applies it at the step."""
+    sources = {tensor.name: tensor for tensor in [*t.ENGINE_INPUTS, *t.PREPROCESSING_INPUTS]}
+    pairs = {**t.ENSEMBLE_TO_PREPROCESSING, **t.ENSEMBLE_TO_ENGINE}
+    return [
+        t.Tensor(given, sources[name].data_type, sources[name].dims, optional=sources[name].optional)
+        for given, name in pairs.items()
+    ]
+
+
+def ensemble_outputs() -> list[t.Tensor]:
+    """What the ensemble passes on of the engine's outputs besides the text."""
+    hidden = {"output_ids", "sequence_length", "context_phase_params"}
+    return [tensor for tensor in t.ENGINE_OUTPUTS if tensor.name not in hidden]
+
+
+def _marker(entries: Sequence[EngineEntry]) -> dict[str, Any]:
+    return {
+        "llmops": __version__,
+        "contract": CONTRACT,
+        "engines": {entry.name: {"directory": str(entry.directory), "key": entry.manifest.key} for entry in entries},
+    }
+
+
+def _write_model(folder: Path, model: ModelFolder) -> None:
+    version = folder / "1"
+    if model.package is None:
+        version.mkdir(parents=True)
+    else:
+        source = TEMPLATES / model.package / "1"
+        shutil.copytree(source, version, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "config.pbtxt").write_text(model.config)
+
+
+def _check_output(output: Path) -> None:
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise InputError(f"{output} is a file; name a folder for the repository.")
+    if any(output.iterdir()) and not (output / MARKER).is_file():
+        raise InputError(f"{output} holds other files and no repository of llmops; name an empty or new folder.")
+
+
+def _replace(scratch: Path, output: Path) -> None:
+    """A running Triton never sees half a repository: the old folder is moved away, then the new one takes its place."""
+    if not output.exists():
+        scratch.rename(output)
+        return
+    old = output.parent / f".{output.name}.{os.getpid()}.old"
+    output.rename(old)
+    scratch.rename(output)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,237 @@
+"""Start and stop the real tritonserver on a model repository.
+
+`start_triton` returns a `TritonServer`; `llmops serve`, `llmops up` and the test fixtures all use it. Nothing outlives
+`stop()`: no process (Triton runs each Python model in a stub process) and no shared-memory segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from llmops.errors import InputError, ResourceError, ServerError
+from llmops.model_repository.embedded import Installation, find_installation
+from llmops.model_repository.repository import check_repository
+from llmops.model_repository.triton_log import LogLine, explain_failure, parse_line
+
+SHM_DIR = Path("/dev/shm")
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """0 means: any free port."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+
+
+class TritonServer:
+    """A running tritonserver. `stop()` (or leaving the `with` block) drains it and removes all that it made."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], host: str, ports: Ports, shm_prefix: str, on_log: Callable[[LogLine], None]
+    ) -> None:
+        self.process = process
+        self.host = host
+        self.ports = ports
+        self.shm_prefix = shm_prefix
+        self.log: deque[LogLine] = deque(maxlen=400)
+        self._on_log = on_log
+        self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{self.host}:{self.ports.grpc}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.host}:{self.ports.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self.host}:{self.ports.metrics}/metrics"
+
+    def is_ready(self) -> bool:
+        """True when every model of the repository is loaded."""
+        try:
+            with urllib.request.urlopen(f"{self.http_url}/v2/health/ready", timeout=2) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def wait_ready(self, timeout: float = 600, cancelled: threading.Event | None = None) -> None:
+        """Block until ready, or `cancelled`. Raises ServerError with the cause if the server ends first or `timeout`
+        (s) passes."""
+        deadline = time.monotonic() + timeout
+        while not self.is_ready() and not (cancelled and cancelled.is_set()):
+            if self.process.poll() is not None:
+                self._reader.join(timeout=5)
+                raise ServerError(self._failure())
+            if time.monotonic() > deadline:
+                raise ServerError(f"Triton was not ready after {timeout:.0f} s; see its log above")
+            time.sleep(0.05)
+
+    def wait(self, stop: threading.Event) -> None:
+        """Block until `stop` is set. Raises ServerError if the server ends by itself before that."""
+        while not stop.wait(0.2):
+            if self.process.poll() is not None:
+                raise ServerError(f"Triton ended unexpectedly with code {self.process.returncode}; see its log above")
+
+    def stop(self, timeout: float = 40) -> int:
+        """SIGTERM, wait until in-flight requests are done, remove what is left. Returns Triton's exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout)
+        self._kill_group()
+        self.process.wait()
+        self._reader.join(timeout=5)
+        remove_shared_memory(self.shm_prefix)
+        return self.process.returncode
+
+    def __enter__(self) -> TritonServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _kill_group(self) -> None:
+        # Stubs end with their server; one that hangs in a library call does not.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _failure(self) -> str:
+        cause = explain_failure(self.log) or f"it ended with code {self.process.returncode} and said nothing"
+        return f"Triton did not start: {cause}."
+
+    def _read_log(self) -> None:
+        assert self.process.stdout is not None
+        for raw in self.process.stdout:
+            line = parse_line(raw.decode(errors="replace").rstrip("\n"))
+            self.log.append(line)
+            self._on_log(line)
+
+
+def print_log(line: LogLine) -> None:
+    """The default log: readable lines on stderr, without what is said at each start."""
+    if not line.is_noise:
+        print(line, file=sys.stderr, flush=True)
+
+
+def start_triton(
+    repository: Path,
+    *,
+    ports: Ports | None = None,
+    host: str = "127.0.0.1",
+    exit_timeout: int = 30,
+    verbose: int = 0,
+    on_log: Callable[[LogLine], None] = print_log,
+    installation: Installation | None = None,
+) -> TritonServer:
+    """Start tritonserver on `repository`; call `wait_ready()` next.
+
+    `exit_timeout`: seconds that in-flight requests get after SIGTERM. The server also ends when the calling process
+    dies, however it dies. Raises InputError, ResourceError or MissingDependencyError with the fix.
+    """
+    check_repository(repository)
+    installation = installation or find_installation()
+    chosen = _choose_ports(host, ports or Ports())
+    sweep_shared_memory()
+    prefix = f"llmops_{os.getpid()}_{os.urandom(3).hex()}_"
+    command = _command(installation, repository, host, chosen, prefix, exit_timeout, verbose)
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **installation.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+    )
+    return TritonServer(process, host, chosen, prefix, on_log)
+
+
+def _command(
+    installation: Installation, repository: Path, host: str, ports: Ports, prefix: str, exit_timeout: int, verbose: int
+) -> list[str]:
+    return [
+        str(installation.binary),
+        f"--model-repository={repository.resolve()}",
+        f"--backend-directory={installation.backends}",
+        # NVIDIA's launcher does the same: what config.pbtxt says is what is served
+        "--disable-auto-complete-config",
+        f"--http-address={host}",
+        f"--http-port={ports.http}",
+        f"--grpc-address={host}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-address={host}",
+        f"--metrics-port={ports.metrics}",
+        f"--exit-timeout-secs={exit_timeout}",
+        f"--log-verbose={verbose}",
+        f"--backend-config=python,shm-region-prefix-name={prefix}",
+        # a large engine takes minutes to load
+        "--backend-config=python,stub-timeout-seconds=1800",
+    ]
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _choose_ports(host: str, ports: Ports) -> Ports:
+    given = {"http": ports.http, "grpc": ports.grpc, "metrics": ports.metrics}
+    fixed = [port for port in given.values() if port]
+    if len(set(fixed)) != len(fixed):
+        raise InputError(f"the HTTP, gRPC and metrics ports must differ; got {ports.http}, {ports.grpc}, {ports.metrics}")
+    with contextlib.ExitStack() as stack:
+        chosen = {name: _reserve(stack, host, name, port) for name, port in given.items()}
+    return Ports(**chosen)
+
+
+def _reserve(stack: contextlib.ExitStack, host: str, name: str, port: int) -> int:
+    listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise ResourceError(
+            f"port {port} on {host} cannot be used for {name} ({error.strerror}): stop what listens there, "
+            f"or choose another with --{name}-port (0 takes any free one)"
+        ) from error
+    return int(listener.getsockname()[1])
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """Remove the segments of one server, left behind when a stub was killed."""
+    for segment in SHM_DIR.glob(f"{prefix}*"):
+        segment.unlink(missing_ok=True)
+
+
+def sweep_shared_memory() -> None:
+    """Remove segments whose server was started by a process that is gone (killed machines, kill -9)."""
+    for segment in SHM_DIR.glob("llmops_*_*_*"):
+        owner = segment.name.split("_")[1]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            segment.unlink(missing_ok=True)

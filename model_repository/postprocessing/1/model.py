@@ -1,0 +1,42 @@
+"""NAME-postprocessing: token ids to text. TensorRT-LLM's tensor names; the Rust tokenizer only, no framework."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from llmops_postprocessing.detokenize import added_text
+from tokenizers import Tokenizer
+
+
+class TritonPythonModel:
+    """TOKENS_BATCH [1, beams, n] and SEQUENCE_LENGTH [1, beams] -> OUTPUT [1, beams]. CONTEXT_IDS, the tokens just before,
+    makes streamed chunks join into whole characters; without it each response is decoded by itself."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        parameters = {k: v["string_value"] for k, v in json.loads(args["model_config"])["parameters"].items()}
+        self._tokenizer = Tokenizer.from_file(os.path.join(parameters["tokenizer_dir"], "tokenizer.json"))
+        self._skip_special_tokens = parameters["skip_special_tokens"] == "true"
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        tokens, lengths = given["TOKENS_BATCH"], given["SEQUENCE_LENGTH"].reshape(-1)
+        beams = tokens.reshape(lengths.size, -1)
+        context = given.get("CONTEXT_IDS")
+        before = [[]] * lengths.size if context is None else context.reshape(lengths.size, -1).tolist()
+        finished = bool(given["FINISHED"].reshape(-1)[0]) if "FINISHED" in given else context is None
+        texts = [
+            added_text(self._decode, earlier, beam[:length].tolist(), finished)
+            for earlier, beam, length in zip(before, beams, lengths, strict=True)
+        ]
+        output = np.array([[text.encode() for text in texts]], dtype=np.object_)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)

@@ -1,0 +1,38 @@
+"""Text -> token ids, and words -> TensorRT-LLM's word lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+
+def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
+    """Token ids of each word as it appears in the middle of a text, without special tokens."""
+    return [ids for word in words if word and (ids := tokenizer.encode(word, add_special_tokens=False).ids)]
+
+
+def word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
+    """INT32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, both padded; [[0], [-1]] if empty."""
+    flat = [token for word in words for token in word] or [0]
+    ends = list(np.cumsum([len(word) for word in words], dtype=int)) if words else []
+    ends += [-1] * (len(flat) - len(ends))
+    return np.array([[flat, ends]], dtype=np.int32)
+
+
+def embedding_bias(
+    tokenizer: Tokenizer, words: Sequence[str], weights: Sequence[float], vocab_size: int
+) -> np.ndarray:
+    """FP32 [1, vocab_size], or [1, 0] without words. Raises ValueError when words and weights do not match."""
+    if len(words) != len(weights):
+        raise ValueError(
+            f"embedding_bias_weights: {len(weights)} weights for {len(words)} embedding_bias_words; give one for each"
+        )
+    if not words:
+        return np.zeros((1, 0), dtype=np.float32)
+    bias = np.zeros((1, vocab_size), dtype=np.float32)
+    for word, weight in zip(words, weights, strict=True):
+        for token in tokenizer.encode(word, add_special_tokens=False).ids:
+            bias[0, token] += weight
+    return bias

@@ -1,0 +1,78 @@
+"""NAME-preprocessing: text to token ids. TensorRT-LLM's tensor names; the Rust tokenizer only, no framework."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from llmops_preprocessing.words import embedding_bias, word_ids, word_list
+from tokenizers import Tokenizer
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        parameters = {k: v["string_value"] for k, v in json.loads(args["model_config"])["parameters"].items()}
+        self._tokenizer = Tokenizer.from_file(os.path.join(parameters["tokenizer_dir"], "tokenizer.json"))
+        # a checkpoint's tokenizer.json may cut or pad; here the engine decides what is too long
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._add_special_tokens = parameters["add_special_tokens"] == "true"
+        self._end_ids = json.loads(parameters["end_ids"])
+        self._pad_id = int(parameters["pad_id"])
+        self._vocab_size = int(parameters["vocab_size"])
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            outputs = self._tensors({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+        except ValueError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
+
+    def _tensors(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if given["QUERY"].size != 1:
+            raise ValueError(f"text_input: one text per request, got {given['QUERY'].size}")
+        text = _strings(given, "QUERY", "text_input")[0]
+        ids = self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens).ids
+        stop_words = word_ids(self._tokenizer, _strings(given, "STOP_WORDS_DICT", "stop_words"))
+        end_id = given.get("END_ID")
+        if end_id is None:
+            # `end_id` takes one token; a model with several ends gets the others as stop words
+            stop_words += [[token] for token in self._end_ids[1:]]
+        weights = given.get("EMBEDDING_BIAS_WEIGHTS")
+        bias = embedding_bias(
+            self._tokenizer,
+            _strings(given, "EMBEDDING_BIAS_WORDS", "embedding_bias_words"),
+            [] if weights is None else weights.reshape(-1).tolist(),
+            self._vocab_size,
+        )
+        return {
+            "INPUT_ID": np.array([ids], dtype=np.int32).reshape(1, -1),
+            "REQUEST_INPUT_LEN": _one(len(ids)),
+            "BAD_WORDS_IDS": word_list(word_ids(self._tokenizer, _strings(given, "BAD_WORDS_DICT", "bad_words"))),
+            "STOP_WORDS_IDS": word_list(stop_words),
+            "EMBEDDING_BIAS": bias,
+            "REQUEST_OUTPUT_LEN": given["REQUEST_OUTPUT_LEN"].reshape(1, -1),
+            "OUT_END_ID": _one(self._end_ids[0]) if end_id is None else end_id.reshape(1, 1),
+            "OUT_PAD_ID": given.get("PAD_ID", _one(self._pad_id)).reshape(1, 1),
+            "RETURN_CONTEXT_IDS": np.array([[True]]),
+        }
+
+
+def _strings(given: dict[str, np.ndarray], name: str, public_name: str) -> list[str]:
+    values = given.get(name)
+    if values is None:
+        return []
+    try:
+        return [value.decode() if isinstance(value, bytes) else str(value) for value in values.reshape(-1)]
+    except UnicodeDecodeError:
+        raise ValueError(f"{public_name}: is not valid UTF-8") from None
+
+
+def _one(value: int) -> np.ndarray:
+    return np.array([[value]], dtype=np.int32)

@@ -1,0 +1,43 @@
+"""What a target adds to the engine model's configuration."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmops.build.manifest import EngineManifest
+from llmops.model_repository.tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, Tensor
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """How Triton runs one engine: the backend, its tensors, its `parameters`, and the files of its version folder."""
+
+    backend: str
+    parameters: dict[str, str]
+    inputs: list[Tensor] = field(default_factory=lambda: list(ENGINE_INPUTS))
+    outputs: list[Tensor] = field(default_factory=lambda: list(ENGINE_OUTPUTS))
+    python_model: bool = True
+
+
+class RepositoryTarget(ABC):
+    """One implementation per build target. Stateless."""
+
+    name: str
+
+    @abstractmethod
+    def check(self, directory: Path, manifest: EngineManifest) -> None:
+        """Raise VersionMismatchError or InputError, with the fix, when this engine cannot be served here."""
+
+    @abstractmethod
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
+        """Backend, tensors and parameters of NAME-tensorrt_llm."""
+
+    @abstractmethod
+    def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
+        """The `capabilities` of the card, see docs/contract.md."""
+
+    def transports(self) -> list[str]:
+        return ["request"]

@@ -1,0 +1,76 @@
+"""OpenVINO engines: our Python-backend model over OpenVINO GenAI's continuous batching."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from llmops.build.manifest import EngineManifest
+from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
+from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.tensors import CONTEXT_IDS, ENGINE_INPUTS, ENGINE_OUTPUTS, FINISHED, MIN_P, RETURN_CONTEXT
+
+MODEL_FILE = "openvino_model.xml"
+
+
+class OpenVINOTarget(RepositoryTarget):
+    name = "openvino"
+
+    def check(self, directory: Path, manifest: EngineManifest) -> None:
+        path = directory / manifest.model_dir / MODEL_FILE
+        if not path.is_file() or not path.with_suffix(".bin").is_file():
+            raise InputError(f"{directory} is damaged: {path.name} or its .bin is missing. Build the engine again.")
+        built = manifest.versions.get("openvino")
+        if built and _release(built) > _release(_installed("openvino")):
+            raise VersionMismatchError(
+                f"{directory} was built with OpenVINO {built}, but {_installed('openvino')} is installed: "
+                "upgrade openvino-genai or build the engine again."
+            )
+
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
+        return EngineModel(
+            backend="python",
+            parameters={
+                "llmops_runtime": "openvino",
+                "gpt_model_type": "inflight_fused_batching",
+                "gpt_model_path": str((directory / manifest.model_dir).resolve()),
+                "max_beam_width": "1",
+                "batch_scheduler_policy": "max_utilization",
+                "enable_kv_cache_reuse": "true",
+                "enable_chunked_context": "true",
+                "max_num_tokens": str(manifest.limits.max_num_tokens),
+                "openvino": json.dumps(manifest.extra.get("openvino", {})),
+            },
+            inputs=[*ENGINE_INPUTS, *MIN_P, *RETURN_CONTEXT],
+            outputs=[*ENGINE_OUTPUTS, CONTEXT_IDS, FINISHED],
+        )
+
+    def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
+        return {
+            "logprobs": True,
+            "top_logprobs": 0,
+            "logit_bias": False,
+            "n": 8,
+            "guided": ["json", "json_schema", "regex", "ebnf_grammar"],
+            "bad_words": False,
+            "min_p": True,
+            "seed": True,
+            "lora": False,
+        }
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise MissingDependencyError(
+            f"{package} is not installed, and OpenVINO engines run on it: `pip install 'llmops[embedded]'`"
+        ) from None
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Year and release of an OpenVINO version; what follows (patch, build) does not change the model format."""
+    parts = text.replace("-", ".").split(".")[:2]
+    return tuple(int(part) if part.isdigit() else 0 for part in parts)

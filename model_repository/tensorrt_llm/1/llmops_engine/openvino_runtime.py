@@ -1,0 +1,233 @@
+"""OpenVINO GenAI's continuous batching: paged KV cache, prefix cache, chunked prefill, one `step()` at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from .request import GenerationRequest, Refused
+from .runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, StepOutput
+from .stop_words import StopWordMatcher
+
+# OpenVINO's CPU plugin pages the KV cache in blocks of this many tokens.
+TOKENS_PER_BLOCK = 32
+_RUNNING = genai.GenerationStatus.RUNNING
+_IGNORED = genai.GenerationStatus.IGNORED
+_REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
+
+
+@dataclass(frozen=True)
+class OpenVINOOptions:
+    """`properties` go to OpenVINO as they are (INFERENCE_NUM_THREADS, KV_CACHE_PRECISION, …)."""
+
+    model_path: Path
+    max_batch_size: int
+    max_seq_len: int
+    max_num_tokens: int
+    cache_tokens: int | None
+    device: str
+    properties: dict[str, Any]
+
+
+class _Sequence:
+    __slots__ = ("handle", "matcher", "prompt_tokens", "started")
+
+    def __init__(self, handle: Any, request: GenerationRequest) -> None:
+        self.handle = handle
+        self.prompt_tokens = request.input_ids.size
+        self.started = False
+        words = [word for word in request.stop_words if len(word) > 1]
+        self.matcher = StopWordMatcher(words) if words else None
+
+
+class OpenVINORuntime(EngineRuntime):
+    """Token ids in, token ids out: the pipeline's own tokenizer is not used."""
+
+    def __init__(self, options: OpenVINOOptions) -> None:
+        self._options = options
+        self._blocks = _kv_blocks(options)
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            str(options.model_path), _scheduler(options, self._blocks), options.device, options.properties
+        )
+        self._sequences: dict[int, _Sequence] = {}
+        self._iteration = 0
+
+    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+        config = generation_config(request, sequence)
+        try:
+            handle = self._pipeline.add_request(key, ov.Tensor(request.input_ids[np.newaxis]), config)
+        except RuntimeError as error:
+            raise Refused(_explain(error, request)) from None
+        self._sequences[key] = _Sequence(handle, request)
+
+    def cancel(self, key: int) -> None:
+        sequence = self._sequences.pop(key, None)
+        if sequence is not None:
+            sequence.handle.cancel()
+
+    def has_work(self) -> bool:
+        return bool(self._sequences) or self._pipeline.has_non_finished_requests()
+
+    def step(self) -> Iterator[StepOutput]:
+        # step() keeps the GIL: whatever else this process does in Python happens between two steps.
+        self._pipeline.step()
+        self._iteration += 1
+        for key, sequence in list(self._sequences.items()):
+            output = self._read(key, sequence)
+            if output is not None:
+                if output.finish:
+                    self._sequences.pop(key, None)
+                yield output
+
+    def _read(self, key: int, sequence: _Sequence) -> StepOutput | None:
+        handle = sequence.handle
+        if not handle.can_read():
+            return self._ended_silently(key, handle)
+        sequence.started = True
+        ids: list[int] = []
+        log_probs: list[float] = []
+        finish = RUNNING
+        while handle.can_read():
+            for output in handle.read().values():
+                ids += output.generated_ids
+                log_probs += output.generated_log_probs
+                finish = _REASONS.get(output.finish_reason, RUNNING)
+        if sequence.matcher is not None:
+            kept = sequence.matcher.find(ids)
+            if kept is not None:
+                handle.cancel()
+                return StepOutput(key, ids[:kept], log_probs[:kept], STOP)
+        return StepOutput(key, ids, log_probs, finish)
+
+    def _ended_silently(self, key: int, handle: Any) -> StepOutput | None:
+        status = handle.get_status()
+        if status == _RUNNING:
+            return None
+        if status == _IGNORED:
+            message = f"the KV cache ({self._blocks * TOKENS_PER_BLOCK} tokens) cannot hold this request"
+            return StepOutput(key, [], [], FAILED, f"request_output_len: {message}")
+        return StepOutput(key, [], [], STOP)
+
+    def stats(self) -> EngineStats:
+        metrics = self._pipeline.get_metrics()
+        prefill = [s.prompt_tokens for s in self._sequences.values() if not s.started]
+        active = len(self._sequences)
+        scheduled = min(metrics.scheduled_requests, active)
+        return EngineStats(
+            active=active,
+            scheduled=scheduled,
+            waiting=active - scheduled,
+            context=len(prefill),
+            context_tokens=sum(prefill),
+            iteration=self._iteration,
+            kv_blocks_max=self._blocks,
+            # the pipeline measures while it schedules; with nothing left to schedule all blocks are free again
+            kv_blocks_used=round(metrics.cache_usage / 100 * self._blocks) if active else 0,
+            tokens_per_block=TOKENS_PER_BLOCK,
+            max_requests=self._options.max_batch_size,
+        )
+
+    def close(self) -> None:
+        for key in list(self._sequences):
+            self.cancel(key)
+
+
+def generation_config(request: GenerationRequest, sequence: int) -> Any:
+    """GenAI's parameters for one sequence of a request; each further sequence has a seed of its own."""
+    sampling = request.sampling
+    config = genai.GenerationConfig()
+    config.max_new_tokens = request.max_new_tokens
+    config.min_new_tokens = request.min_tokens
+    config.stop_token_ids = set(request.end_ids) | {word[0] for word in request.stop_words if len(word) == 1}
+    config.ignore_eos = not config.stop_token_ids
+    config.logprobs = int(request.log_probs)
+    config.repetition_penalty = sampling.repetition_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    if not sampling.greedy:
+        config.do_sample = True
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p
+        config.min_p = sampling.min_p
+        if sampling.top_k:
+            config.top_k = sampling.top_k
+        config.rng_seed = _seed(sampling.seed, sequence)
+    if request.guide is not None:
+        config.structured_output_config = _guide(*request.guide)
+    return config
+
+
+def _seed(seed: int | None, sequence: int) -> int:
+    # Without a seed GenAI would use 0 for everyone.
+    return int.from_bytes(os.urandom(4), "little") if seed is None else (seed + sequence) % 2**32
+
+
+def _guide(kind: str, guide: str) -> Any:
+    config = genai.StructuredOutputConfig()
+    if kind == "regex":
+        config.regex = guide
+    elif kind == "ebnf_grammar":
+        config.grammar = guide
+    else:
+        config.json_schema = _schema(guide or "{}")
+    return config
+
+
+def _schema(text: str) -> str:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise Refused(f"guided_decoding_guide: is not JSON ({error})") from None
+    return text
+
+
+def _scheduler(options: OpenVINOOptions, blocks: int) -> Any:
+    scheduler = genai.SchedulerConfig()
+    scheduler.num_kv_blocks = blocks
+    scheduler.max_num_seqs = options.max_batch_size
+    scheduler.max_num_batched_tokens = options.max_num_tokens
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = True
+    return scheduler
+
+
+def _kv_blocks(options: OpenVINOOptions) -> int:
+    """What the engine was told, else what the default memory pays for; never more than the batch can use, and never
+    less than one sequence needs."""
+    per_sequence = -(-options.max_seq_len // TOKENS_PER_BLOCK) + 1
+    most = per_sequence * options.max_batch_size
+    if options.cache_tokens is not None:
+        wanted = -(-options.cache_tokens // TOKENS_PER_BLOCK)
+    else:
+        wanted = _default_cache_bytes() // _block_bytes(options)
+    return max(per_sequence, min(most, wanted))
+
+
+def _block_bytes(options: OpenVINOOptions) -> int:
+    config = json.loads((options.model_path / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    # keys and values, one byte per element plus scales: OpenVINO stores the cache as u8 on CPUs by default
+    width = {"f32": 4, "f16": 2, "bf16": 2}.get(str(options.properties.get("KV_CACHE_PRECISION", "u8")), 1)
+    return int(2 * config["num_hidden_layers"] * kv_heads * TOKENS_PER_BLOCK * (head_dim * width + 8))
+
+
+def _default_cache_bytes() -> int:
+    """A quarter of the machine's memory, at most 8 GiB."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total // 4, 8 << 30)
+
+
+def _explain(error: RuntimeError, request: GenerationRequest) -> str:
+    text = str(error).strip().splitlines()[-1]
+    name = "guided_decoding_guide" if request.guide else "input_ids"
+    return f"{name}: {text}"

@@ -1,0 +1,50 @@
+"""One generation request as every runtime takes it, and the refusal that goes back to the client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+class Refused(Exception):  # noqa: N818 - it is an answer, not a failure
+    """The request cannot be honoured; the text starts with the name of the tensor: `embedding_bias: not supported`."""
+
+
+@dataclass
+class Sampling:
+    """Greedy when `temperature` is 0 or `top_k` is 1. Neutral values mean: not asked for."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+
+@dataclass
+class GenerationRequest:
+    """`input_ids` INT64 [n]. `end_ids`: tokens that end it, empty to go on past the end of text. `stop_words`: sequences
+    of token ids that end it. `guide`: (json | json_schema | regex | ebnf_grammar, text)."""
+
+    input_ids: np.ndarray
+    max_new_tokens: int
+    end_ids: frozenset[int] = frozenset()
+    stop_words: list[list[int]] = field(default_factory=list)
+    min_tokens: int = 0
+    num_sequences: int = 1
+    sampling: Sampling = field(default_factory=Sampling)
+    log_probs: bool = False
+    guide: tuple[str, str] | None = None
+    streaming: bool = False
+    # what goes back besides the tokens
+    context_ids: bool = False
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False

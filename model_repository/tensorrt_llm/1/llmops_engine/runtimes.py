@@ -1,0 +1,35 @@
+"""Which runtime a model's parameters ask for. Libraries are imported only when theirs is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .runtime import EngineRuntime
+
+
+def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
+    """`parameters`: the string parameters of config.pbtxt. Raises ValueError for a runtime that this version lacks."""
+    name = parameters["llmops_runtime"]
+    if name == "openvino":
+        return _openvino(parameters, card)
+    raise ValueError(f"llmops_runtime: {name} is not known; make the repository again with this version of llmops")
+
+
+def _openvino(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
+    from .openvino_runtime import OpenVINOOptions, OpenVINORuntime
+
+    own = json.loads(parameters["openvino"])
+    cache = parameters.get("max_tokens_in_paged_kv_cache")
+    return OpenVINORuntime(
+        OpenVINOOptions(
+            model_path=Path(parameters["gpt_model_path"]),
+            max_batch_size=card["max_batch_size"],
+            max_seq_len=card["max_seq_len"],
+            max_num_tokens=int(parameters["max_num_tokens"]),
+            cache_tokens=int(cache) if cache else None,
+            device=own.get("device", "CPU"),
+            properties=own.get("properties", {}),
+        )
+    )

@@ -1,0 +1,62 @@
+"""NAME-tensorrt_llm for the targets whose engine runs in Triton's Python backend: TensorRT-LLM's tensors on any runtime."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+from llmops_engine.loop import EngineLoop, Job
+from llmops_engine.metrics import Metrics
+from llmops_engine.parse import Limits, Tensors, is_stop, parse_request
+from llmops_engine.request import Refused
+from llmops_engine.runtimes import create_runtime
+from llmops_engine.sinks import FINAL, RequestSink, send_error
+
+
+class TritonPythonModel:
+    """Decoupled: `execute` only hands requests to the engine thread, which answers through their response senders."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._card = json.loads(parameters["llmops_card"])
+        self._limits = Limits(
+            target=self._card["target"],
+            max_seq_len=self._card["max_seq_len"],
+            vocab_size=self._card["vocab_size"],
+            end_ids=frozenset(self._card["end_ids"]),
+            max_sequences=self._card["capabilities"]["n"],
+        )
+        runtime = create_runtime(parameters, self._card)
+        metrics = Metrics(args["model_name"], args["model_version"])
+        self._loop = EngineLoop(runtime, metrics.report, pb_utils.Logger.log_error)
+        self._loop.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._accept(request)
+
+    def finalize(self) -> None:
+        self._loop.close()
+
+    def _accept(self, request: Any) -> None:
+        sender = request.get_response_sender()
+        try:
+            tensors = _tensors(request)
+            if is_stop(tensors):
+                self._stop(request.request_id(), sender)
+                return
+            parsed = parse_request(tensors, self._limits)
+            self._loop.submit(Job(request.request_id(), parsed, RequestSink(sender, parsed)))
+        except Refused as refusal:
+            send_error(sender, str(refusal))
+
+    def _stop(self, request_id: str, sender: Any) -> None:
+        if not request_id:
+            raise Refused("stop: needs the request id of the request to stop")
+        self._loop.stop_requests(request_id, lambda: sender.send(flags=FINAL))
+
+
+def _tensors(request: Any) -> Tensors:
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}

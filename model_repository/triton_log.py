@@ -1,0 +1,79 @@
+"""Triton's log lines as a person reads them, and the one sentence that says why a server did not start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# glog: level, month+day, time, thread id, file:line] "message"
+_GLOG = re.compile(r"^(?P<level>[IWEF])\d{4} (?P<time>[\d:]{8})\.\d+ +\d+ (?P<where>[\w./]+:\d+)\] (?P<message>.*)$")
+_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
+# said at each start, of no use to whoever reads the log
+_NOISE = (
+    "Collecting metrics for GPU",
+    "Collecting CPU metrics",
+    "Started GRPCInferenceService",
+    "Started HTTPService",
+    "Started Metrics Service",
+    "TRITONBACKEND_ModelInstanceInitialize",
+    "Pinned memory pool disabled",
+    "CUDA memory pool disabled",
+    "Unable to allocate pinned",
+    "Failed to query GPU",
+)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of Triton's output; `level` is info, warning, error or fatal, "" for continuation lines and tables."""
+
+    time: str
+    level: str
+    where: str
+    message: str
+
+    @property
+    def is_noise(self) -> bool:
+        if not self.level:
+            return not self.message.strip() or self.message.lstrip()[:1] in "+|"
+        return any(text in self.message for text in _NOISE)
+
+    def __str__(self) -> str:
+        if not self.level:
+            return f"{'':17}{self.message}"
+        return f"{self.time} {self.level:7} {self.message}"
+
+
+def parse_line(line: str) -> LogLine:
+    match = _GLOG.match(line)
+    if match is None:
+        return LogLine("", "", "", line)
+    message = match["message"]
+    if len(message) > 1 and message[0] == message[-1] == '"':
+        message = message[1:-1]
+    message = message.replace("\\n", "\n").replace('\\"', '"')
+    return LogLine(match["time"], _LEVELS[match["level"]], match["where"], message)
+
+
+_LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: (?P<reason>.*)", re.DOTALL)
+
+
+def explain_failure(lines: Iterable[LogLine]) -> str | None:
+    """The cause in one sentence: the first model that failed and why, else the first error. None if nothing failed."""
+    errors = [line for line in lines if line.level in ("error", "fatal")]
+    for line in errors:
+        match = _LOAD_FAILED.search(line.message)
+        if match:
+            return f"model {match['model']} did not load: {_root_cause(match['reason'])}"
+    for line in errors:
+        # "Poll failed for model directory 'x': ..." and the like
+        return _root_cause(line.message)
+    return None
+
+
+def _root_cause(reason: str) -> str:
+    """Of a Triton status with a Python traceback, only the exception's own message."""
+    head, _, _ = reason.partition("\n\nAt:")
+    head = re.sub(r"^(Internal|Invalid argument|Unavailable|Not found): ", "", head.strip())
+    return re.sub(r"^(\w+\.)*\w*(Error|Exception|Refused): ", "", head).strip().rstrip(".")
