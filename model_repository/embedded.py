@@ -36,7 +36,10 @@ def find_installation() -> Installation:
     """The container's server if there is one, else the embedded one. Raises MissingDependencyError with the fix."""
     if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
         return Installation(
-            "container", CONTAINER_ROOT / "bin" / "tritonserver", CONTAINER_ROOT / "backends", {"PATH": _path_with_venv()}
+            "container",
+            CONTAINER_ROOT / "bin" / "tritonserver",
+            CONTAINER_ROOT / "backends",
+            {"PATH": _path_with_venv()},
         )
     root = find_wheel()
     binary = root / "bin" / "tritonserver"
@@ -72,7 +75,7 @@ def find_stub(root: Path) -> Path:
 
 
 def find_libpython() -> Path | None:
-    """The folder of libpythonX.Y.so.1.0 if it must be added to the search path; None when the loader finds it itself."""
+    """The folder of libpythonX.Y.so.1.0, to be added to the search path; None when the loader finds it itself."""
     soname = f"libpython{PYTHON_VERSION}.so.1.0"
     folders = [sysconfig.get_config_var("LIBDIR"), *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
     for folder in filter(None, folders):

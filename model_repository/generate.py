@@ -39,7 +39,7 @@ class EngineEntry:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """One Triton model, ready to be written. `package` is the template folder whose `1/` is copied, None for no code."""
+    """One Triton model, ready to be written. `package`: the template folder whose `1/` is copied, None for no code."""
 
     name: str
     config: str

@@ -46,7 +46,12 @@ class TritonServer:
     """A running tritonserver. `stop()` (or leaving the `with` block) drains it and removes all that it made."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], host: str, ports: Ports, shm_prefix: str, on_log: Callable[[LogLine], None]
+        self,
+        process: subprocess.Popen[bytes],
+        host: str,
+        ports: Ports,
+        shm_prefix: str,
+        on_log: Callable[[LogLine], None],
     ) -> None:
         self.process = process
         self.host = host
@@ -114,7 +119,9 @@ class TritonServer:
     def __enter__(self) -> TritonServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def _kill_group(self) -> None:
@@ -204,7 +211,9 @@ def _choose_ports(host: str, ports: Ports) -> Ports:
     given = {"http": ports.http, "grpc": ports.grpc, "metrics": ports.metrics}
     fixed = [port for port in given.values() if port]
     if len(set(fixed)) != len(fixed):
-        raise InputError(f"the HTTP, gRPC and metrics ports must differ; got {ports.http}, {ports.grpc}, {ports.metrics}")
+        raise InputError(
+            f"the HTTP, gRPC and metrics ports must differ; got {ports.http}, {ports.grpc}, {ports.metrics}"
+        )
     with contextlib.ExitStack() as stack:
         chosen = {name: _reserve(stack, host, name, port) for name, port in given.items()}
     return Ports(**chosen)

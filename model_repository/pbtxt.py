@@ -48,4 +48,6 @@ def parse_config(text: str, source: str) -> Any:
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        raise InputError(f"{source} is not a Triton model configuration ({error}); make the repository again.") from error
+        raise InputError(
+            f"{source} is not a Triton model configuration ({error}); make the repository again."
+        ) from error

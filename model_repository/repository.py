@@ -11,7 +11,9 @@ from llmops.model_repository.pbtxt import parse_config
 def check_repository(repository: Path) -> list[str]:
     """The names of its models. Raises InputError naming the file and what is wrong with it."""
     if not repository.is_dir():
-        raise InputError(f"{repository} is not a model repository: there is no such folder. Make one with `llmops repo`.")
+        raise InputError(
+            f"{repository} is not a model repository: there is no such folder. Make one with `llmops repo`."
+        )
     names = []
     for folder in sorted(p for p in repository.iterdir() if p.is_dir() and not p.name.startswith(".")):
         _check_model(folder)
@@ -27,7 +29,7 @@ def _check_model(folder: Path) -> None:
         raise InputError(f"{folder} is not a Triton model: it has no config.pbtxt. Make the repository again.")
     config = parse_config(path.read_text(errors="replace"), str(path))
     if config.name and config.name != folder.name:
-        raise InputError(f"{path} says name: \"{config.name}\", but the folder is {folder.name}: they must agree.")
+        raise InputError(f'{path} says name: "{config.name}", but the folder is {folder.name}: they must agree.')
     if not any(child.is_dir() and child.name.isdigit() for child in folder.iterdir()):
         raise InputError(f"{folder} has no version folder (1/): the repository was edited; make it again.")
     if config.backend == "python" and not any(folder.glob("*/model.py")):

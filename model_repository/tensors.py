@@ -13,7 +13,7 @@ FP16, FP32, BOOL, STRING = "TYPE_FP16", "TYPE_FP32", "TYPE_BOOL", "TYPE_STRING"
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input or output. `scalar`: the backend sees [batch] instead of [batch, 1]; `ragged`: lengths differ in a batch."""
+    """One input or output. `scalar`: the backend sees [batch], not [batch, 1]; `ragged`: lengths differ in a batch."""
 
     name: str
     data_type: str
@@ -87,7 +87,10 @@ ENGINE_OUTPUTS: list[Tensor] = [
     Tensor("sequence_index", INT32),
     Tensor("context_phase_params", UINT8, (-1,)),
     *(Tensor(f"kv_cache_{name}", INT32) for name in ("alloc_new_blocks", "reused_blocks", "alloc_total_blocks")),
-    *(Tensor(f"{name}_ns", INT64) for name in ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")),
+    *(
+        Tensor(f"{name}_ns", INT64)
+        for name in ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
+    ),
     Tensor("acceptance_rate", FP32),
     *(Tensor(name, INT32) for name in ("total_accepted_draft_tokens", "total_draft_tokens")),
     *(Tensor(name, INT32) for name in ("num_input_tokens", "num_output_tokens")),

@@ -13,8 +13,11 @@ from tokenizers import Tokenizer
 
 
 class TritonPythonModel:
-    """TOKENS_BATCH [1, beams, n] and SEQUENCE_LENGTH [1, beams] -> OUTPUT [1, beams]. CONTEXT_IDS, the tokens just before,
-    makes streamed chunks join into whole characters; without it each response is decoded by itself."""
+    """TOKENS_BATCH [1, beams, n] and SEQUENCE_LENGTH [1, beams] -> OUTPUT [1, beams].
+
+    CONTEXT_IDS, the tokens just before, makes streamed chunks join into whole characters; without it each response is
+    decoded by itself.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         parameters = {k: v["string_value"] for k, v in json.loads(args["model_config"])["parameters"].items()}

@@ -1,4 +1,4 @@
-"""NAME-tensorrt_llm for the targets whose engine runs in Triton's Python backend: TensorRT-LLM's tensors on any runtime."""
+"""NAME-tensorrt_llm where the engine runs in Triton's Python backend: TensorRT-LLM's tensors on any runtime."""
 
 from __future__ import annotations
 

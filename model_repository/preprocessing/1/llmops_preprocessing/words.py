@@ -21,9 +21,7 @@ def word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[flat, ends]], dtype=np.int32)
 
 
-def embedding_bias(
-    tokenizer: Tokenizer, words: Sequence[str], weights: Sequence[float], vocab_size: int
-) -> np.ndarray:
+def embedding_bias(tokenizer: Tokenizer, words: Sequence[str], weights: Sequence[float], vocab_size: int) -> np.ndarray:
     """FP32 [1, vocab_size], or [1, 0] without words. Raises ValueError when words and weights do not match."""
     if len(words) != len(weights):
         raise ValueError(

@@ -1,1 +1,1 @@
-"""The engine model's own code. Runs inside Triton: imports numpy, triton_python_backend_utils and one runtime library."""
+"""The engine model's own code. Runs inside Triton: numpy, triton_python_backend_utils and one runtime library."""

@@ -1,4 +1,4 @@
-"""Tensors of TensorRT-LLM's contract -> GenerationRequest. What cannot be honoured is refused by name, never dropped."""
+"""Tensors of TensorRT-LLM's contract -> GenerationRequest. What cannot be honoured is refused, never dropped."""
 
 from __future__ import annotations
 
@@ -29,10 +29,34 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_vocab_size": (0,),
 }
 UNDERSTOOD = frozenset(
-    "input_ids input_lengths request_output_len end_id pad_id stop_words_list bad_words_list runtime_top_k runtime_top_p "
-    "runtime_min_p temperature repetition_penalty presence_penalty frequency_penalty min_tokens seed return_log_probs "
-    "num_return_sequences embedding_bias guided_decoding_guide_type guided_decoding_guide streaming stop "
-    "return_context_ids return_num_input_tokens return_num_output_tokens".split()
+    [
+        "input_ids",
+        "input_lengths",
+        "request_output_len",
+        "end_id",
+        "pad_id",
+        "stop_words_list",
+        "bad_words_list",
+        "runtime_top_k",
+        "runtime_top_p",
+        "runtime_min_p",
+        "temperature",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_tokens",
+        "seed",
+        "return_log_probs",
+        "num_return_sequences",
+        "embedding_bias",
+        "guided_decoding_guide_type",
+        "guided_decoding_guide",
+        "streaming",
+        "stop",
+        "return_context_ids",
+        "return_num_input_tokens",
+        "return_num_output_tokens",
+    ]
 )
 GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, not a failure
+class Refused(Exception):
     """The request cannot be honoured; the text starts with the name of the tensor: `embedding_bias: not supported`."""
 
 
@@ -31,8 +31,10 @@ class Sampling:
 
 @dataclass
 class GenerationRequest:
-    """`input_ids` INT64 [n]. `end_ids`: tokens that end it, empty to go on past the end of text. `stop_words`: sequences
-    of token ids that end it. `guide`: (json | json_schema | regex | ebnf_grammar, text)."""
+    """`input_ids` INT64 [n]. `end_ids`: tokens that end it, empty to go on past the end of text.
+
+    `stop_words`: sequences of token ids that end it. `guide`: (json | json_schema | regex | ebnf_grammar, text).
+    """
 
     input_ids: np.ndarray
     max_new_tokens: int

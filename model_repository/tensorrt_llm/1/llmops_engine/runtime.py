@@ -15,8 +15,10 @@ RUNNING, STOP, LENGTH, CANCELLED, FAILED = "", "stop", "length", "cancelled", "f
 
 
 class StepOutput(NamedTuple):
-    """What one step added to one sequence. `finish`: RUNNING while more follows, else why it ended; with FAILED, `error`
-    says what happened. `log_probs` is empty unless asked for."""
+    """What one step added to one sequence. `log_probs` is empty unless asked for.
+
+    `finish`: RUNNING while more follows, else why it ended; with FAILED, `error` says what happened.
+    """
 
     key: int
     token_ids: list[int]

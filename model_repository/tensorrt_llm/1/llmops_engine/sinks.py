@@ -17,7 +17,9 @@ CONTEXT_TOKENS = 32
 class Sink(Protocol):
     """All calls come from the engine thread. `last_sequence`: nothing follows for the whole request."""
 
-    def tokens(self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool) -> None: ...
+    def tokens(
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+    ) -> None: ...
 
     def fail(self, message: str) -> None: ...
 
@@ -42,7 +44,9 @@ class RequestSink:
         self._counts = [0] * n
         self._contexts: list[list[int]] = [[] for _ in range(n)]
 
-    def tokens(self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool) -> None:
+    def tokens(
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+    ) -> None:
         request = self._request
         if request.log_probs:
             self._cum[sequence] += sum(log_probs)
