@@ -29,7 +29,7 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--trace-speed", type=float, default=1.0, show_default=True, help="Replay this many times as fast.")
 @click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start. Default: 100.")
-@click.option("-d", "--duration", type=float, help="Seconds to go on starting sessions.")
+@click.option("-d", "--duration", type=float, help="Seconds to go on starting sessions; per step of a sweep (30).")
 @click.option("--warmup", type=click.IntRange(0), help="Sessions left out beforehand. Default: one per user.")
 @click.option("-i", "--input", "input_", default="64", show_default=True, help="Prompt tokens, a distribution.")
 @click.option("-o", "--output", default="64", show_default=True, help="Answer tokens, a distribution.")
@@ -77,7 +77,7 @@ def _options(**given: Any) -> BenchOptions:
     from llmops.perf.workloads.lengths import parse_lengths
 
     given["via"] = given["via"] or ("engine" if given["url"].startswith("grpc://") else "chat")
-    given["requests"] = given["requests"] or (None if given["duration"] or given["trace"] else 100)
+    given["requests"] = given["requests"] or (None if given["duration"] or given["trace"] or given["sweep"] else 100)
     given["input"], given["output"] = parse_lengths(given.pop("input_")), parse_lengths(given["output"])
     given["turns"] = parse_lengths(given["turns"]) if given["turns"] else None
     given["slos"] = [parse_slo(text) for text in given.pop("slo")]

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmops.errors import InputError, ServerError
+from llmops.errors import InputError, LlmopsError, ServerError
 from llmops.perf.clients.base import Client
 from llmops.perf.load.arrivals import arrival_times
 from llmops.perf.load.runner import Limit, Run, Runner
-from llmops.perf.load.slo import Slo
+from llmops.perf.load.slo import Slo, is_good
 from llmops.perf.load.sweep import Step, highest_rate
 from llmops.perf.records import Record
 from llmops.perf.report.document import Document, machine
@@ -21,6 +21,9 @@ from llmops.perf.workloads.files import PromptFile, Trace, TraceEntry, read_trac
 from llmops.perf.workloads.filler import Filler, Text
 from llmops.perf.workloads.lengths import Lengths
 from llmops.perf.workloads.synthetic import Form, Shape, Synthetic
+
+STEP_SECONDS = 30.0  # of a sweep step, unless --duration says otherwise
+UNLOADED = 8  # requests sent one at a time before a sweep
 
 
 @dataclass
@@ -163,6 +166,7 @@ async def _measure(
         progress.phase("trace", limit.sessions, limit.seconds)
         return await runner.open([entry.at for entry in entries], limit, options.max_concurrency)
     if options.sweep:
+        limit = Limit(options.requests, options.duration or STEP_SECONDS)
         return await _sweep(options, runner, limit, progress, steps)
     progress.phase("load", limit.sessions, limit.seconds)
     if options.rate is not None:
@@ -173,6 +177,18 @@ async def _measure(
 async def _open(options: BenchOptions, runner: Runner, rate: float, limit: Limit) -> Run:
     arrivals = arrival_times(options.arrival, rate, random.Random(options.seed), options.burstiness)
     return await runner.open(arrivals, limit, options.max_concurrency)
+
+
+async def _check_unloaded(options: BenchOptions, runner: Runner, progress: Progress) -> None:
+    """A server that breaks the objectives with one request at a time would be tried at ever lower rates."""
+    progress.phase("one at a time", UNLOADED, None)
+    run = await runner.closed(1, Limit(UNLOADED, STEP_SECONDS))
+    good = sum(is_good(record, options.slos) for record in run.records)
+    if good < len(run.records) / 2:
+        raise LlmopsError(
+            f"Only {good} of {len(run.records)} requests held the objectives when sent one at a time, so no rate will: "
+            "relax --slo or speed up the server."
+        )
 
 
 async def _sweep(options: BenchOptions, runner: Runner, limit: Limit, progress: Progress, steps: list[Step]) -> Run:
@@ -186,6 +202,7 @@ async def _sweep(options: BenchOptions, runner: Runner, limit: Limit, progress: 
         progress.step(step)
         return step
 
+    await _check_unloaded(options, runner, progress)
     best = await highest_rate(measure, options.rate or 1.0, options.sweep_max)
     return runs[best.rate if best else min(runs)]
 

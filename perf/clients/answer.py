@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from llmops.perf.clients.shape import Shape
 from llmops.perf.records import Record, Request
 from llmops.perf.workloads.tools import is_valid_call
 
@@ -28,6 +29,7 @@ class Answer:
         self._status = 0
         self._rest = b""
         self._ended = False
+        self._shape: Shape | None = None
         self._text: list[str] = []
         self._calls: dict[int, list[str]] = {}
 
@@ -50,6 +52,9 @@ class Answer:
                     return
 
     def _event(self, payload: bytes, now: float) -> None:
+        if self._shape is not None and self._shape.fits(payload):
+            self._token(now)
+            return
         if payload == b"[DONE]":
             self._ended = True
             return
@@ -65,7 +70,13 @@ class Answer:
         if event.get("usage"):
             self._usage(event["usage"])
         if carried:
+            self._learn(payload)
             self._token(now)
+
+    def _learn(self, payload: bytes) -> None:
+        # whoever wants to read the text or the calls gets every event parsed
+        if not (self._request.keep_text or self._request.tools or self._record.finish):
+            self._shape = Shape.of(payload)
 
     def _choices(self, choices: list[dict[str, Any]]) -> bool:
         carried = False

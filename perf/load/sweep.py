@@ -53,12 +53,10 @@ def _keeps_up(run: Run) -> bool:
     return late <= early * GROWTH
 
 
-async def highest_rate(
-    measure: Callable[[float], Awaitable[Step]], start: float, ceiling: float, floor: float = 0.01
-) -> Step | None:
-    """The best step that holds, None when even `floor` does not. At most about a dozen measurements."""
+async def highest_rate(measure: Callable[[float], Awaitable[Step]], start: float, ceiling: float) -> Step | None:
+    """The best step that holds, from `start` / 32 up to `ceiling`; None when there is none. About a dozen measurements."""
     step = await measure(start)
-    best, broken = await (_up(measure, step, ceiling) if step.holds else _down(measure, step.rate, floor))
+    best, broken = await (_up(measure, step, ceiling) if step.holds else _down(measure, step.rate, start / 32))
     if best is None or broken is None:
         return best
     return await _bisect(measure, best, broken)
