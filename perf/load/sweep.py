@@ -54,7 +54,7 @@ def _keeps_up(run: Run) -> bool:
 
 
 async def highest_rate(measure: Callable[[float], Awaitable[Step]], start: float, ceiling: float) -> Step | None:
-    """The best step that holds, from `start` / 32 up to `ceiling`; None when there is none. About a dozen measurements."""
+    """The best step that holds, from `start` / 32 up to `ceiling`; None when there is none."""
     step = await measure(start)
     best, broken = await (_up(measure, step, ceiling) if step.holds else _down(measure, step.rate, start / 32))
     if best is None or broken is None:

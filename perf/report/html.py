@@ -18,7 +18,8 @@ STYLE = """
 :root{--bg:#fff;--fg:#1b1f24;--soft:#667;--line:#e3e6ea;--a:#1a73e8;--b:#d9730d;--c:#2e8b57}
 @media(prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e6e8eb;--soft:#99a;--line:#2c323a;
 --a:#6aa9ff;--b:#f0a35e;--c:#6fcf97}}
-body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}
+body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif}
+body{max-width:62rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.8rem 0 .5rem}.soft,figcaption{color:var(--soft)}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.25rem .8rem;border-bottom:1px solid var(--line);text-align:right}
