@@ -1,0 +1,168 @@
+"""Token ids to text, a few at a time.
+
+Whatever way the ids are cut, the pieces joined (with `flush` at the end) are exactly `Tokenizer.decode` of all of them:
+never half a UTF-8 character, never a lost or doubled space. Text that later tokens may still change is held back.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\ufffd"
+
+
+class Detokenizer(ABC):
+    """Incremental decoding of one sequence."""
+
+    @abstractmethod
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that is certain after these ids."""
+
+    @abstractmethod
+    def flush(self) -> str:
+        """The rest, once no more ids come."""
+
+
+class ByteLevelDetokenizer(Detokenizer):
+    """For byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM): each token is a fixed run of bytes, looked up in a table."""
+
+    __slots__ = ("_decode", "_table")
+
+    def __init__(self, table: ByteTable) -> None:
+        self._table = table
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, ids: Sequence[int]) -> str:
+        table = self._table
+        if len(ids) == 1:
+            return self._decode(table[ids[0]])
+        return self._decode(b"".join([table[i] for i in ids]))
+
+    def flush(self) -> str:
+        return self._decode(b"", True)
+
+
+class WindowDetokenizer(Detokenizer):
+    """For every other decoder: decodes a short window twice and takes the difference.
+
+    The window starts one emitted stretch back, so that spaces which depend on the token before come out right.
+    Nothing is emitted while the text ends in a replacement character (a character split over tokens) or the last
+    token is a raw byte (`<0x0A>`): ByteFallback turns a whole run of them into replacement characters when the run
+    as a whole is not valid UTF-8.
+    """
+
+    __slots__ = ("_byte_ids", "_ids", "_prefix", "_prefix_text", "_read", "_skip", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._byte_ids = byte_ids
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+        self._prefix_text = ""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        out = [self._feed_one(i) for i in ids]
+        return out[0] if len(out) == 1 else "".join(out)
+
+    def _feed_one(self, token: int) -> str:
+        self._ids.append(token)
+        if token in self._byte_ids:
+            return ""
+        text = self._decode(self._ids[self._prefix :])
+        if text.endswith(REPLACEMENT) or len(text) <= len(self._prefix_text):
+            return ""
+        return self._emit(text)
+
+    def flush(self) -> str:
+        text = self._decode(self._ids[self._prefix :])
+        return self._emit(text)
+
+    def _emit(self, text: str) -> str:
+        new = text[len(self._prefix_text) :]
+        # only what was emitted last stays in the window: memory and time per token are bounded
+        self._ids = self._ids[self._read :]
+        self._prefix, self._read = 0, len(self._ids)
+        self._prefix_text = self._decode(self._ids)
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip))
+
+
+class ByteTable(dict[int, bytes]):
+    """Token id to its bytes, filled on first use. Unknown ids and (if asked) special tokens are empty."""
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._special_ids = special_ids
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
+        data = b"" if token is None else _bytes_of(token)
+        self[token_id] = data
+        return data
+
+
+class DetokenizerFactory:
+    """Chooses the detokenizer that fits the tokenizer's decoder, and keeps what its sequences share."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._byte_level = _is_byte_level(json.loads(tokenizer.to_str()).get("decoder"))
+        self._skipping = ByteTable(tokenizer, self._special_ids)
+        self._keeping = ByteTable(tokenizer, frozenset())
+        ids = (tokenizer.token_to_id(f"<0x{value:02X}>") for value in range(256))
+        self._byte_ids = frozenset(i for i in ids if i is not None)
+
+    def make(self, skip_special_tokens: bool) -> Detokenizer:
+        if self._byte_level:
+            return ByteLevelDetokenizer(self._skipping if skip_special_tokens else self._keeping)
+        return WindowDetokenizer(self._tokenizer, self._byte_ids, skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if self._byte_level:
+            return self._keeping[token_id]
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if token_id in self._byte_ids:
+            return bytes([int(token[3:5], 16)])
+        return token.replace("\u2581", " ").encode()
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders", [])
+        return len(parts) == 1 and _is_byte_level(parts[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: character to byte value."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [value for value in range(256) if value not in set(printable)]
+    table = {chr(value): value for value in printable}
+    table.update({chr(256 + offset): value for offset, value in enumerate(rest)})
+    return table
+
+
+_BYTES = _byte_characters()
+
+
+def _bytes_of(token: str) -> bytes:
+    """As the ByteLevel decoder does it: a token with any character outside the table stands for itself."""
+    try:
+        return bytes([_BYTES[character] for character in token])
+    except KeyError:
+        return token.encode()

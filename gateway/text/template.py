@@ -1,0 +1,94 @@
+"""Chat templates: Jinja2 in a sandbox, with the names that Hugging Face templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llmops.gateway.errors import InvalidRequestError
+
+
+class TemplateRaisedError(jinja2.TemplateError):
+    """The template itself refused the conversation through `raise_exception`."""
+
+
+class GenerationTag(Extension):
+    """`{% generation %} … {% endgeneration %}` marks assistant text for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled chat template and the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises jinja2.TemplateSyntaxError when `source` is no template."""
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        self._template = _environment().from_string(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text. Raises InvalidRequestError (param messages) when the template does not take these messages."""
+        context = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._template.render(context)
+        except TemplateRaisedError as error:
+            raise InvalidRequestError(f"The chat template refused the messages: {error}", param="messages") from error
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+            raise InvalidRequestError(
+                f"The chat template cannot render these messages: {error}", param="messages"
+            ) from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja2's own filter escapes &, < and > for HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateRaisedError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,96 @@
+"""A model's tokenizer, from the `tokenizer/` folder of its engine (tokenizer.json and tokenizer_config.json)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from llmops.errors import InputError
+from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class TextTokenizer:
+    """Text to token ids and back. Safe to use from several threads."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises InputError when the folder is not there or its tokenizer.json cannot be read."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise InputError(
+                f"{directory} has no tokenizer.json; set models.NAME.tokenizer_dir in the gateway's configuration to a "
+                "copy of the engine's tokenizer folder."
+            )
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise InputError(f"{path} cannot be read as a tokenizer: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.config = _read_config(directory / "tokenizer_config.json")
+        self.chat_template = _read_template(directory, self.config)
+        self._detokenizers = DetokenizerFactory(self._tokenizer)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """bos_token, eos_token … as a chat template sees them."""
+        found = {name: _token_text(self.config.get(name)) for name in SPECIAL_TOKENS}
+        return {name: text for name, text in found.items() if text is not None}
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        # encode() keeps the GIL for the whole text; the batch form releases it and skips the offsets
+        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded[0].ids
+        return ids
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token, or None when there is no such id."""
+        text: str | None = self._tokenizer.id_to_token(token_id)
+        return text
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental detokenizer for one sequence."""
+        return self._detokenizers.make(skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the text, as UTF-8 bytes (a token may hold half a character)."""
+        return self._detokenizers.token_bytes(token_id)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja wins over tokenizer_config.json, as in transformers; of several, the one named default."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default") or next(iter(named.values()), None)
+    return template if isinstance(template, str) else None
+
+
+def _token_text(token: Any) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

@@ -1,0 +1,81 @@
+"""`llmops_card`: what an engine model announces of itself in Triton's ModelConfig, read into a ModelCard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmops.errors import InputError
+from llmops.gateway.messages import Adapter, Capabilities, GuideKind, ModelCard
+
+PARAMETER = "llmops_card"
+CONTRACT = 1
+
+
+class _Capabilities(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    logprobs: bool = False
+    top_logprobs: int = 0
+    logit_bias: bool = False
+    n: Annotated[int, Field(ge=1)] = 1
+    guided: tuple[GuideKind, ...] = ()
+    bad_words: bool = False
+    min_p: bool = False
+    seed: bool = True
+    lora: bool = False
+
+
+class _Adapter(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    id: int
+
+
+class _Card(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    contract: int = CONTRACT
+    name: str
+    target: str = "unknown"
+    tokenizer_dir: str
+    max_batch_size: int = 1
+    max_seq_len: Annotated[int, Field(gt=1)]
+    vocab_size: Annotated[int, Field(gt=0)]
+    bos_id: int | None = None
+    end_ids: tuple[int, ...]
+    pad_id: int | None = None
+    chat_template: bool = True
+    capabilities: _Capabilities = _Capabilities()
+    adapters: tuple[_Adapter, ...] = ()
+    transports: tuple[str, ...] = ("request",)
+    built: int = 0
+
+
+def parse_card(text: str, overrides: Mapping[str, Any] | None = None) -> ModelCard:
+    """`overrides` (from the gateway's configuration) win. Raises InputError when it cannot be understood."""
+    try:
+        raw = json.loads(text) if text else {}
+        card = _Card.model_validate({**raw, **(overrides or {})})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"the model's {PARAMETER} cannot be used ({where}: {first['msg']})") from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the model's {PARAMETER} is not a JSON object: {error}") from error
+    if card.contract != CONTRACT:
+        raise InputError(
+            f"the model speaks contract {card.contract}, this gateway {CONTRACT}; use the same llmops version for both"
+        )
+    return _to_message(card)
+
+
+def _to_message(card: _Card) -> ModelCard:
+    fields = {name: getattr(card, name) for name in _Card.model_fields if name != "contract"}
+    fields["capabilities"] = Capabilities(**card.capabilities.model_dump())
+    fields["adapters"] = tuple(Adapter(adapter.name, adapter.id) for adapter in card.adapters)
+    return ModelCard(**fields, extra=card.model_extra or {})

@@ -1,0 +1,79 @@
+"""One Triton server over gRPC: its models, their cards, their health, and the calls that streams are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from grpc import aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.triton.card import PARAMETER
+
+ENGINE_SUFFIX = "-tensorrt_llm"
+# A restarted Triton must be seen within a second or two; messages hold whole prompts and answers
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+class TritonClient:
+    """`address` is HOST:PORT of Triton's gRPC endpoint. Must be made inside a running event loop."""
+
+    def __init__(self, address: str, *, timeout: float = 5.0) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def start_call(self) -> Any:
+        """Start one bidirectional ModelStreamInfer call."""
+        return self._stub.ModelStreamInfer()
+
+    async def server_ready(self) -> bool:
+        """False also when Triton cannot be reached."""
+        try:
+            answer = await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=self._timeout)
+        except aio.AioRpcError:
+            return False
+        return bool(answer.ready)
+
+    async def model_ready(self, model: str) -> bool:
+        """False also when there is no such model or no Triton."""
+        try:
+            answer = await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=self._timeout)
+        except aio.AioRpcError:
+            return False
+        return bool(answer.ready)
+
+    async def engine_models(self) -> list[str]:
+        """Names of the repository's ready engine models. Raises UnavailableError."""
+        request = service_pb2.RepositoryIndexRequest(ready=True)
+        answer = await self._ask(self._stub.RepositoryIndex, request)
+        return sorted({model.name for model in answer.models if model.name.endswith(ENGINE_SUFFIX)})
+
+    async def card_text(self, model: str) -> str:
+        """The model's `llmops_card` parameter, empty when it has none. Raises UnavailableError."""
+        answer = await self._ask(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=model))
+        if PARAMETER not in answer.config.parameters:
+            return ""
+        return str(answer.config.parameters[PARAMETER].string_value)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _ask(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=self._timeout)
+        except aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise UnavailableError(f"Triton at {self.address} cannot be reached.") from error
+            raise UnavailableError(f"Triton at {self.address} does not answer: {error.details()}") from error

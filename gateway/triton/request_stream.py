@@ -1,0 +1,94 @@
+"""The transport that every Triton model of the contract serves: one gRPC stream per request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from llmops.gateway.errors import ApiError, EngineError, UnavailableError
+from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
+from llmops.gateway.triton.base import Transport
+from llmops.gateway.triton.tensors import FINAL_FLAG, RequestWriter, ResponseReader, error_of
+
+
+class RequestStreams(Transport):
+    """Opens a ModelStreamInfer call per request. Cancelling the call takes the request out of the engine's batch."""
+
+    name = "request"
+
+    def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
+        """`start_call` starts one ModelStreamInfer call (the stub's method)."""
+        self._start_call = start_call
+        self._writer = RequestWriter(engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id)
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        message = self._writer.write(request)
+        call = self._start_call()
+        try:
+            await call.write(message)
+            await call.done_writing()
+        except (aio.AioRpcError, aio.UsageError) as error:
+            raise await _broken(call, error) from error
+        return RequestStream(call, ResponseReader(logprobs=request.logprobs))
+
+
+class RequestStream(TokenStream):
+    """One request's call. `cancel` ends it at once and lets a waiting reader go with EngineError."""
+
+    __slots__ = ("_call", "_cancelled", "_done", "_reader")
+
+    def __init__(self, call: Any, reader: ResponseReader) -> None:
+        self._call = call
+        self._reader = reader
+        self._done = False
+        self._cancelled = False
+
+    async def __anext__(self) -> TokenBatch:
+        while not self._done:
+            response = await self._read()
+            if response.error_message:
+                self.cancel()
+                raise error_of(response.error_message)
+            inner = response.infer_response
+            if FINAL_FLAG in inner.parameters and inner.parameters[FINAL_FLAG].bool_param:
+                self._done = True
+            batch = self._reader.read(inner)
+            if batch is not None:
+                return batch
+        raise StopAsyncIteration
+
+    async def _read(self) -> Any:
+        try:
+            response = await self._call.read()
+        except aio.AioRpcError as error:
+            self._done = True
+            raise _error_of_status(error) from error
+        if response is aio.EOF:
+            self._done = True
+            raise EngineError("The engine ended the stream without its final response.")
+        return response
+
+    def cancel(self) -> None:
+        self._done = True
+        if not self._cancelled:
+            self._cancelled = True
+            self._call.cancel()
+
+
+async def _broken(call: Any, error: Exception) -> ApiError:
+    """A failed write says nothing; the call's status does."""
+    if isinstance(error, aio.AioRpcError):
+        return _error_of_status(error)
+    return UnavailableError(f"Triton cannot be reached: {await call.details() or error}.")
+
+
+def _error_of_status(error: aio.AioRpcError) -> ApiError:
+    detail = error.details() or error.code().name
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
+        return UnavailableError(f"Triton cannot be reached or went away: {detail}")
+    if error.code() == grpc.StatusCode.CANCELLED:
+        return UnavailableError("Triton ended the stream: the request was cancelled on its side.")
+    return error_of(detail)
