@@ -169,3 +169,14 @@ class EngineTimeoutError(ApiError):
     status = 504
     type = "timeout_error"
     code = "engine_timeout"
+
+
+class CancelledStreamError(ApiError):
+    """499: the request was cancelled, nearly always because the client went away; nobody reads this answer."""
+
+    status = 499
+    type = "cancelled"
+    code = "cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("The request was cancelled.")

@@ -71,7 +71,8 @@ class TokenBatch(NamedTuple):
 class TokenStream(ABC):
     """The tokens of one request as they come. Ends (StopAsyncIteration) after the engine's final response.
 
-    Raises EngineError for what the engine refuses or breaks on, UnavailableError when Triton is not there.
+    Raises EngineError for what the engine breaks on, UnsupportedError for what it refuses, UnavailableError when Triton
+    is not there, and CancelledStreamError after `cancel`.
     """
 
     def __aiter__(self) -> TokenStream:

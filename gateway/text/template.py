@@ -47,7 +47,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text. Raises InvalidRequestError (param messages) when the template does not take these messages."""
+        """The prompt text. Raises InvalidRequestError (param messages) when the template refuses the messages."""
         context = {
             **self._special_tokens,
             **(variables or {}),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 from grpc import aio
 
-from llmops.gateway.errors import ApiError, EngineError, UnavailableError
+from llmops.gateway.errors import ApiError, CancelledStreamError, EngineError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.triton.base import Transport
 from llmops.gateway.triton.tensors import FINAL_FLAG, RequestWriter, ResponseReader, error_of
@@ -36,7 +37,7 @@ class RequestStreams(Transport):
 
 
 class RequestStream(TokenStream):
-    """One request's call. `cancel` ends it at once and lets a waiting reader go with EngineError."""
+    """One request's call. `cancel` ends it at once and lets a waiting reader go."""
 
     __slots__ = ("_call", "_cancelled", "_done", "_reader")
 
@@ -47,6 +48,8 @@ class RequestStream(TokenStream):
         self._cancelled = False
 
     async def __anext__(self) -> TokenBatch:
+        if self._cancelled:
+            raise CancelledStreamError()
         while not self._done:
             response = await self._read()
             if response.error_message:
@@ -65,7 +68,12 @@ class RequestStream(TokenStream):
             response = await self._call.read()
         except aio.AioRpcError as error:
             self._done = True
-            raise _error_of_status(error) from error
+            raise (CancelledStreamError() if self._cancelled else _error_of_status(error)) from error
+        except asyncio.CancelledError:
+            # grpc.aio answers a read with this both when the call and when the reading task is cancelled
+            if self._cancelled:
+                raise CancelledStreamError() from None
+            raise
         if response is aio.EOF:
             self._done = True
             raise EngineError("The engine ended the stream without its final response.")

@@ -1,4 +1,4 @@
-"""EngineRequest to a ModelInferRequest and ModelInferResponse to TokenBatch: the tensor contract, as raw little-endian bytes.
+"""EngineRequest to ModelInferRequest and ModelInferResponse to TokenBatch: the tensor contract as raw bytes.
 
 Tensor names, types and meanings are those of TensorRT-LLM's `tensorrt_llm` model; see docs/contract.md.
 """
@@ -17,7 +17,7 @@ from llmops.gateway.messages import EngineRequest, TokenBatch
 
 FINAL_FLAG = "triton_final_response"
 INPUT_TENSORS = frozenset(
-    [
+    {
         "input_ids",
         "input_lengths",
         "request_output_len",
@@ -40,7 +40,7 @@ INPUT_TENSORS = frozenset(
         "lora_task_id",
         "guided_decoding_guide_type",
         "guided_decoding_guide",
-    ]
+    }
 )
 _SIZES = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}
 

@@ -1,0 +1,74 @@
+"""Reading and validating request bodies: the size limit while reading, pydantic's errors as OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from llmops.gateway.errors import BodyTooLargeError, CancelledStreamError, InvalidRequestError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises BodyTooLargeError as soon as more than `limit` bytes are announced or have come."""
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise CancelledStreamError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def parse(model: type[M], body: bytes) -> M:
+    """Validate JSON against `model`. Raises InvalidRequestError with `param` as in `messages[0].content`."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _explain(error, body) from error
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"The body is larger than this gateway accepts ({limit} bytes).")
+
+
+def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequestError(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
+    param = _param(first["loc"], json.loads(body))
+    if param is None:
+        return InvalidRequestError("The body must be a JSON object.")
+    if first["type"] == "missing":
+        return InvalidRequestError(
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        )
+    return InvalidRequestError(f"Invalid value for '{param}': {first['msg']}.", param=param, code=_code(first["type"]))
+
+
+def _code(kind: str) -> str:
+    return "invalid_type" if kind.endswith("_type") else "invalid_value"
+
+
+def _param(location: tuple[int | str, ...], value: Any) -> str | None:
+    """Pydantic names the branches of unions in its locations; only what is in the body, or missing there, is kept."""
+    path = ""
+    for part in location:
+        if isinstance(part, int) and isinstance(value, list) and part < len(value):
+            path, value = f"{path}[{part}]", value[part]
+        elif isinstance(part, str) and isinstance(value, dict) and (part in value or part == location[-1]):
+            path, value = (f"{path}.{part}" if path else part), value.get(part)
+    return path or None

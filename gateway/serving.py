@@ -1,0 +1,33 @@
+"""What the endpoints see of the models: a served model with everything that a request to it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmops.gateway.messages import Engine, ModelCard
+from llmops.gateway.text.template import ChatTemplate
+from llmops.gateway.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One name of GET /v1/models. An adapter has its base model's parts, `parent` and `lora_id`."""
+
+    name: str
+    card: ModelCard
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+    engine: Engine
+    parent: str | None = None
+    lora_id: int | None = None
+
+
+class Models(Protocol):
+    """Where endpoints find models."""
+
+    def get(self, name: str) -> ServedModel:
+        """Raises ModelNotFoundError, or UnavailableError while the models are not known (Triton is down)."""
+        ...
+
+    def all(self) -> list[ServedModel]: ...

@@ -1,0 +1,148 @@
+"""The gateway's settings: flags win over LLMOPS_… environment variables, those over the YAML file, that over defaults."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from llmops.errors import InputError
+
+PREFIX = "LLMOPS_"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelOverrides(_Section):
+    """What this gateway knows better than the model's own card, e.g. where its copy of the tokenizer is.
+
+    Unset fields are the card's. A model without a card (not made by `llmops repo`) needs tokenizer_dir, max_seq_len,
+    vocab_size and end_ids, and `engine_model` where the Triton model is not called NAME-tensorrt_llm.
+    """
+
+    engine_model: str | None = None
+    tokenizer_dir: Path | None = None
+    max_seq_len: int | None = None
+    vocab_size: int | None = None
+    end_ids: list[int] | None = None
+    pad_id: int | None = None
+    bos_id: int | None = None
+    target: str | None = None
+    capabilities: dict[str, Any] | None = None
+
+    def card_fields(self) -> dict[str, Any]:
+        """The overrides in the card's own terms."""
+        fields = self.model_dump(exclude_none=True, exclude={"engine_model"})
+        return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
+
+
+class Limits(_Section):
+    """What is checked before any work starts."""
+
+    body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
+    messages: Annotated[int, Field(gt=0)] = 4096
+    stop_strings: Annotated[int, Field(gt=0)] = 16
+    stop_length: Annotated[int, Field(gt=0)] = 1024
+    tools: Annotated[int, Field(gt=0)] = 128
+    schema_bytes: Annotated[int, Field(gt=0)] = 65536
+    prompts: Annotated[int, Field(gt=0)] = 64
+    template_seconds: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Timeouts(_Section):
+    """Seconds. `first_token` includes waiting in the engine's queue; `idle` is between two chunks."""
+
+    connect: Annotated[float, Field(gt=0)] = 5.0
+    first_token: Annotated[float, Field(gt=0)] = 300.0
+    idle: Annotated[float, Field(gt=0)] = 60.0
+    total: Annotated[float, Field(gt=0)] = 3600.0
+    drain: Annotated[float, Field(ge=0)] = 30.0
+
+
+class GatewaySettings(BaseSettings):
+    """Everything `llmops gateway` can be told."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
+
+    triton: str = "127.0.0.1:8001"
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 9000
+    models: dict[str, ModelOverrides] = Field(default_factory=dict)
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
+    text_threads: Annotated[int, Field(ge=1)] = 2
+    log_level: str = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # init_settings carries the flags and the file, already merged in that order by `load_settings`
+        return sources["init_settings"], sources["env_settings"]
+
+
+def load_settings(config: Path | None = None, **flags: Any) -> GatewaySettings:
+    """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key and its source."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    _refuse_unknown_environment()
+    merged = _merge(_read_yaml(config) if config else {}, _from_environment())
+    try:
+        return GatewaySettings(**_merge(merged, given))
+    except ValidationError as error:
+        raise InputError(_explain(error, config)) from error
+
+
+def _from_environment() -> dict[str, Any]:
+    """What the environment sets, un-validated, so that it can be laid over the file key by key."""
+    source = GatewaySettings.model_config
+    from pydantic_settings import EnvSettingsSource
+
+    return EnvSettingsSource(
+        GatewaySettings, env_prefix=source["env_prefix"], env_nested_delimiter=source["env_nested_delimiter"]
+    )()
+
+
+def _refuse_unknown_environment() -> None:
+    known = {PREFIX + name.upper() for name in GatewaySettings.model_fields}
+    others = {"LLMOPS_CACHE", "LLMOPS_CONFIG", "LLMOPS_API_KEY", "LLMOPS_URL"}
+    for name in os.environ:
+        if name.startswith(PREFIX) and name.split("__")[0] not in known | others:
+            raise InputError(f"The environment variable {name} is no setting of the gateway; unset or rename it.")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The configuration {path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"The configuration {path} is not valid YAML: {error}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InputError(f"The configuration {path} must be a mapping of settings, such as `triton: 127.0.0.1:8001`.")
+    return data
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _explain(error: ValidationError, config: Path | None) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    where = f" (flags, environment or {config})" if config else ""
+    if first["type"] == "extra_forbidden":
+        return f"Unknown setting `{key}`{where}; docs/gateway.md lists those there are."
+    return f"The setting `{key}`{where} is not usable: {first['msg']}."
