@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, ModelNotFoundError, UnavailableError
 from llmops.gateway.messages import ModelCard
 from llmops.gateway.serving import ServedModel
-from llmops.gateway.settings import ModelOverrides
+from llmops.gateway.settings import GatewaySettings, ModelOverrides
 from llmops.gateway.text.template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.card import parse_card
@@ -27,17 +26,19 @@ log = logging.getLogger(__name__)
 class ModelRegistry:
     """Watches one Triton server. A model stays known while Triton is away, so that requests get 503 and not 404."""
 
-    def __init__(
-        self, triton: TritonClient, overrides: Mapping[str, ModelOverrides], *, refresh_seconds: float
-    ) -> None:
-        self._triton = triton
-        self._overrides = overrides
-        self._refresh_seconds = refresh_seconds
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._client: TritonClient | None = None
         self._bases: dict[str, ServedModel] = {}
         self._models: dict[str, ServedModel] = {}
         self._engine_models: dict[str, str] = {}
         self._problem: str | None = "The gateway has not reached Triton yet."
         self._watcher: asyncio.Task | None = None
+
+    @property
+    def _triton(self) -> TritonClient:
+        assert self._client is not None, "start() was not called"
+        return self._client
 
     def get(self, name: str) -> ServedModel:
         model = self._models.get(name)
@@ -73,19 +74,22 @@ class ModelRegistry:
             if self._models:
                 self._problem = None
 
-    def start(self) -> None:
-        """Keep the list fresh in the background until `close`."""
+    async def start(self) -> None:
+        """Connect, and keep the list fresh in the background until `close`."""
+        self._client = TritonClient(self._settings.triton, timeout=self._settings.timeouts.connect)
         self._watcher = asyncio.create_task(self._watch(), name="model-registry")
 
     async def close(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
 
     async def _watch(self) -> None:
         while True:
             await self.refresh()
-            await asyncio.sleep(self._refresh_seconds)
+            await asyncio.sleep(self._settings.refresh_seconds)
 
     async def _read_models(self) -> None:
         found = await self._find_engine_models()
@@ -102,7 +106,7 @@ class ModelRegistry:
     async def _find_engine_models(self) -> dict[str, str]:
         """Served name to engine model: what is configured, and what ends in -tensorrt_llm."""
         ready = await self._triton.engine_models()
-        named = {name: over.engine_model for name, over in self._overrides.items() if over.engine_model}
+        named = {name: over.engine_model for name, over in self._settings.models.items() if over.engine_model}
         found = {name: model for name, model in named.items() if await self._triton.model_ready(model)}
         for model in ready:
             if model not in named.values():
@@ -110,7 +114,7 @@ class ModelRegistry:
         return found
 
     async def _load(self, name: str, engine_model: str) -> ServedModel:
-        overrides = self._overrides.get(name, ModelOverrides()).card_fields()
+        overrides = self._settings.models.get(name, ModelOverrides()).card_fields()
         card = parse_card(await self._triton.card_text(engine_model), {"name": name, **overrides})
         known = self._bases.get(name)
         if known is not None and known.card == card:

@@ -1,4 +1,4 @@
-"""The gateway's settings: flags win over LLMOPS_… environment variables, those over the YAML file, that over defaults."""
+"""The gateway's settings. Flags win over LLMOPS_… environment variables, those over the YAML file."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class GatewaySettings(BaseSettings):
 
 
 def load_settings(config: Path | None = None, **flags: Any) -> GatewaySettings:
-    """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key and its source."""
+    """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key."""
     given = {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown_environment()
     merged = _merge(_read_yaml(config) if config else {}, _from_environment())

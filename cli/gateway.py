@@ -1,0 +1,29 @@
+"""`llmops gateway`: OpenAI requests to Triton gRPC streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("gateway")
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="YAML file with settings.")
+@click.option("--triton", metavar="HOST:PORT", help="Triton's gRPC endpoint.  [default: 127.0.0.1:8001]")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any.  [default: 9000]")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to log.  [default: info]"
+)
+def command(config: Path | None, triton: str | None, host: str | None, port: int | None, log_level: str | None) -> None:
+    """OpenAI requests to Triton gRPC streams.
+
+    Settings come from flags, then LLMOPS_… environment variables (LLMOPS_PORT, LLMOPS_TIMEOUTS__IDLE), then --config.
+    """
+    from llmops.gateway.logs import configure_logging
+    from llmops.gateway.server import run
+    from llmops.gateway.settings import load_settings
+
+    settings = load_settings(config, triton=triton, host=host, port=port, log_level=log_level)
+    configure_logging(settings.log_level)
+    run(settings, lambda url: click.echo(f"llmops gateway listens on {url} (Triton at {settings.triton})"))

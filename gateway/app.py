@@ -1,0 +1,78 @@
+"""The gateway as an ASGI application: routes, error handlers, and the life of what they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from llmops import __version__
+from llmops.gateway.health import Health
+from llmops.gateway.http.failures import add_handlers
+from llmops.gateway.http.middleware import ContextMiddleware
+from llmops.gateway.http.openapi import add_bodies, body_of
+from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.openai.endpoints.chat import ChatCompletions
+from llmops.gateway.openai.endpoints.completions import Completions
+from llmops.gateway.openai.endpoints.models import ModelList
+from llmops.gateway.openai.service import Service
+from llmops.gateway.openai.types.chat import ChatRequest
+from llmops.gateway.openai.types.completions import CompletionRequest
+from llmops.gateway.registry import ModelRegistry
+from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.workers import Workers
+
+BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest)
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """The application for any ASGI server. Nothing is connected before its lifespan starts."""
+    metrics = Metrics()
+    workers = Workers(settings.text_threads)
+    registry = ModelRegistry(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await registry.start()
+        try:
+            yield
+        finally:
+            await registry.close()
+            workers.close()
+
+    app = FastAPI(
+        title="llmops gateway",
+        version=__version__,
+        description="OpenAI's API over models on NVIDIA Triton Inference Server.",
+        lifespan=lifespan,
+    )
+    add_handlers(app)
+    app.add_middleware(ContextMiddleware, metrics=metrics)
+    service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
+    health = Health(registry.ready, metrics)
+    app.state.health = health
+    _add_openai_routes(app, service)
+    app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
+    app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
+    app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
+    add_bodies(app, BODIES)
+    return app
+
+
+def _add_openai_routes(app: FastAPI, service: Service) -> None:
+    models = ModelList(service)
+    chat, completions = ChatCompletions(service), Completions(service)
+    app.add_api_route(
+        "/v1/chat/completions", chat.handle, methods=["POST"], tags=["openai"], openapi_extra=body_of(ChatRequest)
+    )
+    app.add_api_route(
+        "/v1/completions",
+        completions.handle,
+        methods=["POST"],
+        tags=["openai"],
+        openapi_extra=body_of(CompletionRequest),
+    )
+    app.add_api_route("/v1/models", models.handle, methods=["GET"], tags=["openai"])
+    app.add_api_route("/v1/models/{model:path}", models.handle_one, methods=["GET"], tags=["openai"])

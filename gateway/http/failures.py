@@ -1,0 +1,51 @@
+"""Whatever goes wrong leaves as OpenAI's error envelope."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
+from llmops.gateway.http.context import context_of
+
+log = logging.getLogger(__name__)
+
+
+def add_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+
+
+def respond_with(error: ApiError) -> Response:
+    return Response(error.body_json(), error.status, error.headers(), "application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return respond_with(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return respond_with(NotFoundError(f"There is no {where}."))
+    if error.status_code == 405:
+        response = respond_with(
+            MethodNotAllowedError(f"{where} is not possible; use {(error.headers or {}).get('Allow')}.")
+        )
+        response.headers.update(error.headers or {})
+        return response
+    return respond_with(InvalidRequestError(str(error.detail)))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    context = context_of(request)
+    log.exception("request %s failed", context.request_id, exc_info=error)
+    return respond_with(InternalError(f"The gateway failed on this request; its log has request {context.request_id}."))

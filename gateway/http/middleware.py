@@ -1,0 +1,40 @@
+"""The outermost layer: gives each request its context, its answer the standard headers, and counts it."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmops.gateway.http.context import KEY, new_context
+from llmops.gateway.observability.metrics import Metrics
+
+_REQUEST_ID = b"x-request-id"
+
+
+class ContextMiddleware:
+    """Plain ASGI: Starlette's BaseHTTPMiddleware would copy every chunk of a stream through a queue."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
+        context = scope[KEY] = new_context(given.decode("latin-1") if given else None)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {name for name, _ in message["headers"]}
+                extra = [(name.encode(), value.encode()) for name, value in context.headers().items()]
+                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
+                self._count(scope, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        # only known routes become a label; anything else would let clients grow the metrics at will
+        route = getattr(scope.get("route"), "path", "unknown")
+        self._metrics.requests.labels(route, str(status)).inc()

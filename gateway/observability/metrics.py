@@ -1,0 +1,141 @@
+"""Prometheus metrics, cheap enough for every token.
+
+prometheus-client's own histograms take a lock and a label look-up per observation; here a stream counts into plain
+lists that a collector reads when scraped. Everything runs on one event loop, so no lock is needed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Series:
+    """One label value's buckets."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+
+class Histogram(Collector):
+    """A histogram with one label."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, label: str = "model") -> None:
+        self._name, self._text, self._label = name, text, label
+        self._series: dict[str, Series] = {}
+        registry.register(self)
+
+    def labels(self, value: str) -> Series:
+        series = self._series.get(value)
+        if series is None:
+            series = self._series[value] = Series(SECONDS)
+        return series
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
+        for value, series in list(self._series.items()):
+            running, buckets = 0, []
+            for bound, count in zip([*map(str, series.bounds), "+Inf"], series.counts, strict=True):
+                running += count
+                buckets.append((bound, running))
+            family.add_metric([value], buckets, series.total)
+        yield family
+
+
+class Metrics:
+    """All metrics of one gateway worker, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "llmops_requests", "Requests by route and HTTP status.", ["route", "status"], registry=self.registry
+        )
+        self.prompt_tokens = Counter(
+            "llmops_prompt_tokens", "Tokens of the prompts.", ["model"], registry=self.registry
+        )
+        self.completion_tokens = Counter(
+            "llmops_completion_tokens", "Tokens generated for answers.", ["model"], registry=self.registry
+        )
+        self.cancelled = Counter(
+            "llmops_cancelled_requests", "Requests whose client went away.", ["model"], registry=self.registry
+        )
+        self.ignored = Counter(
+            "llmops_ignored_fields", "Request fields accepted and ignored.", ["field"], registry=self.registry
+        )
+        self.active = Gauge("llmops_active_streams", "Answers in progress.", ["model"], registry=self.registry)
+        self.ttft = Histogram(
+            self.registry, "llmops_time_to_first_token_seconds", "From the request's arrival to its first token."
+        )
+        self.itl = Histogram(
+            self.registry, "llmops_inter_token_latency_seconds", "Between two messages of an answer, per token."
+        )
+        self.tpot = Histogram(
+            self.registry, "llmops_time_per_output_token_seconds", "Mean time per token after the first, per answer."
+        )
+        self.duration = Histogram(
+            self.registry, "llmops_request_duration_seconds", "From the request's arrival to its last token."
+        )
+        self.overhead = Histogram(
+            self.registry, "llmops_overhead_seconds", "The gateway's own time per request, by stage.", label="stage"
+        )
+
+    def meter(self, model: str, started: float, prompt_tokens: int) -> Meter:
+        return Meter(self, model, started, prompt_tokens)
+
+
+class Meter:
+    """Follows one answer. `started` is perf_counter() at the request's arrival."""
+
+    __slots__ = ("_active", "_ended", "_first", "_itl", "_last", "_metrics", "_model", "_started", "_tokens")
+
+    def __init__(self, metrics: Metrics, model: str, started: float, prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._started = started
+        self._first = self._last = 0.0
+        self._tokens = 0
+        self._ended = False
+        self._itl = metrics.itl.labels(model)
+        self._active = metrics.active.labels(model)
+        self._active.inc()
+        metrics.prompt_tokens.labels(model).inc(prompt_tokens)
+
+    def tokens(self, count: int) -> None:
+        """`count` tokens came in one message."""
+        now = perf_counter()
+        if self._last == 0.0:
+            self._first = now
+            self._metrics.ttft.labels(self._model).observe(now - self._started)
+        elif count:
+            self._itl.observe((now - self._last) / count, count)
+        self._last = now
+        self._tokens += count
+
+    def cancelled(self) -> None:
+        self._metrics.cancelled.labels(self._model).inc()
+
+    def end(self, completion_tokens: int) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._active.dec()
+        self._metrics.completion_tokens.labels(self._model).inc(completion_tokens)
+        if self._last:
+            self._metrics.duration.labels(self._model).observe(self._last - self._started)
+        if self._tokens > 1:
+            self._metrics.tpot.labels(self._model).observe((self._last - self._first) / (self._tokens - 1))

@@ -1,0 +1,166 @@
+"""One choice of an answer: its tokens become text here, up to the stop string, with the reason why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from llmops.gateway.messages import FinishReason, TokenBatch
+from llmops.gateway.openai.pieces import Piece, Processor, Text
+from llmops.gateway.text.detokenizer import Detokenizer
+from llmops.gateway.text.stop import StopMatcher
+
+
+class TokenLogprob(NamedTuple):
+    """A chosen token: its bytes, natural-log probability and where its text starts in the choice's text."""
+
+    token: bytes
+    logprob: float
+    offset: int
+
+
+class Choice:
+    """State of one sequence. `completion_tokens` counts what was generated for the text, without the ending token."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_end_ids",
+        "_max_tokens",
+        "_processors",
+        "_received",
+        "_stop",
+        "completion_tokens",
+        "done",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "stop_reason",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        *,
+        max_tokens: int,
+        end_ids: frozenset[int] = frozenset(),
+        stops: Sequence[str] = (),
+        processors: Sequence[Processor] = (),
+        logprobs: LogprobLog | None = None,
+    ) -> None:
+        self.index = index
+        self._detokenizer = detokenizer
+        self._max_tokens = max_tokens
+        self._end_ids = end_ids
+        self._stop = StopMatcher(stops) if stops else None
+        self._processors = processors
+        self._received = 0
+        self.logprobs = logprobs
+        self.completion_tokens = 0
+        self.done = False
+        self.finish_reason: FinishReason = "length"
+        self.stop_reason: str | int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content, so that `sort` need not be called."""
+        return not self._processors
+
+    def feed(self, batch: TokenBatch) -> str:
+        """The text that may be sent after these tokens. Sets `done` at an ending token or a stop string."""
+        if self.done:
+            return ""
+        tokens = batch.tokens
+        self._received += len(tokens)
+        if tokens[-1] in self._end_ids:
+            self.stop_reason = tokens[-1]
+            tokens = tokens[:-1]
+            self.done = True
+        self.completion_tokens += len(tokens)
+        text = self._decode(tokens, batch.logprobs)
+        if self.done or (self._stop is not None and self._stop.matched is not None):
+            return text + self._end("stop")
+        return text
+
+    def finish(self) -> str:
+        """The rest of the text, once the engine's stream is over."""
+        if self.done:
+            return ""
+        # the engine may keep the ending token to itself: then it stopped before the length was reached
+        return self._end("stop" if self._received < self._max_tokens else "length")
+
+    def take_logprobs(self, text: str) -> list[TokenLogprob] | None:
+        """Those of `text`, the stretch that `feed` or `finish` just gave; None when they were not asked for."""
+        if self.logprobs is None:
+            return None
+        return self.logprobs.take(text, ended=self.done, cut=isinstance(self.stop_reason, str))
+
+    def sort(self, text: str) -> list[Piece]:
+        """Run text through the processors; after the end, also what they held back."""
+        pieces: list[Piece] = [Text(text)] if text else []
+        for processor in self._processors:
+            # what an earlier processor held back until the end still runs through the later ones
+            pieces = _through(processor, pieces)
+            if self.done:
+                pieces.extend(processor.finish())
+        if self.done and self.finish_reason == "stop" and any(one.made_tool_calls for one in self._processors):
+            self.finish_reason = "tool_calls"
+        return pieces
+
+    def _decode(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> str:
+        if self.logprobs is not None:
+            text = self.logprobs.decode(self._detokenizer, tokens, logprobs)
+        else:
+            text = self._detokenizer.feed(tokens) if tokens else ""
+        return self._stop.feed(text) if self._stop is not None else text
+
+    def _end(self, reason: FinishReason) -> str:
+        self.done = True
+        self.finish_reason = reason
+        text = self._detokenizer.flush()
+        if self._stop is not None:
+            text = self._stop.feed(text) + self._stop.flush()
+            if self._stop.matched is not None:
+                self.stop_reason = self._stop.matched
+                self.finish_reason = "stop"
+        return text
+
+
+class LogprobLog:
+    """Keeps chosen-token log-probabilities beside the text, so that each is sent with the text it belongs to."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoded = 0
+        self._sent = 0
+        self._waiting: list[TokenLogprob] = []
+
+    def decode(self, detokenizer: Detokenizer, tokens: Sequence[int], logprobs: Sequence[float] | None) -> str:
+        parts = []
+        for position, token in enumerate(tokens):
+            value = logprobs[position] if logprobs is not None and position < len(logprobs) else 0.0
+            self._waiting.append(TokenLogprob(self._token_bytes(token), value, self._decoded))
+            part = detokenizer.feed([token])
+            self._decoded += len(part)
+            parts.append(part)
+        return "".join(parts)
+
+    def take(self, text: str, *, ended: bool, cut: bool) -> list[TokenLogprob]:
+        """Those that belong to `text`, the next stretch that is sent; at the end all, or those before a stop string."""
+        self._sent += len(text)
+        if ended and not cut:
+            taken, self._waiting = self._waiting, []
+            return taken
+        count = sum(1 for one in self._waiting if one.offset < self._sent)
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+
+def _through(processor: Processor, pieces: list[Piece]) -> list[Piece]:
+    sorted_pieces: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, Text):
+            sorted_pieces.extend(processor.feed(piece.text))
+        else:
+            sorted_pieces.append(piece)
+    return sorted_pieces

@@ -1,0 +1,1 @@
+"""One file per endpoint: body in, answer or event stream out."""

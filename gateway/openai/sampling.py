@@ -1,0 +1,142 @@
+"""From a validated body to what the engine is asked: sampling, endings, and the capability checks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from llmops.gateway.messages import Capabilities, Guide, ModelCard, Sampling
+from llmops.gateway.openai.types.common import SamplingFields
+from llmops.gateway.settings import Limits
+
+# What an engine refuses by its tensor's name is a field of the request to the client
+FIELD_OF_TENSOR = {
+    "embedding_bias": "logit_bias",
+    "return_log_probs": "logprobs",
+    "num_return_sequences": "n",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "runtime_min_p": "min_p",
+    "request_output_len": "max_tokens",
+    "input_ids": "messages",
+    "input_lengths": "messages",
+    "bad_words_list": "bad_words",
+    "stop_words_list": "stop_token_ids",
+    "end_id": "ignore_eos",
+    "guided_decoding_guide": "response_format",
+    "guided_decoding_guide_type": "response_format",
+    "lora_task_id": "model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """What ends an answer besides its length."""
+
+    end_ids: tuple[int, ...]
+    stops: tuple[str, ...]
+
+
+def check_capabilities(body: SamplingFields, card: ModelCard) -> None:
+    """Raises UnsupportedError naming the first field that this model's engine cannot honour."""
+    can = card.capabilities
+    _require(can.logit_bias or not body.logit_bias, "logit_bias", card)
+    _require(can.min_p or not body.min_p, "min_p", card)
+    _require(can.bad_words or not body.bad_words, "bad_words", card)
+    _require(can.seed or body.seed is None, "seed", card)
+    if (body.n or 1) > can.n:
+        raise UnsupportedError(f"n is at most {can.n} with target {card.target}.", param="n")
+
+
+def check_logprobs(wanted: bool, top: int, card: ModelCard, top_field: str) -> None:
+    """`top` alternatives per token beside the chosen one."""
+    _require(card.capabilities.logprobs or not wanted, "logprobs", card)
+    if top > card.capabilities.top_logprobs:
+        can: Capabilities = card.capabilities
+        raise UnsupportedError(
+            f"{top_field} is at most {can.top_logprobs} with target {card.target}"
+            + (": only the chosen token's log-probability is known." if can.logprobs else "."),
+            param=top_field,
+        )
+
+
+def check_guide(guide: Guide | None, card: ModelCard, field: str) -> None:
+    if guide is not None and guide.kind not in card.capabilities.guided:
+        raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
+
+
+def sampling_of(body: SamplingFields) -> Sampling:
+    """OpenAI's defaults where the body says nothing: engines have others, and differing ones."""
+    temperature = 1.0 if body.temperature is None else body.temperature
+    top_p = 1.0 if body.top_p is None else body.top_p
+    return Sampling(
+        temperature=0.0 if top_p == 0 or body.top_k == 1 else temperature,
+        top_p=top_p,
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        # engines seed every request alike when not told otherwise: the same "random" answer each time
+        seed=secrets.randbits(63) if body.seed is None else body.seed % 2**64,
+        logit_bias=_bias_of(body),
+    )
+
+
+def endings_of(body: SamplingFields, card: ModelCard, limits: Limits) -> Endings:
+    ids = () if body.ignore_eos else card.end_ids
+    ids = tuple(dict.fromkeys((*ids, *(body.stop_token_ids or ()))))
+    return Endings(ids, _stops_of(body.stop, limits))
+
+
+def output_length(
+    wanted: int | None, prompt_tokens: int, card: ModelCard, *, default: int | None = None, param: str = "max_tokens"
+) -> int:
+    """How many tokens may come. Raises ContextLengthError when prompt and answer do not fit into the context."""
+    room = card.max_seq_len - prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}.",
+            param="messages" if param != "prompt" else param,
+        )
+    if wanted is not None and wanted > room:
+        raise ContextLengthError(
+            f"This model's maximum context length is {card.max_seq_len} tokens; {prompt_tokens} in the prompt and "
+            f"{wanted} for the answer are {prompt_tokens + wanted}.",
+            param=param,
+        )
+    return wanted or min(room, default or room)
+
+
+def _require(fulfilled: bool, field: str, card: ModelCard) -> None:
+    if not fulfilled:
+        raise UnsupportedError(f"{field} is not supported by this model (target {card.target}).", param=field)
+
+
+def _stops_of(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > limits.stop_strings:
+        raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed.", param="stop")
+    for position, one in enumerate(stops):
+        if not one:
+            raise InvalidRequestError("A stop string must not be empty.", param=f"stop[{position}]")
+        if len(one) > limits.stop_length:
+            raise InvalidRequestError(f"A stop string has at most {limits.stop_length} characters.", param="stop")
+    return stops
+
+
+def _bias_of(body: SamplingFields) -> dict[int, float] | None:
+    if not body.logit_bias:
+        return None
+    try:
+        return {int(token): value for token, value in body.logit_bias.items()}
+    except ValueError as error:
+        raise InvalidRequestError("The keys of logit_bias are token ids.", param="logit_bias") from error
+
+
+def in_client_terms(error: UnsupportedError) -> UnsupportedError:
+    """An engine names the tensor that it refuses; the client sent a field."""
+    field = FIELD_OF_TENSOR.get(error.param or "", error.param)
+    return UnsupportedError(error.message.replace(f"{error.param}:", f"{field}:", 1), param=field)

@@ -1,0 +1,66 @@
+"""Running the application: binding the port, telling it, and letting open streams end before leaving."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from llmops.errors import ResourceError
+from llmops.gateway.app import create_app
+from llmops.gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ResourceError when the port is taken or the host is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ResourceError(
+            f"The gateway cannot listen on {host}:{port} ({error.strerror}); choose another with --port, or 0 for any."
+        ) from error
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+class DrainingServer(uvicorn.Server):
+    """On SIGTERM: not ready any more, no new connections, open streams may end within the drain time."""
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        health = getattr(self.config.loaded_app, "state", None)
+        if health is not None and hasattr(health, "health"):
+            health.health.draining = True
+        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+
+def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL as soon as the port is bound."""
+    listener = bind(settings.host, settings.port)
+    try:
+        host, port = listener.getsockname()[:2]
+        config = uvicorn.Config(
+            create_app(settings),
+            loop="uvloop",
+            http="httptools",
+            log_level=settings.log_level,
+            access_log=False,
+            log_config=None,
+            lifespan="on",
+            server_header=False,
+            timeout_graceful_shutdown=max(int(settings.timeouts.drain), 1),
+            ws="none",
+        )
+        if on_listening is not None:
+            on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        DrainingServer(config).run(sockets=[listener])
+    finally:
+        listener.close()
