@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
 
 from llmops import __version__
@@ -64,15 +64,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
     models = ModelList(service)
     chat, completions = ChatCompletions(service), Completions(service)
-    app.add_api_route(
-        "/v1/chat/completions", chat.handle, methods=["POST"], tags=["openai"], openapi_extra=body_of(ChatRequest)
-    )
-    app.add_api_route(
-        "/v1/completions",
-        completions.handle,
-        methods=["POST"],
-        tags=["openai"],
-        openapi_extra=body_of(CompletionRequest),
-    )
-    app.add_api_route("/v1/models", models.handle, methods=["GET"], tags=["openai"])
-    app.add_api_route("/v1/models/{model:path}", models.handle_one, methods=["GET"], tags=["openai"])
+    router = APIRouter(prefix="/v1", tags=["openai"])
+    router.post("/chat/completions", openapi_extra=body_of(ChatRequest))(chat.handle)
+    router.post("/completions", openapi_extra=body_of(CompletionRequest))(completions.handle)
+    router.get("/models")(models.handle)
+    router.get("/models/{model:path}")(models.handle_one)
+    app.include_router(router)

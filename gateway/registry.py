@@ -33,6 +33,7 @@ class ModelRegistry:
         self._models: dict[str, ServedModel] = {}
         self._engine_models: dict[str, str] = {}
         self._problem: str | None = "The gateway has not reached Triton yet."
+        self._reading = asyncio.Lock()
         self._watcher: asyncio.Task | None = None
 
     @property
@@ -67,7 +68,8 @@ class ModelRegistry:
     async def refresh(self) -> None:
         """Read Triton's models and cards anew. Problems are kept for the answers, and logged once."""
         try:
-            await self._read_models()
+            async with self._reading:
+                await self._read_models()
         except ApiError as error:
             self._note(error.message)
         else:

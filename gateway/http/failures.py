@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.gateway.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
-from llmops.gateway.http.context import context_of
+from llmops.gateway.http.context import RequestContext
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _bug)
 
 
 def respond_with(error: ApiError) -> Response:
@@ -37,15 +36,16 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return respond_with(NotFoundError(f"There is no {where}."))
     if error.status_code == 405:
+        headers = dict(error.headers or {})
         response = respond_with(
-            MethodNotAllowedError(f"{where} is not possible; use {(error.headers or {}).get('Allow')}.")
+            MethodNotAllowedError(f"{where} is not possible; use {headers.get('Allow', 'another')}.")
         )
-        response.headers.update(error.headers or {})
+        response.headers.update(headers)
         return response
     return respond_with(InvalidRequestError(str(error.detail)))
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    context = context_of(request)
+def bug(context: RequestContext, error: Exception) -> Response:
+    """The answer to an exception that nobody expected; the log keeps the traceback."""
     log.exception("request %s failed", context.request_id, exc_info=error)
     return respond_with(InternalError(f"The gateway failed on this request; its log has request {context.request_id}."))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmops.gateway.http.context import KEY, new_context
+from llmops.gateway.http.failures import bug
 from llmops.gateway.observability.metrics import Metrics
 
 _REQUEST_ID = b"x-request-id"
@@ -24,15 +25,24 @@ class ContextMiddleware:
         given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
         context = scope[KEY] = new_context(given.decode("latin-1") if given else None)
 
+        started = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 present = {name for name, _ in message["headers"]}
                 extra = [(name.encode(), value.encode()) for name, value in context.headers().items()]
                 message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
                 self._count(scope, message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            if started:
+                raise
+            await bug(context, error)(scope, receive, send_with_headers)
 
     def _count(self, scope: Scope, status: int) -> None:
         # only known routes become a label; anything else would let clients grow the metrics at will

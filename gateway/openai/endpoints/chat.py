@@ -101,10 +101,9 @@ class ChatCompletions:
             raise InvalidRequestError("web_search_options are not supported.", param="web_search_options")
         if body.stream_options is not None and not body.stream:
             raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
-        if len(body.messages) > self._service.limits.messages:
-            raise InvalidRequestError(
-                f"At most {self._service.limits.messages} messages are allowed.", param="messages"
-            )
+        most = self._service.limits.messages
+        if len(body.messages) > most:
+            raise InvalidRequestError(f"At most {most} messages are allowed.", param="messages")
         check_capabilities(body, model.card)
         top = body.top_logprobs or 0
         if top and not body.logprobs:
@@ -181,7 +180,7 @@ class ChatEvents(AnswerEvents):
         self._begun = [False] * len(answer.choices)
 
     def render(self, advance: Advance) -> bytes:
-        choice, text = advance
+        choice, text, ended = advance
         index = choice.index
         if self._begun[index] and text and choice.plain and not choice.done and choice.logprobs is None:
             return self._chunks.content(index, text)
@@ -190,7 +189,7 @@ class ChatEvents(AnswerEvents):
             self._begun[index] = True
             parts.append(self._chunks.role(index))
         parts.extend(self._content(choice, text))
-        if advance.ended:
+        if ended:
             parts.append(self._chunks.finish(choice))
         return b"".join(parts)
 

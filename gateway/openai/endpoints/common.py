@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.errors import ApiError, CancelledStreamError
+from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
 from llmops.gateway.http.context import context_of
 from llmops.gateway.http.events import EventSource, EventStream
 from llmops.gateway.http.watch import ClientWatch
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.chunks import error_event
 from llmops.gateway.openai.types.common import SamplingFields
+
+log = logging.getLogger(__name__)
 
 
 class AnswerEvents(EventSource):
@@ -39,6 +42,11 @@ class AnswerEvents(EventSource):
         except ApiError as error:
             self._over = True
             return error_event(error)
+        except Exception:
+            # the 200 is out: a bug can only be told inside the stream
+            log.exception("a stream failed")
+            self._over = True
+            return error_event(InternalError("The gateway failed in the middle of the stream."))
         self._over = True
         return self.end()
 

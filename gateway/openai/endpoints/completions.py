@@ -144,13 +144,11 @@ def encode(model: ServedModel, prompt: Prompt, body: CompletionRequest) -> list[
     if isinstance(prompt, str):
         ids = model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
         return ids or [_start_token(model)]
-    for token in prompt:
-        if token >= model.card.vocab_size:
-            raise InvalidRequestError(
-                f"There is no token {token}: the vocabulary has {model.card.vocab_size}.", param="prompt"
-            )
     if not prompt:
         raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+    largest, size = max(prompt), model.card.vocab_size
+    if largest >= size:
+        raise InvalidRequestError(f"There is no token {largest}: the vocabulary has {size}.", param="prompt")
     return prompt
 
 
