@@ -1,4 +1,4 @@
-"""A gRPC server that speaks Triton's protocol from a script: only to inject faults that no real Triton can be told to have.
+"""A gRPC server that speaks Triton's protocol from a script, for faults that no real Triton can be told to have.
 
 `ScriptedTriton.answer` decides, per request, what comes back; it sees the request's tensors and yields steps.
 """
