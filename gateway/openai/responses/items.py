@@ -1,0 +1,96 @@
+"""Items, the currency of the responses API, to and from the messages of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from llmops.gateway.errors import InvalidRequestError
+
+Item = dict[str, Any]
+Message = dict[str, Any]
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def as_items(value: str | Sequence[Mapping[str, Any]]) -> list[Item]:
+    """`input` as items; text is one user message."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
+    return [dict(item) for item in value]
+
+
+def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = None) -> list[Message]:
+    """Chat messages for `items`; calls and reasoning join the assistant message that they belong to.
+
+    Raises InvalidRequestError (`param` as in `input[2].content`) for what this gateway cannot take.
+    """
+    messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    for at, item in enumerate(items):
+        _add(messages, item, f"input[{at}]")
+    return messages
+
+
+def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
+    kind = item.get("type") or ("message" if "role" in item else None)
+    if kind == "message":
+        _add_message(messages, item, param)
+    elif kind == "function_call":
+        _assistant(messages).setdefault("tool_calls", []).append(_call(item, param))
+    elif kind == "function_call_output":
+        output = _text(item.get("output"), f"{param}.output")
+        messages.append({"role": "tool", "tool_call_id": _needed(item, "call_id", param), "content": output})
+    elif kind == "reasoning":
+        thinking = _text(item.get("content") or item.get("summary") or [], f"{param}.content")
+        messages.append({"role": "assistant", "content": None, "reasoning_content": thinking or None})
+    else:
+        raise InvalidRequestError(f"Items of type '{kind}' are not supported.", param=f"{param}.type")
+
+
+def _add_message(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
+    role = item.get("role")
+    if role not in ("user", "assistant", "system", "developer"):
+        raise InvalidRequestError(f"'{role}' is no role of a message.", param=f"{param}.role")
+    text = _text(item.get("content"), f"{param}.content")
+    last = messages[-1] if messages else None
+    if role == "assistant" and last and last["role"] == "assistant" and last.get("content") is None:
+        last["content"] = text  # its reasoning stands before it
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _assistant(messages: list[Message]) -> Message:
+    """The assistant message that a call belongs to."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _call(item: Mapping[str, Any], param: str) -> Message:
+    function = {"name": _needed(item, "name", param), "arguments": _needed(item, "arguments", param)}
+    return {"id": _needed(item, "call_id", param), "type": "function", "function": function}
+
+
+def _needed(item: Mapping[str, Any], key: str, param: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"'{param}.{key}' must be a text.", param=f"{param}.{key}")
+    return value
+
+
+def _text(content: object, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"'{param}' must be a text or a list of parts.", param=param)
+    return "".join(_part_text(part, f"{param}[{at}]") for at, part in enumerate(content))
+
+
+def _part_text(part: object, param: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or kind not in (*_TEXT_PARTS, "refusal"):
+        raise InvalidRequestError(f"Content of type '{kind}' is not supported: only text is.", param=f"{param}.type")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"'{param}.text' must be a text.", param=f"{param}.text")
+    return text
