@@ -9,6 +9,7 @@ from pathlib import Path
 from llmops import __version__
 from llmops.build.atomic import Workplace, check_space
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
+from llmops.build.encoder import build_encoder, open_encoder
 from llmops.build.manifest import FILE_NAME, EngineManifest, Source
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, SilentProgress, Target
@@ -27,6 +28,10 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
     it was before.
     """
     progress = progress or SilentProgress()
+    encoder = open_encoder(spec.checkpoint)
+    if encoder is not None:
+        _check_output(spec.output)
+        return build_encoder(spec, encoder, progress)
     checkpoint = open_checkpoint(spec.checkpoint)
     target = get_target(spec.target)
     target.validate(spec, checkpoint)

