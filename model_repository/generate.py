@@ -16,6 +16,7 @@ from llmops import __version__
 from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError
 from llmops.model_repository import tensors as t
+from llmops.model_repository.encoder import EMBEDDING, embedding_config, is_encoder
 from llmops.model_repository.pbtxt import TEMPLATES, render_config
 from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
 
@@ -74,7 +75,11 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
 
 
 def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
-    """The four models of one served name."""
+    """The four models of one served name; of an encoder, its one."""
+    if is_encoder(entry.manifest):
+        config = embedding_config(entry.name, entry.directory, entry.manifest)
+        yield ModelFolder(entry.name + EMBEDDING, config, "embedding")
+        return
     model = entry.target.engine_model(entry.directory, entry.manifest)
     ours = t.CONTEXT_IDS in model.outputs
     yield ModelFolder(entry.name, _ensemble(entry, ours), None)
