@@ -26,7 +26,7 @@ class Choice:
         "_detokenizer",
         "_end_ids",
         "_max_tokens",
-        "_processors",
+        "_processor",
         "_received",
         "_stop",
         "completion_tokens",
@@ -45,7 +45,7 @@ class Choice:
         max_tokens: int,
         end_ids: frozenset[int] = frozenset(),
         stops: Sequence[str] = (),
-        processors: Sequence[Processor] = (),
+        processor: Processor | None = None,
         logprobs: LogprobLog | None = None,
     ) -> None:
         self.index = index
@@ -53,7 +53,7 @@ class Choice:
         self._max_tokens = max_tokens
         self._end_ids = end_ids
         self._stop = StopMatcher(stops) if stops else None
-        self._processors = processors
+        self._processor = processor
         self._received = 0
         self.logprobs = logprobs
         self.completion_tokens = 0
@@ -64,7 +64,7 @@ class Choice:
     @property
     def plain(self) -> bool:
         """Whether all text is content, so that `sort` need not be called."""
-        return not self._processors
+        return self._processor is None
 
     def feed(self, batch: TokenBatch) -> str:
         """The text that may be sent after these tokens. Sets `done` at an ending token or a stop string."""
@@ -96,15 +96,14 @@ class Choice:
         return self.logprobs.take(text, ended=self.done, cut=isinstance(self.stop_reason, str))
 
     def sort(self, text: str) -> list[Piece]:
-        """Run text through the processors; after the end, also what they held back."""
-        pieces: list[Piece] = [Text(text)] if text else []
-        for processor in self._processors:
-            # what an earlier processor held back until the end still runs through the later ones
-            pieces = _through(processor, pieces)
-            if self.done:
-                pieces.extend(processor.finish())
-        if self.done and self.finish_reason == "stop" and any(one.made_tool_calls for one in self._processors):
-            self.finish_reason = "tool_calls"
+        """Run text through the processor; after the end, also what it held back."""
+        if self._processor is None:
+            return [Text(text)] if text else []
+        pieces = list(self._processor.feed(text)) if text else []
+        if self.done:
+            pieces.extend(self._processor.finish())
+            if self.finish_reason == "stop" and self._processor.made_tool_calls:
+                self.finish_reason = "tool_calls"
         return pieces
 
     def _decode(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> str:
@@ -154,13 +153,3 @@ class LogprobLog:
         count = sum(1 for one in self._waiting if one.offset < self._sent)
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
-
-
-def _through(processor: Processor, pieces: list[Piece]) -> list[Piece]:
-    sorted_pieces: list[Piece] = []
-    for piece in pieces:
-        if isinstance(piece, Text):
-            sorted_pieces.extend(processor.feed(piece.text))
-        else:
-            sorted_pieces.append(piece)
-    return sorted_pieces

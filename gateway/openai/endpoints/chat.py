@@ -139,7 +139,7 @@ class ChatCompletions:
                 max_tokens=length,
                 end_ids=end_ids,
                 stops=endings.stops,
-                processors=processors_for(model, body),
+                processor=processor_for(model, body),
                 logprobs=LogprobLog(model.tokenizer.token_bytes) if body.logprobs else None,
             )
             for index in range(engine_request.n)
@@ -155,9 +155,9 @@ def prepare(model: ServedModel, body: ChatRequest) -> list[int]:
     return model.tokenizer.encode(render_chat(model, body, tools), add_special_tokens=False)
 
 
-def processors_for(model: ServedModel, body: ChatRequest) -> list[Processor]:
-    """Reasoning and tool-call parsers for one choice, in the order in which they read the text."""
-    return []
+def processor_for(model: ServedModel, body: ChatRequest) -> Processor | None:
+    """What sorts one choice's text into reasoning, tool calls and content; None when all of it is content."""
+    return None
 
 
 def guide_of(body: ChatRequest) -> Guide | None:
