@@ -1,0 +1,74 @@
+"""BuildPlan: what was planned, in the form that `llmops build --plan` obeys and `engine.json` keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmops.errors import InputError
+
+FORMAT = 1
+
+
+class BuildPlan(BaseModel):
+    """One replica's engine and how many of it. Lengths in tokens; `quantisation` and `kv_cache_dtype` are the names of
+    `llmops plan --quant` and `--kv-dtype`; `predicted` is what the planner expects (seconds, requests/s, bytes)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = FORMAT
+    model: str
+    target: Literal["tensorrt", "pytorch", "openvino"]
+    gpu: str
+    quantisation: str
+    kv_cache_dtype: str
+    group_size: int | None = None
+    tp_size: int = Field(ge=1)
+    pp_size: int = Field(ge=1)
+    ep_size: int = Field(ge=1)
+    max_batch_size: int = Field(ge=1)
+    max_num_tokens: int = Field(ge=1)
+    max_seq_len: int = Field(ge=1)
+    kv_cache_fraction: float = Field(gt=0, le=1)
+    tokens_per_block: int = 32
+    chunked_prefill: bool = True
+    replicas: int = Field(ge=1, default=1)
+    predicted: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return self.tp_size * self.pp_size
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump()
+
+    @classmethod
+    def from_dict(cls, data: Any, source: str = "the plan") -> BuildPlan:
+        """Raises InputError that names the field which is wrong."""
+        if isinstance(data, dict) and "plan" in data:
+            data = data["plan"]
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise InputError(
+                f"{source} is not a build plan ({where}: {first['msg']}); make one with `llmops plan … --save plan.json`."
+            ) from error
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> BuildPlan:
+        """Read a file that `llmops plan --save` or `--json` wrote. Raises InputError."""
+        try:
+            data = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist; make one with `llmops plan … --save {path.name}`.") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} is not JSON ({error}); make one with `llmops plan … --save {path.name}`.") from error
+        return cls.from_dict(data, str(path))

@@ -1,0 +1,42 @@
+"""Bytes of KV cache: per token, per sequence, and how many sequences fit."""
+
+from __future__ import annotations
+
+from llmops.build.architecture import Architecture
+from llmops.build.plan.layout import Layout, local_kv_heads
+from llmops.build.plan.precision import KV_BYTES
+
+BLOCK_TOKENS = 32
+
+
+def token_bytes(model: Architecture, kv: str, layout: Layout = Layout()) -> int:
+    """Bytes that one token takes on one rank, in all layers of the rank with the most. MLA keeps one latent vector
+    per token, which every tensor-parallel rank holds whole."""
+    return layout.stage_layers(model.num_layers, 0) * layer_bytes(model, kv, layout)
+
+
+def layer_bytes(model: Architecture, kv: str, layout: Layout) -> int:
+    """Bytes of one token in one layer on one rank."""
+    if model.mla:
+        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * KV_BYTES[kv]
+    return 2 * local_kv_heads(model, layout.tp) * model.head_dim * KV_BYTES[kv]
+
+
+def sequence_bytes(model: Architecture, kv: str, layout: Layout, length: int) -> int:
+    """Bytes of a sequence of `length` tokens on one rank: whole blocks of 32 tokens, and layers with a sliding
+    window keep only the window (and the block that is being left)."""
+    layers = layout.stage_layers(model.num_layers, 0)
+    local = sum(layer < layers for layer in model.sliding_window.layers) if model.sliding_window else 0
+    tokens = (layers - local) * _blocks(length)
+    if model.sliding_window and local:
+        tokens += local * min(_blocks(length), _blocks(model.sliding_window.size) + BLOCK_TOKENS)
+    return tokens * layer_bytes(model, kv, layout)
+
+
+def sequences(pool: int, model: Architecture, kv: str, layout: Layout, length: int) -> int:
+    """How many sequences of `length` tokens a pool of bytes per rank holds."""
+    return pool // sequence_bytes(model, kv, layout, length)
+
+
+def _blocks(length: int) -> int:
+    return -(-length // BLOCK_TOKENS) * BLOCK_TOKENS

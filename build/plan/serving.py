@@ -1,0 +1,133 @@
+"""A replica at work: what rate, latency and throughput come of a number of sequences in flight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmops.build.plan.step import Prefill, StepModel
+from llmops.build.plan.workload import Workload
+
+# 95 % of a normal distribution lie below the mean and this many standard deviations.
+Z95 = 1.645
+
+
+@dataclass(frozen=True)
+class Point:
+    """One replica in steady state. `concurrency`: mean sequences that decode; `rate`: requests/s; seconds for
+    time to first token (TTFT) and per output token (TPOT); `prefill_share`: part of the time spent on prompts."""
+
+    concurrency: float
+    rate: float
+    ttft: float
+    ttft_p95: float
+    tpot: float
+    tpot_p95: float
+    prefill_share: float
+    tokens_per_second: float
+    gpus: int
+
+    @property
+    def per_gpu(self) -> float:
+        return self.tokens_per_second / self.gpus
+
+    @property
+    def per_user(self) -> float:
+        return 1 / self.tpot
+
+
+class Replica:
+    """In-flight batching: each step gives every running sequence a token and reads as many prompts as come in.
+
+    `max_batch` sequences fit; a step takes at most `max_num_tokens` tokens. Requests arrive at random (Poisson).
+    """
+
+    def __init__(self, steps: StepModel, workload: Workload, max_batch: int, max_num_tokens: int) -> None:
+        self.steps, self.workload = steps, workload
+        self.max_batch, self.max_num_tokens = max_batch, max_num_tokens
+
+    def saturated(self) -> Point:
+        """Requests never run out: the batch is full."""
+        return self.at(self.full_batch, bursts=False)
+
+    @property
+    def full_batch(self) -> float:
+        """The batch that memory and the step's token limit allow."""
+        per_sequence = 1 + self.workload.draft_tokens + self._prompt_tokens_per_sequence
+        return max(1.0, min(self.max_batch, self.max_num_tokens / per_sequence))
+
+    @property
+    def _prompt_tokens_per_sequence(self) -> float:
+        """Prompt tokens that a step reads for each running sequence, so that as many come as leave."""
+        return self.workload.tokens_per_step * self.workload.new_tokens / self.workload.osl
+
+    def at(self, concurrency: float, bursts: bool = True) -> Point:
+        """The steady state with this many sequences in flight on average."""
+        load, pp = self.workload, self.steps.layout.pp
+        mean, plain = self._cycle(concurrency)
+        burst = min(self.full_batch, concurrency + Z95 * math.sqrt(concurrency)) if bursts else concurrency
+        tpot_p95 = self._cycle(burst)[0] / load.tokens_per_step
+        rate = concurrency * load.tokens_per_step / (load.osl * mean)
+        ttft, ttft_p95 = self._first_token(concurrency, mean)
+        return Point(
+            concurrency=concurrency,
+            rate=rate,
+            ttft=ttft,
+            ttft_p95=ttft_p95,
+            tpot=mean / load.tokens_per_step,
+            tpot_p95=tpot_p95,
+            prefill_share=1 - plain / mean,
+            tokens_per_second=rate * load.osl,
+            gpus=self.steps.layout.tp * pp,
+        )
+
+    def _cycle(self, concurrency: float) -> tuple[float, float]:
+        """Mean seconds between two tokens of a sequence, and what it would be without prompts. With pipeline stages
+        the batch is cut into as many micro-batches, which pass through the stages one behind the other."""
+        load, pp = self.workload, self.steps.layout.pp
+        batch = max(1, round(concurrency / pp))
+        admitted = concurrency / pp * load.tokens_per_step / load.osl
+        length = load.isl + load.osl // 2
+        plain = self.steps.seconds(batch, length, None, load.draft_tokens)
+        # fewer than one prompt per step: some steps read one, the others none
+        prompts = max(1, round(admitted))
+        mixed = self.steps.seconds(batch, length, self._prompts(prompts), load.draft_tokens)
+        return pp * (plain + (mixed - plain) * admitted / prompts), pp * plain
+
+    def _prompts(self, count: int) -> Prefill:
+        return Prefill(count, self.workload.new_tokens, self.workload.isl - self.workload.new_tokens)
+
+    def _first_token(self, concurrency: float, cycle: float) -> tuple[float, float]:
+        """Mean and 95th percentile of the TTFT: the step under way, the prompts that are ahead, and the prompt."""
+        load, pp = self.workload, self.steps.layout.pp
+        batch = max(1, round(concurrency / pp))
+        length = load.isl + load.osl // 2
+        own = pp * self.steps.seconds(batch, length, self._prompts(1), load.draft_tokens)
+        room = max(1.0, self.max_num_tokens - concurrency / pp * (1 + load.draft_tokens))
+        passes = math.ceil(load.new_tokens / room)
+        busy = min(0.999, concurrency / pp * self._prompt_tokens_per_sequence / room)
+        service = own * max(1.0, load.new_tokens / room) / max(1.0, room // load.new_tokens)
+        wait = busy * service / (2 * (1 - busy))
+        tail = service / (2 * (1 - busy)) * math.log(busy / 0.05) if busy > 0.05 else 0.0
+        extra = (passes - 1) * cycle
+        return cycle / 2 + own + extra + wait, 0.95 * cycle + own + extra + max(wait, tail)
+
+
+def highest(point_at: Callable[[float], Point], top: float, holds: Callable[[Point], bool]) -> Point | None:
+    """The point of the highest concurrency up to `top` for which `holds`, or None when not even one sequence does."""
+    best = point_at(1.0)
+    if not holds(best):
+        return None
+    last = point_at(top)
+    if holds(last):
+        return last
+    low, high = 1.0, top
+    while high / low > 1.02:
+        middle = math.sqrt(low * high)
+        point = point_at(middle)
+        if holds(point):
+            low, best = middle, point
+        else:
+            high = middle
+    return best

@@ -1,0 +1,94 @@
+"""The roofline model: an operation takes what its arithmetic or its bytes take, whichever is longer, and a launch."""
+
+from __future__ import annotations
+
+from llmops.build.plan.gpus import Gpu
+from llmops.build.plan.precision import PRECISIONS
+from llmops.build.plan.timing.base import Attention, Experts
+
+# Share of the peak that good kernels reach on large shapes; medians of AIConfigurator's H100 tables.
+GEMM_EFFICIENCY = 0.65
+ATTENTION_EFFICIENCY = 0.5
+MEMORY_EFFICIENCY = 0.75
+LINK_EFFICIENCY = 0.70
+LAUNCH = 3e-6
+ALL_REDUCE_LATENCY = 6e-6
+NETWORK_LATENCY = 10e-6
+
+
+class Roofline:
+    """Known for every GPU and every shape; coarse: no tile effects, no overlap."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.label = f"roofline ({gpu.name})"
+
+    def gemm(self, m: int, n: int, k: int, precision: str) -> float:
+        flops, bytes_, compute = gemm_work(m, n, k, precision)
+        return self._bound(flops, bytes_, compute, GEMM_EFFICIENCY)
+
+    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
+        flops, bytes_ = prefill_work(prompts, tokens, prefix, attention)
+        # FP8 attention kernels stay near what BF16 reaches: soft-max is not done in FP8.
+        return self._bound(flops, bytes_, "bf16", ATTENTION_EFFICIENCY)
+
+    def decode(self, batch: int, length: int, attention: Attention) -> float:
+        flops, bytes_ = decode_work(batch, length, attention)
+        return self._bound(flops, bytes_, "bf16", ATTENTION_EFFICIENCY)
+
+    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
+        flops, bytes_, compute = moe_work(tokens, experts, precision)
+        return self._bound(flops, bytes_, compute, GEMM_EFFICIENCY) + LAUNCH
+
+    def all_reduce(self, values: int, ranks: int) -> float:
+        if ranks == 1:
+            return 0.0
+        return self.all_reduce_work(values, ranks) / LINK_EFFICIENCY + ALL_REDUCE_LATENCY
+
+    def all_reduce_work(self, values: int, ranks: int) -> float:
+        """Seconds of a ring at full link speed: each rank sends 2 (n - 1) / n of the message."""
+        return 2 * values * 2 * (ranks - 1) / ranks / self.gpu.link
+
+    def memory(self, bytes_: float) -> float:
+        return bytes_ / (self.gpu.bandwidth * MEMORY_EFFICIENCY) + LAUNCH
+
+    def send(self, bytes_: float, nodes: bool) -> float:
+        return bytes_ / (self.gpu.network if nodes else self.gpu.link) / LINK_EFFICIENCY + NETWORK_LATENCY
+
+    def ideal(self, flops: float, bytes_: float, compute: str) -> float:
+        """Seconds at the peaks of the data sheet: no kernel is faster."""
+        return max(flops / self.gpu.flops(compute), bytes_ / self.gpu.bandwidth)
+
+    def _bound(self, flops: float, bytes_: float, compute: str, efficiency: float) -> float:
+        arithmetic = flops / (self.gpu.flops(compute) * efficiency)
+        return max(arithmetic, bytes_ / (self.gpu.bandwidth * MEMORY_EFFICIENCY)) + LAUNCH
+
+
+def gemm_work(m: int, n: int, k: int, precision: str) -> tuple[float, float, str]:
+    """Operations, bytes and compute dtype of a linear layer."""
+    kind = PRECISIONS[precision]
+    inputs = 2 if kind.compute == "bf16" else 1
+    return 2.0 * m * n * k, n * k * kind.bits / 8 + m * k * inputs + 2 * m * n, kind.compute
+
+
+def prefill_work(prompts: int, tokens: int, prefix: int, attention: Attention) -> tuple[float, float]:
+    pairs = tokens * prefix + tokens * (tokens + 1) / 2
+    flops = 4.0 * prompts * pairs * attention.heads * attention.head_dim
+    bytes_ = prompts * ((prefix + tokens) * attention.kv_bytes + 4 * tokens * attention.heads * attention.head_dim)
+    return flops, bytes_
+
+
+def decode_work(batch: int, length: int, attention: Attention) -> tuple[float, float]:
+    width = attention.latent or attention.head_dim
+    flops = 4.0 * batch * length * attention.heads * width
+    return flops, batch * (length * attention.kv_bytes + 4 * attention.heads * attention.head_dim)
+
+
+def moe_work(tokens: int, experts: Experts, precision: str) -> tuple[float, float, str]:
+    """Operations and bytes on one rank when tokens choose experts evenly: few tokens touch few experts."""
+    kind = PRECISIONS[precision]
+    share = experts.intermediate / experts.tp
+    touched = experts.count / experts.ep * (1 - (1 - experts.top_k / experts.count) ** tokens)
+    flops = 2.0 * tokens * experts.top_k / experts.ep * 3 * experts.hidden * share
+    weights = touched * 3 * experts.hidden * share * kind.bits / 8
+    return flops, weights + 4 * tokens * experts.top_k / experts.ep * experts.hidden, kind.compute

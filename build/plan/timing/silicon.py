@@ -1,0 +1,235 @@
+"""Times measured on silicon: the tables that come with NVIDIA's AIConfigurator, read directly.
+
+Each table is turned into an efficiency (the data sheet's bound over the measured time) and interpolated; the bound
+carries the query's exact shape, so a shape between two measured ones, or next to them, still gets its own time.
+What a table does not hold falls back to the roofline, and `missing` says which operations did.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from llmops.build.plan.gpus import Gpu
+from llmops.build.plan.timing import roofline
+from llmops.build.plan.timing.base import Attention, Experts
+from llmops.build.plan.timing.grid import Grid
+from llmops.build.plan.timing.roofline import Roofline
+from llmops.errors import MissingDependencyError
+
+_MS = 1e-3
+# Our precision -> the table's dtype of matrix multiplications, of experts.
+_GEMM = {
+    "none": "bfloat16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "int8": "int8_wo",
+    "int4_awq": "int4_wo",
+    "int8_sq": "sq",
+}
+_MOE = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "mxfp4": "w4a16_mxfp4", "w4a8_awq": "w4afp8"}
+_ATTENTION = {"bf16": "bfloat16", "fp8": "fp8", "int8": "bfloat16"}
+_UNUSED = ("framework", "version", "device", "op_name", "kernel_source", "beam_width")
+# TensorRT-LLM versions whose tables are used, best first.
+VERSIONS = ("1.2.0rc5", "1.0.0", "1.3.0rc10")
+
+
+def package_root() -> Path | None:
+    """Where the installed AIConfigurator keeps its data, or None. Nothing of it is imported."""
+    try:
+        files = importlib.metadata.distribution("aiconfigurator")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    root = Path(str(files.locate_file("aiconfigurator")))
+    return root if (root / "systems").is_dir() else None
+
+
+def table_folder(gpu: Gpu) -> Path | None:
+    """The folder of tables for a GPU, or None when there are none."""
+    root = package_root()
+    if root is None or gpu.silicon is None:
+        return None
+    folders = (root / "systems" / "data" / gpu.silicon / "trtllm" / version for version in VERSIONS)
+    return next((folder for folder in folders if (folder / "gemm_perf.parquet").is_file()), None)
+
+
+class Silicon(Roofline):
+    """Measured times for one GPU, the roofline where nothing was measured."""
+
+    def __init__(self, gpu: Gpu, folder: Path) -> None:
+        super().__init__(gpu)
+        self.folder = folder
+        self.missing: set[str] = set()
+        self.label = f"silicon (AIConfigurator, {gpu.silicon}, TensorRT-LLM {folder.name})"
+        self._grids: dict[tuple[Any, ...], Grid | None] = {}
+
+    def gemm(self, m: int, n: int, k: int, precision: str) -> float:
+        bound = self.ideal(*roofline.gemm_work(m, n, k, precision))
+        grid = self._grid(("gemm", precision), lambda: self._gemm_grid(precision))
+        return self._measured(f"{precision} gemm", grid, (m, n, k), bound) or super().gemm(m, n, k, precision)
+
+    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
+        bound = self.ideal(*roofline.prefill_work(prompts, tokens, prefix, attention), attention.compute)
+        grid = self._grid(("prefill", attention), lambda: self._prefill_grid(attention))
+        measured = self._measured("prefill attention", grid, (prompts, prefix + tokens), bound)
+        return measured or super().prefill(prompts, tokens, prefix, attention)
+
+    def decode(self, batch: int, length: int, attention: Attention) -> float:
+        bound = self.ideal(*roofline.decode_work(batch, length, attention), "bf16")
+        grid = self._grid(("decode", attention), lambda: self._decode_grid(attention))
+        measured = self._measured("decode attention", grid, (batch, length), bound)
+        return measured or super().decode(batch, length, attention)
+
+    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
+        bound = self.ideal(*roofline.moe_work(tokens, experts, precision))
+        grid = self._grid(("moe", experts, precision), lambda: self._moe_grid(experts, precision))
+        return self._measured(f"{precision} experts", grid, (tokens,), bound) or super().moe(tokens, experts, precision)
+
+    def all_reduce(self, values: int, ranks: int) -> float:
+        if ranks == 1:
+            return 0.0
+        grid = self._grid(("all_reduce", ranks), lambda: self._all_reduce_grid(ranks))
+        measured = self._measured("all-reduce", grid, (values,), self.all_reduce_work(values, ranks))
+        return measured or super().all_reduce(values, ranks)
+
+    def _measured(self, name: str, grid: Grid | None, point: tuple[float, ...], bound: float) -> float:
+        """Seconds at a point, or 0 when it was not measured."""
+        if grid is None:
+            self.missing.add(name)
+            return 0.0
+        return bound / grid.at(*point)
+
+    def _grid(self, key: tuple[Any, ...], load: Callable[[], Grid | None]) -> Grid | None:
+        if key not in self._grids:
+            self._grids[key] = load()
+        return self._grids[key]
+
+    def _gemm_grid(self, precision: str) -> Grid | None:
+        rows = self._rows("gemm", gemm_dtype=_GEMM.get(precision))
+        quantise = self._dynamic_scales if precision == "fp8" else None
+
+        def seconds(row: dict[str, Any]) -> float:
+            # The fp8 rows compute their scale at run time; ModelOpt's checkpoints bring it.
+            return row["latency"] * _MS - (quantise.at(row["m"], row["k"]) if quantise else 0.0)
+
+        points = {}
+        for row in rows:
+            if row["m"] > 0:
+                bound = self.ideal(*roofline.gemm_work(row["m"], row["n"], row["k"], precision))
+                points[row["m"], row["n"], row["k"]] = bound / max(bound, seconds(row))
+        return Grid(points) if points else None
+
+    @cached_property
+    def _dynamic_scales(self) -> Grid | None:
+        rows = self._rows("computescale")
+        return Grid({(row["m"], row["k"]): row["latency"] * _MS for row in rows}) if rows else None
+
+    def _prefill_grid(self, attention: Attention) -> Grid | None:
+        if attention.latent:
+            return None
+        kind = {"attn_dtype": _ATTENTION[attention.compute], "kv_cache_dtype": _ATTENTION[attention.kv]}
+        rows = self._nearest_heads(self._rows("context_attention", window_size=0, **kind), attention)
+
+        def bound(row: dict[str, Any]) -> float:
+            like = Attention(row["num_heads"], row["num_key_value_heads"], row["head_dim"], attention.kv)
+            work = roofline.prefill_work(row["batch_size"], row["isl"], 0, like)
+            return self.ideal(*work, attention.compute)
+
+        return _grid_of(((row["batch_size"], row["isl"]), bound(row), row["latency"] * _MS) for row in rows)
+
+    def _decode_grid(self, attention: Attention) -> Grid | None:
+        if attention.latent:
+            return None
+        rows = self._rows("generation_attention", window_size=0, kv_cache_dtype=_ATTENTION[attention.kv])
+
+        def bound(row: dict[str, Any]) -> float:
+            like = Attention(row["num_heads"], row["num_key_value_heads"], row["head_dim"], attention.kv)
+            return self.ideal(*roofline.decode_work(row["batch_size"], row["step"] + row["isl"], like), "bf16")
+
+        near = self._nearest_heads(rows, attention)
+        lengths = ((row, row["step"] + row["isl"]) for row in near)
+        return _grid_of(((row["batch_size"], length), bound(row), row["latency"] * _MS) for row, length in lengths)
+
+    def _moe_grid(self, experts: Experts, precision: str) -> Grid | None:
+        rows = self._rows("moe", moe_dtype=_MOE.get(precision), distribution="balanced")
+        if not rows:
+            rows = self._rows("moe", moe_dtype=_MOE.get(precision), distribution="power_law_1.01")
+        grid = self._split_grid(rows, experts, precision)
+        coarser = replace(experts, tp=experts.tp // 2) if experts.tp > 1 else None
+        whole = self._split_grid(rows, coarser, precision) if coarser else None
+        if grid and whole and coarser and self._slower(grid, experts, whole, coarser, precision):
+            return whole
+        return grid
+
+    def _split_grid(self, rows: list[dict[str, Any]], experts: Experts, precision: str) -> Grid | None:
+        names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+        wanted = (experts.hidden, experts.intermediate, experts.top_k, experts.count, experts.tp, experts.ep)
+
+        def bound(row: dict[str, Any]) -> float:
+            like = Experts(*(row[name] for name in names))
+            return self.ideal(*roofline.moe_work(row["num_tokens"], like, precision))
+
+        near = _nearest(rows, names, wanted)
+        return _grid_of(((row["num_tokens"],), bound(row), row["latency"] * _MS) for row in near)
+
+    def _slower(self, fine: Grid, experts: Experts, coarse: Grid, coarser: Experts, precision: str) -> bool:
+        """Whether half the work takes longer than the whole at a large batch: a kernel that was badly tuned when it
+        was measured (Mixtral 8x22B over 8 H100), which the coarser split's efficiency describes better."""
+        tokens = fine.ticks[0][-1]
+        half = self.ideal(*roofline.moe_work(tokens, experts, precision)) / fine.at(tokens)
+        return half > self.ideal(*roofline.moe_work(tokens, coarser, precision)) / coarse.at(tokens)
+
+    def _all_reduce_grid(self, ranks: int) -> Grid | None:
+        rows = self._rows("custom_allreduce", num_gpus=min(ranks, self.gpu.per_node))
+        return _grid_of(
+            ((row["message_size"],), self.all_reduce_work(row["message_size"], row["num_gpus"]), row["latency"] * _MS)
+            for row in rows
+        )
+
+    def _nearest_heads(self, rows: list[dict[str, Any]], attention: Attention) -> list[dict[str, Any]]:
+        names = ("head_dim", "num_heads", "num_key_value_heads")
+        return _nearest(rows, names, (attention.head_dim, attention.heads, attention.kv_heads))
+
+    def _rows(self, table: str, **equal: Any) -> list[dict[str, Any]]:
+        path = self.folder / f"{table}_perf.parquet"
+        if not path.is_file() or None in equal.values():
+            return []
+        filters = [(name, "==", value) for name, value in equal.items()] or None
+        table_ = _parquet().read_table(path, filters=filters)
+        rows: list[dict[str, Any]] = table_.drop_columns([c for c in _UNUSED if c in table_.column_names]).to_pylist()
+        return rows
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the silicon tables need pyarrow: pip install 'llmops[silicon]', or plan with --timing roofline."
+        ) from error
+    return pyarrow.parquet
+
+
+def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]]) -> Grid | None:
+    """(coordinates, bound, measured seconds) -> efficiencies."""
+    # Nothing beats the data sheet: a shorter time is a cache that a real run does not have.
+    table = {where: min(1.0, bound / measured) for where, bound, measured in points if measured > 0}
+    return Grid(table) if table else None
+
+
+def _nearest(rows: list[dict[str, Any]], names: tuple[str, ...], wanted: tuple[int, ...]) -> list[dict[str, Any]]:
+    """The rows of the measured shape nearest to the wanted one, by ratio of each size."""
+    if not rows:
+        return []
+
+    def distance(shape: tuple[int, ...]) -> float:
+        return sum(abs(math.log(have / want)) for have, want in zip(shape, wanted, strict=True))
+
+    shapes = {tuple(row[name] for name in names) for row in rows}
+    best = min(sorted(shapes), key=distance)
+    return [row for row in rows if tuple(row[name] for name in names) == best]

@@ -1,0 +1,51 @@
+"""What is asked of the deployment: lengths, rate, latency targets, and what saves work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmops.errors import InputError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Mean tokens of a prompt (`isl`) and of an answer (`osl`); requests/s; 95th-percentile targets in seconds.
+    `prefix_hit`: share of a prompt's tokens found in the prefix cache. `draft_tokens` are proposed per step, each
+    accepted with probability `acceptance` as long as those before it were."""
+
+    isl: int = 1000
+    osl: int = 200
+    qps: float | None = None
+    ttft_p95: float | None = None
+    tpot_p95: float | None = None
+    prefix_hit: float = 0.0
+    draft_tokens: int = 0
+    acceptance: float = 0.7
+    chunked_prefill: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("isl", self.isl), ("osl", self.osl)):
+            if value < 1:
+                raise InputError(f"--{name} {value}: a length is at least 1 token.")
+        if not 0 <= self.prefix_hit < 1:
+            raise InputError(f"--prefix-hit {self.prefix_hit:g}: a share between 0 and 1 (1 would leave no prompt to read).")
+        if not 0 <= self.acceptance < 1:
+            raise InputError(f"--acceptance {self.acceptance:g}: a probability of at least 0 and below 1.")
+        if self.qps is not None and self.qps <= 0:
+            raise InputError(f"--qps {self.qps:g}: a rate above 0, or leave it out to plan for full batches.")
+
+    @property
+    def new_tokens(self) -> int:
+        """Prompt tokens that have to be computed."""
+        return max(1, round(self.isl * (1 - self.prefix_hit)))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that one sequence gains in one decode step: one, and the accepted run of drafts."""
+        if not self.draft_tokens:
+            return 1.0
+        return (1 - self.acceptance ** (self.draft_tokens + 1)) / (1 - self.acceptance)
+
+    @property
+    def length(self) -> int:
+        return self.isl + self.osl
