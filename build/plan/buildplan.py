@@ -56,7 +56,8 @@ class BuildPlan(BaseModel):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InputError(
-                f"{source} is not a build plan ({where}: {first['msg']}); make one with `llmops plan … --save plan.json`."
+                f"{source} is not a build plan ({where}: {first['msg']}); make one with "
+                "`llmops plan … --save plan.json`."
             ) from error
 
     def save(self, path: Path) -> None:
@@ -70,5 +71,7 @@ class BuildPlan(BaseModel):
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; make one with `llmops plan … --save {path.name}`.") from None
         except (OSError, ValueError) as error:
-            raise InputError(f"{path} is not JSON ({error}); make one with `llmops plan … --save {path.name}`.") from error
+            raise InputError(
+                f"{path} is not JSON ({error}); make one with `llmops plan … --save {path.name}`."
+            ) from error
         return cls.from_dict(data, str(path))

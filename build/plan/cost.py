@@ -39,7 +39,9 @@ class Cost:
         return self.hourly * 730
 
 
-def fleet_cost(price: float, gpus: int, rate: float, capacity: float, point: Point, load: Workload, api: ApiPrice | None) -> Cost:
+def fleet_cost(
+    price: float, gpus: int, rate: float, capacity: float, point: Point, load: Workload, api: ApiPrice | None
+) -> Cost:
     """`price` $/h per GPU; `rate` and `capacity` are requests/s of the whole fleet."""
     hourly = price * gpus
     per_second = hourly / HOUR

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llmops.build.plan import kv
-from llmops.build.plan.gpus import Gpu
+from llmops.build.plan.layout import Layout
 from llmops.build.plan.serving import Point, Replica, highest
 from llmops.build.plan.step import Prefill
 from llmops.build.plan.timing.base import OpTimes
@@ -19,7 +19,7 @@ MAX_RATIO = 8
 class Worker:
     """One worker of a kind at the highest rate (requests/s) that keeps its target; seconds for the latency."""
 
-    layout: object
+    layout: Layout
     rate: float
     latency: float
     latency_p95: float
@@ -31,8 +31,9 @@ class Worker:
         return self.rate / self.gpus
 
 
-def prefill_worker(replica: Replica, gpu: Gpu, times: OpTimes) -> Worker | None:
-    """Prompts one at a time, arriving at random: M/D/1. The KV cache then goes over the network to the decoder."""
+def prefill_worker(replica: Replica, times: OpTimes) -> Worker | None:
+    """Prompts one at a time, arriving at random: M/D/1. The KV cache then goes over the network to the decoder, which
+    is counted to the TTFT: a user sees nothing more before it has arrived."""
     load, steps = replica.workload, replica.steps
     pp = steps.layout.pp
     prompt = Prefill(1, load.new_tokens, load.isl - load.new_tokens)
@@ -42,9 +43,7 @@ def prefill_worker(replica: Replica, gpu: Gpu, times: OpTimes) -> Worker | None:
         return None
     busy = _busiest(stage, total, load.ttft_p95)
     wait = busy * stage / (2 * (1 - busy))
-    return Worker(
-        steps.layout, busy / stage, total + wait, total + _wait_p95(busy, stage), steps.layout.gpus, batch=1
-    )
+    return Worker(steps.layout, busy / stage, total + wait, total + _wait_p95(busy, stage), steps.layout.gpus, batch=1)
 
 
 def transfer_seconds(replica: Replica, times: OpTimes) -> float:
@@ -72,11 +71,13 @@ def _busiest(service: float, total: float, target: float | None) -> float:
 def decode_worker(replica: Replica) -> Worker | None:
     """Sequences that arrive with their KV cache and only decode."""
     load = replica.workload
-    alone = Replica(replica.steps, replace(load, prefix_hit=1 - 0.5 / load.isl), replica.max_batch, replica.max_num_tokens)
+    alone = Replica(replica.steps, load, replica.max_batch, replica.max_num_tokens, prompts=False)
     point = highest(alone.at, alone.full_batch, lambda at: load.tpot_p95 is None or at.tpot_p95 <= load.tpot_p95)
     if point is None:
         return None
-    return Worker(replica.steps.layout, point.rate, point.tpot, point.tpot_p95, point.gpus, math.ceil(point.concurrency))
+    return Worker(
+        replica.steps.layout, point.rate, point.tpot, point.tpot_p95, point.gpus, math.ceil(point.concurrency)
+    )
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class Disaggregated:
         return Point(
             concurrency=rate * load.osl * self.decode.latency,
             rate=rate,
-            ttft=self.prefill.latency + self.decode.latency,
-            ttft_p95=self.prefill.latency_p95 + self.decode.latency,
+            ttft=self.prefill.latency,
+            ttft_p95=self.prefill.latency_p95,
             tpot=self.decode.latency,
             tpot_p95=self.decode.latency_p95,
             prefill_share=self.prefills * self.prefill.gpus / self.gpus,

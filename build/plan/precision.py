@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmops.build.architecture import Architecture
+
 from llmops.errors import InputError
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -13,7 +14,7 @@ KV_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
 
 @dataclass(frozen=True)
 class Precision:
-    """`bits` per quantised weight; `group` weights share `scale_bytes` of scales (None: one scale per tensor);
+    """`bits` per quantised weight; `group` weights share `scale_bytes` (None: one per tensor);
     `pre_scale`: one 2-byte factor per input channel (AWQ); `parts`: which linear layers are quantised;
     `compute`: dtype of the multiplications; `sm`: the oldest GPU that runs it; `kv`: KV cache unless asked otherwise."""
 

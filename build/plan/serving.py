@@ -43,9 +43,13 @@ class Replica:
     `max_batch` sequences fit; a step takes at most `max_num_tokens` tokens. Requests arrive at random (Poisson).
     """
 
-    def __init__(self, steps: StepModel, workload: Workload, max_batch: int, max_num_tokens: int) -> None:
+    def __init__(
+        self, steps: StepModel, workload: Workload, max_batch: int, max_num_tokens: int, prompts: bool = True
+    ) -> None:
         self.steps, self.workload = steps, workload
         self.max_batch, self.max_num_tokens = max_batch, max_num_tokens
+        # False: a decode worker, whose prompts were read elsewhere
+        self.reads_prompts = prompts
 
     def saturated(self) -> Point:
         """Requests never run out: the batch is full."""
@@ -60,6 +64,8 @@ class Replica:
     @property
     def _prompt_tokens_per_sequence(self) -> float:
         """Prompt tokens that a step reads for each running sequence, so that as many come as leave."""
+        if not self.reads_prompts:
+            return 0.0
         return self.workload.tokens_per_step * self.workload.new_tokens / self.workload.osl
 
     def at(self, concurrency: float, bursts: bool = True) -> Point:
@@ -87,7 +93,7 @@ class Replica:
         the batch is cut into as many micro-batches, which pass through the stages one behind the other."""
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
-        admitted = concurrency / pp * load.tokens_per_step / load.osl
+        admitted = concurrency / pp * self._prompt_tokens_per_sequence / load.new_tokens
         length = load.isl + load.osl // 2
         plain = self.steps.seconds(batch, length, None, load.draft_tokens)
         # fewer than one prompt per step: some steps read one, the others none

@@ -11,7 +11,8 @@ from llmops.build.plan.layout import Layout, local_kv_heads
 
 @dataclass(frozen=True)
 class Linear:
-    """A weight matrix [outputs, inputs] as one rank holds it; `part` is attention, mlp, experts or router (never quantised)."""
+    """A weight matrix [outputs, inputs] as one rank holds it; `part`: attention, mlp, experts, router (the last is
+    never quantised)."""
 
     name: str
     inputs: int

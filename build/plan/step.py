@@ -31,8 +31,12 @@ class Prefill:
 class StepModel:
     """Adds up the operations of a step on one pipeline stage."""
 
-    def __init__(self, model: Architecture, precision: Precision, kv: str, layout: Layout, times: OpTimes) -> None:
+    def __init__(
+        self, model: Architecture, precision: Precision, kv: str, layout: Layout, times: OpTimes, nodes: bool = False
+    ) -> None:
+        """`nodes`: pipeline stages are on different nodes."""
         self.model, self.precision, self.kv, self.layout, self.times = model, precision, kv, layout, times
+        self.nodes = nodes
         self.seconds = lru_cache(maxsize=4096)(self._seconds)
 
     def _seconds(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
@@ -131,7 +135,7 @@ class StepModel:
     def _ends(self, tokens: int, answers: int) -> float:
         """Embedding, output head and sampling; with pipeline stages only one has the head, and all wait for it."""
         embedding = self.times.memory(tokens * self.model.hidden_size * 4)
-        send = self.times.send(tokens * self.model.hidden_size * 2, nodes=False) if self.layout.pp > 1 else 0.0
+        send = self.times.send(tokens * self.model.hidden_size * 2, self.nodes) if self.layout.pp > 1 else 0.0
         return embedding + self._head(answers) + send
 
     def _head(self, answers: int) -> float:

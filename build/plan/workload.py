@@ -28,7 +28,9 @@ class Workload:
             if value < 1:
                 raise InputError(f"--{name} {value}: a length is at least 1 token.")
         if not 0 <= self.prefix_hit < 1:
-            raise InputError(f"--prefix-hit {self.prefix_hit:g}: a share between 0 and 1 (1 would leave no prompt to read).")
+            raise InputError(
+                f"--prefix-hit {self.prefix_hit:g}: a share between 0 and 1 (1 would leave no prompt to read)."
+            )
         if not 0 <= self.acceptance < 1:
             raise InputError(f"--acceptance {self.acceptance:g}: a probability of at least 0 and below 1.")
         if self.qps is not None and self.qps <= 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from llmops.build.plan.timing import roofline
 from llmops.build.plan.timing.base import Attention, Experts
 from llmops.build.plan.timing.grid import Grid
 from llmops.build.plan.timing.roofline import Roofline
+
 from llmops.errors import MissingDependencyError
 
 _MS = 1e-3
@@ -127,33 +128,34 @@ class Silicon(Roofline):
     @cached_property
     def _dynamic_scales(self) -> Grid | None:
         rows = self._rows("computescale")
-        return Grid({(row["m"], row["k"]): row["latency"] * _MS for row in rows}) if rows else None
+        # some rows were measured as zero: below the clock's resolution
+        return Grid({(row["m"], row["k"]): max(1e-9, row["latency"] * _MS) for row in rows}) if rows else None
 
     def _prefill_grid(self, attention: Attention) -> Grid | None:
+        kind = {"kv_cache_dtype": _ATTENTION[attention.kv]}
         if attention.latent:
-            return None
-        kind = {"attn_dtype": _ATTENTION[attention.compute], "kv_cache_dtype": _ATTENTION[attention.kv]}
-        rows = self._nearest_heads(self._rows("context_attention", window_size=0, **kind), attention)
+            rows = self._rows("context_mla", **kind)
+        else:
+            rows = self._rows("context_attention", window_size=0, attn_dtype=_ATTENTION[attention.compute], **kind)
 
-        def bound(row: dict[str, Any]) -> float:
-            like = Attention(row["num_heads"], row["num_key_value_heads"], row["head_dim"], attention.kv)
-            work = roofline.prefill_work(row["batch_size"], row["isl"], 0, like)
-            return self.ideal(*work, attention.compute)
+        def bound(row: dict[str, Any], heads: Attention) -> float:
+            return self.ideal(*roofline.prefill_work(row["batch_size"], row["isl"], 0, heads), attention.compute)
 
-        return _grid_of(((row["batch_size"], row["isl"]), bound(row), row["latency"] * _MS) for row in rows)
+        near = _nearest_heads(rows, attention)
+        return _grid_of(((r["batch_size"], r["isl"]), bound(r, heads), r["latency"] * _MS) for r, heads in near)
 
     def _decode_grid(self, attention: Attention) -> Grid | None:
-        if attention.latent:
-            return None
-        rows = self._rows("generation_attention", window_size=0, kv_cache_dtype=_ATTENTION[attention.kv])
+        table = "generation_mla" if attention.latent else "generation_attention"
+        window = {} if attention.latent else {"window_size": 0}
+        rows = self._rows(table, kv_cache_dtype=_ATTENTION[attention.kv], **window)
 
-        def bound(row: dict[str, Any]) -> float:
-            like = Attention(row["num_heads"], row["num_key_value_heads"], row["head_dim"], attention.kv)
-            return self.ideal(*roofline.decode_work(row["batch_size"], row["step"] + row["isl"], like), "bf16")
+        def bound(row: dict[str, Any], heads: Attention) -> float:
+            return self.ideal(*roofline.decode_work(row["batch_size"], row["step"] + row["isl"], heads), "bf16")
 
-        near = self._nearest_heads(rows, attention)
-        lengths = ((row, row["step"] + row["isl"]) for row in near)
-        return _grid_of(((row["batch_size"], length), bound(row), row["latency"] * _MS) for row, length in lengths)
+        near = _nearest_heads(rows, attention)
+        return _grid_of(
+            ((r["batch_size"], r["step"] + r["isl"]), bound(r, heads), r["latency"] * _MS) for r, heads in near
+        )
 
     def _moe_grid(self, experts: Experts, precision: str) -> Grid | None:
         rows = self._rows("moe", moe_dtype=_MOE.get(precision), distribution="balanced")
@@ -191,10 +193,6 @@ class Silicon(Roofline):
             for row in rows
         )
 
-    def _nearest_heads(self, rows: list[dict[str, Any]], attention: Attention) -> list[dict[str, Any]]:
-        names = ("head_dim", "num_heads", "num_key_value_heads")
-        return _nearest(rows, names, (attention.head_dim, attention.heads, attention.kv_heads))
-
     def _rows(self, table: str, **equal: Any) -> list[dict[str, Any]]:
         path = self.folder / f"{table}_perf.parquet"
         if not path.is_file() or None in equal.values():
@@ -220,6 +218,19 @@ def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]]) -> Grid | N
     # Nothing beats the data sheet: a shorter time is a cache that a real run does not have.
     table = {where: min(1.0, bound / measured) for where, bound, measured in points if measured > 0}
     return Grid(table) if table else None
+
+
+def _nearest_heads(rows: list[dict[str, Any]], attention: Attention) -> Iterator[tuple[dict[str, Any], Attention]]:
+    """Rows of the measured heads nearest to the wanted ones, with what those heads are."""
+    if attention.latent:
+        names: tuple[str, ...] = ("num_heads",)
+        wanted: tuple[int, ...] = (attention.heads,)
+    else:
+        names = ("head_dim", "num_heads", "num_key_value_heads")
+        wanted = (attention.head_dim, attention.heads, attention.kv_heads)
+    for row in _nearest(rows, names, wanted):
+        kv_heads, head_dim = row.get("num_key_value_heads", 1), row.get("head_dim", attention.head_dim)
+        yield row, replace(attention, heads=row["num_heads"], kv_heads=kv_heads, head_dim=head_dim)
 
 
 def _nearest(rows: list[dict[str, Any]], names: tuple[str, ...], wanted: tuple[int, ...]) -> list[dict[str, Any]]:

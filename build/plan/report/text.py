@@ -1,0 +1,97 @@
+"""How figures are written, the same in the terminal and in HTML."""
+
+from __future__ import annotations
+
+from llmops.build.plan.candidate import Candidate
+from llmops.build.plan.memory import Memory
+from llmops.build.plan.search import Plan
+from llmops.build.plan.summary import batch_limit
+
+GB = 1e9
+
+
+def gigabytes(bytes_: float) -> str:
+    return f"{bytes_ / GB:.1f} GB" if bytes_ >= 0.05 * GB else f"{bytes_ / 1e6:.0f} MB"
+
+
+def milliseconds(seconds: float) -> str:
+    return (
+        f"{seconds:.1f} s"
+        if seconds >= 10
+        else f"{1e3 * seconds:,.0f} ms"
+        if seconds >= 0.1
+        else f"{1e3 * seconds:.1f} ms"
+    )
+
+
+def dollars(amount: float) -> str:
+    return f"${amount:,.0f}" if amount >= 1000 else f"${amount:,.2f}" if amount >= 0.01 else f"${amount:.4f}"
+
+
+def title(plan: Plan) -> str:
+    request = plan.request
+    load = request.workload
+    asked = [f"{load.isl} + {load.osl} tokens"]
+    if load.qps:
+        asked.append(f"{load.qps:g} requests/s")
+    if load.ttft_p95:
+        asked.append(f"TTFT p95 ≤ {milliseconds(load.ttft_p95)}")
+    if load.tpot_p95:
+        asked.append(f"TPOT p95 ≤ {milliseconds(load.tpot_p95)}")
+    if load.prefix_hit:
+        asked.append(f"prefix hits {load.prefix_hit:.0%}")
+    if load.draft_tokens:
+        asked.append(f"{load.draft_tokens} draft tokens accepted at {load.acceptance:g}")
+    quant = "bf16" if request.precision.name == "none" else request.precision.name
+    return f"{request.name} · {quant} weights, {request.kv} KV · {', '.join(asked)}"
+
+
+def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
+    """(what, bytes as text, bytes) of the fullest GPU."""
+    memory: Memory = candidate.memory
+    rows = [(f"weights: {part}", bytes_) for part, bytes_ in memory.weights.items() if bytes_]
+    rows += [
+        ("activations", memory.activations),
+        ("CUDA graphs", memory.cuda_graphs),
+        ("communication", memory.communication),
+        ("runtime", memory.runtime),
+        ("KV cache", memory.kv_cache),
+        ("left free", memory.left),
+    ]
+    return [(name, gigabytes(bytes_), bytes_) for name, bytes_ in rows]
+
+
+def facts(plan: Plan) -> list[tuple[str, str]]:
+    """The best layout in (name, value) lines."""
+    best, load = plan.best, plan.request.workload
+    point = best.point
+    cost, replicas = best.cost, "" if best.workers else f", {best.replicas} replica{'s' * (best.replicas > 1)}"
+    answer_rate = f"{best.capacity * load.osl:,.0f} output tokens/s"
+    slots = f"without paging {best.contiguous:,} slots of {best.limits.max_seq_len:,}"
+    lines = [
+        ("layout", best.name + replicas),
+        ("GPUs", f"{best.gpus} x {best.gpu.name} on {best.nodes} node{'s' * (best.nodes > 1)}"),
+        ("TTFT", f"{milliseconds(point.ttft)} mean, {milliseconds(point.ttft_p95)} p95"),
+        ("TPOT", f"{milliseconds(point.tpot)} mean, {milliseconds(point.tpot_p95)} p95"),
+        ("output tokens/s", f"{point.per_gpu:,.0f} per GPU, {point.per_user:,.0f} per user"),
+        ("highest rate", f"{best.capacity:.2f} requests/s ({answer_rate}) keep the targets"),
+        ("KV cache", f"{best.kv_token:,} bytes per token and GPU"),
+        ("sequences", f"{best.paged:,} of {load.length:,} tokens fit per replica; {slots}"),
+        ("cost", f"{dollars(cost.hourly)}/h, {dollars(cost.monthly)}/month at {dollars(best.gpu.price)} per GPU-hour"),
+        ("per million tokens", f"{dollars(cost.input_per_million)} input, {dollars(cost.output_per_million)} output"),
+    ]
+    if plan.request.api:
+        lines.append(("against the API", break_even(best)))
+    limits = best.limits
+    lines.append(
+        ("build limits", f"max_batch_size {batch_limit(best)}, max_num_tokens {limits.max_num_tokens}, max_seq_len "
+         f"{limits.max_seq_len}, KV fraction {limits.kv_fraction:g}")
+    )  # fmt: skip
+    return lines
+
+
+def break_even(best: Candidate) -> str:
+    if best.cost.break_even_rate is None:
+        return f"never cheaper: even full, the fleet costs more than the API ({dollars(best.cost.request)} per request)"
+    tokens = (best.cost.break_even_tokens_per_day or 0) / 1e6
+    return f"cheaper above {best.cost.break_even_rate:.2f} requests/s ({tokens:,.0f} million tokens a day)"

@@ -1,0 +1,117 @@
+"""A Plan as plain data: what --json prints, and the BuildPlan of its best layout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from llmops.build.plan.buildplan import BuildPlan
+from llmops.build.plan.candidate import Candidate
+from llmops.build.plan.memory import Memory
+from llmops.build.plan.search import Plan
+from llmops.build.plan.serving import Z95, Point
+
+FORMAT = 1
+
+
+def build_plan(plan: Plan, candidate: Candidate | None = None) -> BuildPlan:
+    """The engine to build for a candidate (the best, unless given). For a disaggregated one: its decode worker, the
+    prefill worker's layout under `predicted`."""
+    chosen, request = candidate or plan.best, plan.request
+    return BuildPlan(
+        model=request.name,
+        target=request.target,  # type: ignore[arg-type]
+        gpu=chosen.gpu.name,
+        quantisation=request.precision.name,
+        kv_cache_dtype=request.kv,
+        group_size=128 if request.precision.group == 128 else None,
+        tp_size=chosen.layout.tp,
+        pp_size=chosen.layout.pp,
+        ep_size=chosen.layout.ep,
+        max_batch_size=batch_limit(chosen),
+        max_num_tokens=chosen.limits.max_num_tokens,
+        max_seq_len=chosen.limits.max_seq_len,
+        kv_cache_fraction=chosen.limits.kv_fraction,
+        chunked_prefill=request.workload.chunked_prefill,
+        replicas=chosen.workers.decodes if chosen.workers else chosen.replicas,
+        predicted=_predicted(chosen, plan.timing[chosen.gpu.name]),
+    )
+
+
+def batch_limit(candidate: Candidate) -> int:
+    """Room for the random peaks of the highest rate that keeps the targets, in steps of 8, within what fits."""
+    replicas = candidate.workers.decodes if candidate.workers else 1
+    mean = candidate.best.concurrency / replicas
+    peak = math.ceil((mean + Z95 * math.sqrt(mean)) / 8) * 8
+    return max(1, min(peak, candidate.paged, candidate.limits.max_batch_size))
+
+
+def _predicted(candidate: Candidate, timing: str) -> dict[str, Any]:
+    data = {
+        "timing": timing,
+        "kind": candidate.kind,
+        "weight_bytes_per_gpu": candidate.memory.weight_bytes,
+        "kv_cache_bytes_per_gpu": candidate.memory.kv_cache,
+        "point": point_data(candidate.point),
+        "best": point_data(candidate.best),
+    }
+    if candidate.workers:
+        data["prefill_layout"] = asdict(candidate.workers.prefill.layout)
+        data["prefill_workers"] = candidate.workers.prefills
+    return data
+
+
+def point_data(point: Point) -> dict[str, float]:
+    """Requests/s, seconds and tokens/s of a steady state."""
+    return {**asdict(point), "per_gpu": point.per_gpu, "per_user": point.per_user}
+
+
+def memory_data(memory: Memory) -> dict[str, Any]:
+    """Bytes on the fullest GPU."""
+    return {**asdict(memory), "weight_bytes": memory.weight_bytes}
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """Everything, in bytes, seconds, requests/s and $."""
+    request = plan.request
+    return {
+        "format": FORMAT,
+        "model": {"name": request.name, **asdict(request.model)},
+        "quantisation": request.precision.name,
+        "kv_cache_dtype": request.kv,
+        "workload": asdict(request.workload),
+        "timing": plan.timing,
+        "plan": build_plan(plan).to_dict(),
+        "candidates": [candidate_data(candidate) for candidate in plan.candidates],
+        "rejected": [asdict(rejection) for rejection in plan.rejections],
+    }
+
+
+def candidate_data(candidate: Candidate) -> dict[str, Any]:
+    """One row of the ranking with all its figures."""
+    data: dict[str, Any] = {
+        "name": candidate.name,
+        "kind": candidate.kind,
+        "gpu": candidate.gpu.name,
+        "layout": asdict(candidate.layout),
+        "replicas": candidate.replicas,
+        "gpus": candidate.gpus,
+        "nodes": candidate.nodes,
+        "capacity_requests_per_second": candidate.capacity,
+        "point": point_data(candidate.point),
+        "best": point_data(candidate.best),
+        "cost": asdict(candidate.cost),
+        "memory": memory_data(candidate.memory),
+        "kv_bytes_per_token": candidate.kv_token,
+        "sequences": {"paged": candidate.paged, "contiguous": candidate.contiguous},
+        "limits": {**asdict(candidate.limits), "max_batch_size": batch_limit(candidate)},
+        "curve": [point_data(point) for point in candidate.curve],
+    }
+    if candidate.workers:
+        pair = candidate.workers
+        data["workers"] = {
+            "prefill": {"count": pair.prefills, **asdict(pair.prefill)},
+            "decode": {"count": pair.decodes, **asdict(pair.decode)},
+        }
+    return data

@@ -1,0 +1,190 @@
+"""`llmops plan`: will it fit, how to shard it, how fast, what will it cost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmops.errors import InputError
+
+if TYPE_CHECKING:
+    from llmops.build.plan.cost import ApiPrice
+    from llmops.build.plan.gpus import Gpu
+    from llmops.build.plan.request import PlanRequest
+    from llmops.build.plan.search import Plan
+
+
+class Seconds(click.ParamType):
+    """A duration: 500ms, 0.5s, 0.5 (seconds)."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s)?", str(value).strip())
+        if not found or float(found[1]) == 0:
+            self.fail(f"{value!r} is not a duration; write 500ms or 0.5s", param, ctx)
+        return float(found[1]) * (1e-3 if found[2] == "ms" else 1.0)
+
+
+@click.command(name="plan")
+@click.argument("checkpoint", metavar="MODEL")
+@click.option("--gpu", help="Kind of GPU.  [default: h100-sxm]")
+@click.option("--compare", metavar="GPU,GPU…", help="Several kinds of GPU, compared by cost.")
+@click.option("--gpus", "max_gpus", type=int, default=64, show_default=True, help="How many GPUs there are.")
+@click.option(
+    "--quant", default="auto", show_default=True, help="bf16, fp8, fp8_block, int8, int8_sq, int4_awq, w4a8_awq, mxfp4."
+)
+@click.option(
+    "--kv-dtype", default="auto", show_default=True, help="KV cache: bf16, fp8, int8; auto follows the weights."
+)
+@click.option("--target", type=click.Choice(["tensorrt", "pytorch"]), help="Engine.  [default: tensorrt where it can]")
+@click.option("--isl", type=int, default=1000, show_default=True, help="Tokens of a prompt, mean.")
+@click.option("--osl", type=int, default=200, show_default=True, help="Tokens of an answer, mean.")
+@click.option("--qps", type=float, help="Requests/s to serve; without it one replica is planned, full.")
+@click.option("--ttft-p95", type=Seconds(), help="Target for the time to first token, 95th percentile, e.g. 500ms.")
+@click.option("--tpot-p95", type=Seconds(), help="Target for the time per output token, 95th percentile, e.g. 50ms.")
+@click.option("--tp", type=int, help="Tensor parallel size, pinned.")
+@click.option("--pp", type=int, help="Pipeline stages, pinned.")
+@click.option("--ep", type=int, help="Expert parallel size, pinned; divides --tp.")
+@click.option("--max-seq-len", type=int, help="Longest sequence to build for.  [default: isl + osl, rounded up]")
+@click.option("--max-num-tokens", type=int, help="Tokens of one step.  [default: 8192]")
+@click.option(
+    "--kv-fraction", type=float, default=0.9, show_default=True, help="Share of the free memory for the KV cache."
+)
+@click.option("--prefix-hit", type=float, default=0.0, help="Share of prompt tokens found in the prefix cache.")
+@click.option("--draft-tokens", type=int, default=0, help="Speculative decoding: tokens proposed per step.")
+@click.option(
+    "--acceptance", type=float, default=0.7, show_default=True, help="… and the probability that one is accepted."
+)
+@click.option(
+    "--chunked-prefill/--no-chunked-prefill", default=True, show_default=True, help="Cut long prompts over steps."
+)
+@click.option(
+    "--disaggregated/--no-disaggregated", default=True, show_default=True, help="Also prefill and decode apart."
+)
+@click.option("--price", multiple=True, metavar="GPU=$/H", help="Price of a GPU-hour; repeat or separate by commas.")
+@click.option(
+    "--api-price", metavar="IN,OUT", help="An API's $ per million input and output tokens, for the break-even."
+)
+@click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
+@click.option("--top", type=int, default=8, show_default=True, help="Layouts to list.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report to this file.")
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the build plan for `llmops build --plan`."
+)
+def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None, top: int, **flags: Any) -> None:
+    """Will it fit, how to shard it, how fast, what will it cost.
+
+    MODEL is a config.json, a checkpoint folder or a hub id. Neither a GPU nor weights are needed.
+    """
+    plan = _plan(checkpoint, flags)
+    if save:
+        from llmops.build.plan.summary import build_plan
+
+        _write(save, lambda: build_plan(plan).save(save))
+    if html:
+        from llmops.build.plan.report.html import page
+
+        _write(html, lambda: html.write_text(page(plan), encoding="utf-8"))
+    if as_json:
+        import json
+
+        from llmops.build.plan.summary import plan_data
+
+        click.echo(json.dumps(plan_data(plan), indent=2))
+        return
+    from llmops.build.plan.report.terminal import show
+    from rich.console import Console
+
+    show(plan, Console(highlight=False), top)
+    for path in (save, html):
+        if path:
+            click.echo(f"Wrote {path}")
+
+
+def _plan(checkpoint: str, flags: dict[str, Any]) -> Plan:
+    from llmops.build.plan.search import search
+    from llmops.build.plan.timing.choose import op_times
+    from rich.console import Console
+
+    request = _request(checkpoint, flags)
+    with Console(stderr=True).status("planning …") as status:
+        return search(
+            request, lambda gpu: op_times(gpu, flags["timing"]), lambda what: status.update(f"planning … {what}")
+        )
+
+
+def _request(checkpoint: str, flags: dict[str, Any]) -> PlanRequest:
+    from llmops.build.architecture import Architecture
+    from llmops.build.plan.precision import find_kv, find_precision
+    from llmops.build.plan.request import PlanRequest
+    from llmops.build.plan.source import load_config
+    from llmops.build.plan.workload import Workload
+
+    gpus = _gpus(flags["gpu"], flags["compare"], flags["price"])
+    model = Architecture.from_hf_config(load_config(checkpoint))
+    precision = find_precision(flags["quant"], model)
+    load = ("isl", "osl", "qps", "ttft_p95", "tpot_p95", "prefix_hit", "draft_tokens", "acceptance", "chunked_prefill")
+    same = ("max_gpus", "tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction", "disaggregated")
+    return PlanRequest(
+        name=checkpoint,
+        model=model,
+        precision=precision,
+        kv=find_kv(flags["kv_dtype"], precision),
+        workload=Workload(**{name: flags[name] for name in load}),
+        gpus=gpus,
+        target=flags["target"] or ("tensorrt" if "tensorrt" in model.targets else "pytorch"),
+        api=_api(flags["api_price"]),
+        **{name: flags[name] for name in same},
+    )
+
+
+def _gpus(gpu: str | None, compare: str | None, prices: tuple[str, ...]) -> tuple[Gpu, ...]:
+    from llmops.build.plan.gpus import find_gpu
+
+    if gpu and compare:
+        raise InputError("--gpu and --compare exclude each other; put every kind into --compare.")
+    names = [name for name in (compare or gpu or "h100-sxm").split(",") if name.strip()]
+    kinds = {found.name: found for found in map(find_gpu, names)}
+    for item in ",".join(prices).split(",") if prices else []:
+        name, _, amount = item.partition("=")
+        kind = find_gpu(name).name
+        if kind not in kinds:
+            raise InputError(f"--price {item}: {kind} is not planned for; add it to --gpu or --compare.")
+        try:
+            price = float(amount)
+        except ValueError:
+            price = 0.0
+        if not 0 < price < float("inf"):
+            raise InputError(f"--price {item}: write the dollars per hour of one GPU, e.g. {kind}=2.5.")
+        kinds[kind] = kinds[kind].at_price(price)
+    return tuple(kinds.values())
+
+
+def _api(price: str | None) -> ApiPrice | None:
+    from llmops.build.plan.cost import ApiPrice
+
+    if price is None:
+        return None
+    try:
+        into, out = (float(part) for part in price.split(","))
+    except ValueError:
+        raise InputError(f"--api-price {price}: write $ per million input and output tokens, e.g. 0.6,2.4.") from None
+    if into < 0 or out < 0 or into + out == 0:
+        raise InputError(f"--api-price {price}: prices are not negative, and not both zero.")
+    return ApiPrice(into, out)
+
+
+def _write(path: Path, write: Any) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}); name a file in a folder that exists."
+        ) from error
