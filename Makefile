@@ -55,6 +55,7 @@ $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(STAMPS)/test: $(STAMPS)/embedded
 	$(PIP) install -q -c constraints.txt -e '.[embedded,quantize,test]'
+	$(PIP) install -q -c constraints.txt --no-deps aiconfigurator
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/lint: pyproject.toml constraints.txt | $(VENV)/bin/python

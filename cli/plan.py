@@ -99,8 +99,9 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
 
         click.echo(json.dumps(plan_data(plan), indent=2))
         return
-    from llmops.build.plan.report.terminal import show
     from rich.console import Console
+
+    from llmops.build.plan.report.terminal import show
 
     show(plan, Console(highlight=False), top)
     for path in (save, html):
@@ -109,9 +110,10 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
 
 
 def _plan(checkpoint: str, flags: dict[str, Any]) -> Plan:
+    from rich.console import Console
+
     from llmops.build.plan.search import search
     from llmops.build.plan.timing.choose import op_times
-    from rich.console import Console
 
     request = _request(checkpoint, flags)
     with Console(stderr=True).status("planning …") as status:

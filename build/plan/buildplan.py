@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmops.errors import InputError
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 
 
 class BuildPlan(BaseModel):

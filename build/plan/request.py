@@ -10,7 +10,6 @@ from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.memory import DEFAULT_KV_FRACTION
 from llmops.build.plan.precision import Precision
 from llmops.build.plan.workload import Workload
-
 from llmops.errors import InputError
 
 DEFAULT_NUM_TOKENS = 8192

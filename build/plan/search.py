@@ -14,7 +14,6 @@ from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.layout import candidates
 from llmops.build.plan.request import PlanRequest
 from llmops.build.plan.timing.base import OpTimes
-
 from llmops.errors import InputError
 
 GB = 1e9

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.plan.timing.silicon import package_root
-
 from llmops.errors import CheckpointError
 
 

@@ -15,7 +15,7 @@ from llmops.build.plan.shapes import Linear
 def rank_weights(model: Architecture, precision: Precision, layout: Layout) -> dict[str, int]:
     """Bytes by part (attention, mlp, experts, router, norms, embedding, lm_head) on the rank that holds the most."""
     stages = [stage_weights(model, precision, layout, stage) for stage in range(layout.pp)]
-    return dict(max(stages, key=lambda parts: sum(parts.values())))
+    return dict(max(stages, key=Counter.total))
 
 
 def checkpoint_weights(model: Architecture, precision: Precision) -> dict[str, int]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from llmops.build.plan.candidate import Candidate
-from llmops.build.plan.report import text
-from llmops.build.plan.report.pareto import MARKS, frontiers, picture
-from llmops.build.plan.search import Plan
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+from llmops.build.plan.candidate import Candidate
+from llmops.build.plan.report import text
+from llmops.build.plan.report.pareto import MARKS, frontiers, picture
+from llmops.build.plan.search import Plan
 
 WIDE = 100
 

@@ -6,7 +6,6 @@ from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.timing.base import OpTimes
 from llmops.build.plan.timing.roofline import Roofline
 from llmops.build.plan.timing.silicon import Silicon, package_root, table_folder
-
 from llmops.errors import InputError, MissingDependencyError
 
 CHOICES = ("auto", "silicon", "roofline")

@@ -20,7 +20,6 @@ from llmops.build.plan.timing import roofline
 from llmops.build.plan.timing.base import Attention, Experts
 from llmops.build.plan.timing.grid import Grid
 from llmops.build.plan.timing.roofline import Roofline
-
 from llmops.errors import MissingDependencyError
 
 _MS = 1e-3
@@ -116,9 +115,9 @@ class Silicon(Roofline):
 
         def seconds(row: dict[str, Any]) -> float:
             # The fp8 rows compute their scale at run time; ModelOpt's checkpoints bring it.
-            return row["latency"] * _MS - (quantise.at(row["m"], row["k"]) if quantise else 0.0)
+            return float(row["latency"]) * _MS - (quantise.at(row["m"], row["k"]) if quantise else 0.0)
 
-        points = {}
+        points: dict[tuple[int, ...], float] = {}
         for row in rows:
             if row["m"] > 0:
                 bound = self.ideal(*roofline.gemm_work(row["m"], row["n"], row["k"], precision))
