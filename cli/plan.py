@@ -45,7 +45,7 @@ class Seconds(click.ParamType):
 @click.option("--target", type=click.Choice(["tensorrt", "pytorch"]), help="Engine.  [default: tensorrt where it can]")
 @click.option("--isl", type=int, default=1000, show_default=True, help="Tokens of a prompt, mean.")
 @click.option("--osl", type=int, default=200, show_default=True, help="Tokens of an answer, mean.")
-@click.option("--qps", type=float, help="Requests/s to serve; without it one replica is planned, full.")
+@click.option("--qps", type=float, help="Requests/s to serve; without it one replica at its highest rate.")
 @click.option("--ttft-p95", type=Seconds(), help="Target for the time to first token, 95th percentile, e.g. 500ms.")
 @click.option("--tpot-p95", type=Seconds(), help="Target for the time per output token, 95th percentile, e.g. 50ms.")
 @click.option("--tp", type=int, help="Tensor parallel size, pinned.")

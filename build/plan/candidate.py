@@ -12,7 +12,7 @@ from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.layout import Layout, refusal
 from llmops.build.plan.memory import Limits, Memory, plan_memory
 from llmops.build.plan.request import PlanRequest
-from llmops.build.plan.serving import Z95, Point, Replica, highest
+from llmops.build.plan.serving import Point, Replica, highest
 from llmops.build.plan.step import StepModel
 from llmops.build.plan.timing.base import OpTimes
 
@@ -126,12 +126,9 @@ def holds(request: PlanRequest, point: Point) -> bool:
 def evaluate(request: PlanRequest, gpu: Gpu, fitted: Fitted) -> Candidate:
     """The layout as a fleet of equal replicas. Raises Refused when it misses a target or needs too many GPUs."""
     replica, layout = fitted.replica, fitted.layout
-    top = _queue_free(replica.full_batch)
-    best = highest(replica.at, top, lambda point: holds(request, point))
+    best = highest(replica.at, replica.steady_batch, lambda point: holds(request, point))
     if best is None:
         raise Refused(*_missed(request, replica.at(1.0)))
-    if request.workload.qps is None and request.workload.ttft_p95 is None and request.workload.tpot_p95 is None:
-        best = replica.saturated()
     qps = request.workload.qps
     replicas = math.ceil(qps / best.rate - 1e-9) if qps else 1
     gpus = replicas * layout.gpus
@@ -155,12 +152,6 @@ def evaluate(request: PlanRequest, gpu: Gpu, fitted: Fitted) -> Candidate:
         contiguous=fitted.contiguous,
         kv_token=kv.token_bytes(request.model, request.kv, layout),
     )
-
-
-def _queue_free(full: float) -> float:
-    """The mean in flight whose random peaks (95th percentile) still find a place in a batch of `full`."""
-    root = (-Z95 + math.sqrt(Z95 * Z95 + 4 * full)) / 2
-    return max(1.0, root * root)
 
 
 def _missed(request: PlanRequest, alone: Point) -> tuple[str, Point]:

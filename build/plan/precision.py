@@ -15,7 +15,7 @@ KV_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
 class Precision:
     """`bits` per quantised weight; `group` weights share `scale_bytes` (None: one per tensor);
     `pre_scale`: one 2-byte factor per input channel (AWQ); `parts`: which linear layers are quantised;
-    `compute`: dtype of the multiplications; `sm`: the oldest GPU that runs it; `kv`: KV cache unless asked otherwise."""
+    `compute`: dtype of the multiplications; `sm`: the oldest GPU that runs it; `kv`: the cache's dtype by default."""
 
     name: str
     bits: int

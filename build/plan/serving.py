@@ -11,6 +11,8 @@ from llmops.build.plan.workload import Workload
 
 # 95 % of a normal distribution lie below the mean and this many standard deviations.
 Z95 = 1.645
+# Share of a step's tokens that steady traffic may take; above it the queue of prompts grows steeply.
+PROMPT_LOAD = 0.85
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,19 @@ class Replica:
     @property
     def full_batch(self) -> float:
         """The batch that memory and the step's token limit allow."""
-        per_sequence = 1 + self.workload.draft_tokens + self._prompt_tokens_per_sequence
-        return max(1.0, min(self.max_batch, self.max_num_tokens / per_sequence))
+        return max(1.0, min(self.max_batch, self._token_limit))
+
+    @property
+    def steady_batch(self) -> float:
+        """The mean batch that random arrivals can keep up: its peaks (95th percentile) still find a place, and
+        prompts find enough room in a step not to queue for long."""
+        root = (-Z95 + math.sqrt(Z95 * Z95 + 4 * self.max_batch)) / 2
+        return max(1.0, min(root * root, PROMPT_LOAD * self._token_limit))
+
+    @property
+    def _token_limit(self) -> float:
+        """Sequences whose tokens, with the prompts that take the place of those that end, fill a step."""
+        return self.max_num_tokens / (1 + self.workload.draft_tokens + self._prompt_tokens_per_sequence)
 
     @property
     def _prompt_tokens_per_sequence(self) -> float:
