@@ -24,8 +24,7 @@ _FIELDS = {
     "rope_theta": "rope.freq_base",
     "head_dim": "attention.key_length",
 }
-# Stored block formats by bits per weight; the rest (F32, F16, BF16) is full precision.
-_BITS = re.compile(r"I?Q(\d)")
+_BLOCK_FORMAT = re.compile(r"I?Q(\d)")
 
 
 def open_gguf(path: Path, ref: str) -> Checkpoint:
@@ -102,8 +101,14 @@ def _quantisation(header: gguf.GgufHeader) -> ExistingQuantisation | None:
     for tensor in header.tensors.values():
         by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.numel
     main = max(by_dtype, key=lambda dtype: by_dtype[dtype])
-    bits = _BITS.match(main)
-    return ExistingQuantisation("gguf", int(bits.group(1)), {"dtype": main, "elements": by_dtype}) if bits else None
+    bits = block_bits(main)
+    return ExistingQuantisation("gguf", bits, {"dtype": main, "elements": by_dtype}) if bits else None
+
+
+def block_bits(dtype: str) -> int | None:
+    """Bits per weight of a GGML block format (Q4_1 -> 4); None for F32, F16 and BF16."""
+    match = _BLOCK_FORMAT.match(dtype)
+    return int(match.group(1)) if match else None
 
 
 def _name(path: Path) -> str:

@@ -74,7 +74,8 @@ class Target(Protocol):
         """Libraries whose version changes the engine: distribution name -> version. Imports nothing heavy."""
 
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
-        """Write `workdir / model_dir`. The caller writes tokenizer and engine.json, and moves workdir into place.
+        """Write `workdir / model_dir`. `workdir / "tokenizer"` is there already; the caller adds engine.json and moves
+        workdir into place.
 
         Raises BuildError; may leave anything in workdir then, the caller removes it.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,25 @@ class OpenVinoTarget:
         model_dir.mkdir()
         group_size = _group_size(spec, checkpoint)
         write_model(checkpoint, spec.quant, group_size, model_dir, progress)
+        with progress.stage("Writing the vocabulary"):
+            _write_for_genai(checkpoint, workdir / "tokenizer", model_dir)
         limits = _limits(spec, checkpoint)
         return TargetResult(
             limits=limits,
             quantisation=Quantisation(weights=spec.quant, kv_cache=spec.kv_cache, group_size=group_size),
             extra={"openvino": _runtime(spec)},
         )
+
+
+def _write_for_genai(checkpoint: Checkpoint, tokenizer_dir: Path, model_dir: Path) -> None:
+    """What GenAI reads beside the graph: a vocabulary for grammars, and which ids end a generation."""
+    from llmops.build.targets.openvino.detokenizer import write_detokenizer
+
+    special = checkpoint.special_tokens
+    write_detokenizer(tokenizer_dir / "tokenizer.json", checkpoint.architecture.vocab_size, model_dir)
+    ids = {"bos_token_id": special.bos, "eos_token_id": list(special.end), "pad_token_id": special.pad}
+    known = {name: value for name, value in ids.items() if value not in (None, [])}
+    (model_dir / "generation_config.json").write_text(json.dumps(known, indent=2) + "\n")
 
 
 _GRAPH_BYTES = 16 << 20
@@ -83,9 +97,12 @@ def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
             f"{checkpoint.ref} is already quantised ({checkpoint.quantisation.method}); the openvino target starts "
             "from the full-precision checkpoint."
         )
-    if architecture.sliding_window is not None:
-        raise CheckpointError(f"{checkpoint.ref} uses sliding-window attention, which --target openvino cannot serve.")
-    limit = architecture.max_position_embeddings
+    limit, window = architecture.max_position_embeddings, architecture.sliding_window
+    if window is not None and (spec.max_seq_len or limit) > window.size:
+        raise InputError(
+            f"{checkpoint.ref} attends to the last {window.size} tokens only, which --target openvino cannot do; "
+            f"within that length it is the same: add --max-seq-len {window.size}."
+        )
     if spec.max_seq_len is not None and spec.max_seq_len > limit:
         raise InputError(f"--max-seq-len {spec.max_seq_len} is over the model's context; use at most {limit}.")
 

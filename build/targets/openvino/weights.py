@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from llmops.build.checkpoint import Checkpoint, TensorInfo
+from llmops.build.checkpoint.gguf_checkpoint import block_bits
 from llmops.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -19,10 +20,14 @@ _SAFETENSORS = {"F32": ("f32", np.float32), "F16": ("f16", np.float16), "BF16": 
 
 @dataclass(frozen=True)
 class Weight:
-    """`data` has the stored bits: float32, float16, or for `element` bf16 the upper halves of float32 as uint16."""
+    """`data` has the stored bits: float32, float16, or for `element` bf16 the upper halves of float32 as uint16.
+
+    `block_bits` is set where the values came from GGUF blocks of that many bits, and so lie on a coarse grid.
+    """
 
     data: NDArray[Any]
     element: str
+    block_bits: int | None = None
 
     def float32(self) -> NDArray[np.float32]:
         """A copy in float32; exact, also from bfloat16."""
@@ -83,7 +88,7 @@ class GgufWeights:
         info = _find(self.checkpoint, _gguf_name(name), name)
         weight = self._read(info)
         heads = self._rotary_heads(name)
-        return Weight(_unpermute(weight.data, heads), weight.element) if heads else weight
+        return replace(weight, data=_unpermute(weight.data, heads)) if heads else weight
 
     def _read(self, info: TensorInfo) -> Weight:
         raw = self.map[info.offset : info.offset + info.nbytes]
@@ -97,12 +102,13 @@ class GgufWeights:
         block, block_bytes = GGML_QUANT_SIZES[kind]
         rows = raw.reshape(*info.shape[:-1], info.shape[-1] // block * block_bytes)
         try:
-            return Weight(dequantize(rows, kind).reshape(info.shape), "f32")
+            values = dequantize(rows, kind).reshape(info.shape)
         except NotImplementedError as error:
             raise CheckpointError(
                 f"{self.checkpoint.ref}: {info.name} is stored as {info.dtype}, "
                 "which the gguf package cannot dequantise."
             ) from error
+        return Weight(values, "f32", block_bits(info.dtype))
 
     def _rotary_heads(self, name: str) -> int:
         """GGUF stores q and k of the llama family with interleaved rotary halves; other families as in Hugging Face."""
