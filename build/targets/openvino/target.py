@@ -54,7 +54,7 @@ class OpenVinoTarget:
         return TargetResult(
             limits=limits,
             quantisation=Quantisation(weights=spec.quant, kv_cache=spec.kv_cache, group_size=group_size),
-            extra={"openvino": _runtime(spec)},
+            extra={"openvino": _runtime(spec, checkpoint)},
         )
 
 
@@ -141,7 +141,7 @@ def _limits(spec: BuildSpec, checkpoint: Checkpoint) -> Limits:
     return Limits(max_batch_size=batch, max_seq_len=length, max_num_tokens=spec.max_num_tokens or max(256, batch))
 
 
-def _runtime(spec: BuildSpec) -> dict[str, Any]:
+def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> dict[str, Any]:
     """Properties that the engine model hands to the pipeline. Exactness is a matter of the runtime too: OpenVINO's
     CPU defaults are bfloat16 arithmetic where the CPU has it and an 8-bit KV cache."""
     exact = spec.quant == "none"
@@ -149,4 +149,6 @@ def _runtime(spec: BuildSpec) -> dict[str, Any]:
     properties = {"KV_CACHE_PRECISION": kv_cache}
     if exact:
         properties["INFERENCE_PRECISION_HINT"] = "f32"
-    return {"device": "CPU", "properties": properties}
+    shape = checkpoint.architecture
+    cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
+    return {"device": "CPU", "properties": properties, "kv_cache": cache}

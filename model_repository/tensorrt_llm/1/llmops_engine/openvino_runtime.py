@@ -26,7 +26,8 @@ _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishR
 
 @dataclass(frozen=True)
 class OpenVINOOptions:
-    """`properties` go to OpenVINO as they are (INFERENCE_NUM_THREADS, KV_CACHE_PRECISION, …)."""
+    """`properties` go to OpenVINO as they are (KV_CACHE_PRECISION, …); `kv_cache` has the model's
+    `layers`, `kv_heads` and `head_dim`."""
 
     model_path: Path
     max_batch_size: int
@@ -35,6 +36,7 @@ class OpenVINOOptions:
     cache_tokens: int | None
     device: str
     properties: dict[str, Any]
+    kv_cache: dict[str, int]
 
 
 class _Sequence:
@@ -212,13 +214,10 @@ def _kv_blocks(options: OpenVINOOptions) -> int:
 
 
 def _block_bytes(options: OpenVINOOptions) -> int:
-    config = json.loads((options.model_path / "config.json").read_text())
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    kv_heads = config.get("num_key_value_heads") or heads
+    shape = options.kv_cache
     # keys and values, one byte per element plus scales: OpenVINO stores the cache as u8 on CPUs by default
     width = {"f32": 4, "f16": 2, "bf16": 2}.get(str(options.properties.get("KV_CACHE_PRECISION", "u8")), 1)
-    return int(2 * config["num_hidden_layers"] * kv_heads * TOKENS_PER_BLOCK * (head_dim * width + 8))
+    return 2 * shape["layers"] * shape["kv_heads"] * TOKENS_PER_BLOCK * (shape["head_dim"] * width + 8)
 
 
 def _default_cache_bytes() -> int:

@@ -31,5 +31,6 @@ def _openvino(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime
             cache_tokens=int(cache) if cache else None,
             device=own.get("device", "CPU"),
             properties=own.get("properties", {}),
+            kv_cache=own["kv_cache"],
         )
     )
