@@ -18,7 +18,7 @@ from llmops.perf.report.document import Document, machine
 from llmops.perf.report.statistics import summarise
 from llmops.perf.workloads.base import Workload
 from llmops.perf.workloads.files import PromptFile, Trace, TraceEntry, read_trace
-from llmops.perf.workloads.filler import Filler, Text
+from llmops.perf.workloads.filler import Filler, Text, TokenIds
 from llmops.perf.workloads.lengths import Lengths
 from llmops.perf.workloads.synthetic import Form, Shape, Synthetic
 
@@ -78,6 +78,10 @@ class BenchOptions:
             raise InputError("--sweep sets the rate itself: leave out --trace and --concurrency.")
         if self.via in ("engine", "ensemble") and (self.tools or self.prompts):
             raise InputError("--tools and --prompts need an OpenAI endpoint.")
+        if (self.via in ("engine", "ensemble")) != self.url.startswith("grpc://"):
+            raise InputError(
+                f"--via {self.via} does not fit {self.url}: grpc:// for engine and ensemble, else http://."
+            )
         if self.via == "ensemble" and self.turns:
             raise InputError("--turns needs a chat endpoint or --via engine.")
 
@@ -122,7 +126,7 @@ async def bench(options: BenchOptions, progress: Progress | None = None) -> Docu
 async def _connect(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
     if options.via in ("chat", "completions"):
         return await _openai(options)
-    raise InputError(f"--via {options.via} is unknown.")
+    return await _triton(options)
 
 
 async def _openai(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
@@ -134,6 +138,23 @@ async def _openai(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
     shared = ("stream", "ignore_eos", "usage", "timeout", "api_key", "extra", "headers", "verify")
     target = OpenAITarget(options.url, model, chat, **{name: getattr(options, name) for name in shared})
     return OpenAIClient(target), model, "chat" if chat else "prompt", Text()
+
+
+async def _triton(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
+    from llmops.perf.clients.triton import TritonClient, TritonTarget, first_model
+
+    address = options.url.removeprefix("grpc://")
+    model = options.model or await first_model(address)
+    ensemble = options.via == "ensemble"
+    client = TritonClient(TritonTarget(address, model, ensemble, options.stream, options.ignore_eos, options.timeout))
+    if ensemble:
+        return client, model, "prompt", Text()
+    try:
+        card = await client.card()
+    except ServerError:
+        await client.close()
+        raise
+    return client, model, "prompt", TokenIds(min(int(card.get("vocab_size", 1000)), 10_000))
 
 
 def _workload(options: BenchOptions, form: Form, filler: Filler, entries: list[TraceEntry] | None) -> Workload:

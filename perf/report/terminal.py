@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +31,7 @@ def show(document: Document, console: Console) -> None:
 
 
 def _latencies(summary: Summary) -> Table:
-    table = Table(title="Latency, ms", title_justify="left", title_style="bold")
+    table = Table(title="Latency, ms", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.add_column("")
     for name in ("mean", *(f"p{p}" for p in PERCENTILES), "max", "n"):
         table.add_column(name, justify="right")
@@ -43,7 +44,7 @@ def _latencies(summary: Summary) -> Table:
 
 
 def _rates(summary: Summary) -> Table:
-    table = Table(show_header=False)
+    table = Table(show_header=False, box=SIMPLE)
     table.add_column("")
     table.add_column("", justify="right")
     for label, value in rates(summary):
@@ -83,7 +84,7 @@ def own_cost(summary: Summary) -> str:
 
 
 def _sweep(document: Document) -> Table:
-    table = Table(title="Sweep", title_justify="left", title_style="bold")
+    table = Table(title="Sweep", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for name in ("req/s asked", "achieved", "good", "TTFT p99", "e2e p99", "holds"):
         table.add_column(name, justify="right")
     for step in sorted(document.sweep, key=lambda step: step.rate):

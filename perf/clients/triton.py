@@ -1,0 +1,186 @@
+"""Triton's own gRPC: the engine model (token ids in and out) or the ensemble (text in and out), one stream per request.
+
+This is the baseline that the gateway is held against, so it does as little as a Python client can: raw grpc.aio with
+Triton's protobuf messages, no tritonclient.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from llmops.errors import MissingDependencyError, ServerError
+from llmops.perf.records import Record, Request
+
+SERVICE = "/inference.GRPCInferenceService"
+CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+@dataclass(frozen=True)
+class TritonTarget:
+    """`address` is host:port; `model` the served NAME; `ensemble` picks NAME instead of NAME-tensorrt_llm."""
+
+    address: str
+    model: str
+    ensemble: bool = False
+    stream: bool = True
+    ignore_eos: bool = True
+    timeout: float = 600.0
+
+    @property
+    def triton_model(self) -> str:
+        return self.model if self.ensemble else f"{self.model}-tensorrt_llm"
+
+
+class TritonClient:
+    """`Client` for Triton. Make it inside the event loop it is used in."""
+
+    def __init__(self, target: TritonTarget) -> None:
+        grpc, self._pb = _grpc(), _messages()
+        self._target = target
+        self._grpc = grpc
+        self._channel = grpc.aio.insecure_channel(target.address, options=CHANNEL_OPTIONS)
+        self._stream = self._channel.stream_stream(
+            f"{SERVICE}/ModelStreamInfer",
+            request_serializer=self._pb.ModelInferRequest.SerializeToString,
+            response_deserializer=self._pb.ModelStreamInferResponse.FromString,
+        )
+        self._count = 0
+
+    async def card(self) -> dict[str, Any]:
+        """What the engine model announces (docs/contract.md). Raises ServerError."""
+        call = self._channel.unary_unary(
+            f"{SERVICE}/ModelConfig",
+            request_serializer=self._pb.ModelConfigRequest.SerializeToString,
+            response_deserializer=self._pb.ModelConfigResponse.FromString,
+        )
+        name = f"{self._target.model}-tensorrt_llm"
+        try:
+            response = await call(self._pb.ModelConfigRequest(name=name), timeout=10)
+        except self._grpc.aio.AioRpcError as error:
+            raise ServerError(f"Triton at {self._target.address} does not serve {name}: {error.details()}.") from error
+        text = response.config.parameters["llmops_card"].string_value
+        return json.loads(text) if text else {}
+
+    async def send(self, request: Request, start: float | None = None) -> Record:
+        message = self._message(request)
+        record = Record(start=time.perf_counter() if start is None else start, requested=request.max_tokens)
+        call = self._stream(timeout=self._target.timeout)
+        try:
+            await call.write(message)
+            await call.done_writing()
+            await self._read(call, request, record)
+        except self._grpc.aio.AioRpcError as error:
+            record.error = f"grpc_{error.code().name.lower()}"
+        finally:
+            call.cancel()
+        record.end = record.end or time.perf_counter()
+        return record
+
+    async def _read(self, call: Any, request: Request, record: Record) -> None:
+        ended = False
+        async for response in call:
+            now = time.perf_counter()
+            if response.error_message:
+                record.error = f"triton {response.error_message.split(':')[0][:60]}"
+                break
+            inner = response.infer_response
+            ended = "triton_final_response" in inner.parameters and inner.parameters["triton_final_response"].bool_param
+            count = self._tokens(inner, request, record)
+            if count:
+                record.tokens_out += count
+                if self._target.stream:
+                    record.chunks.append(now)
+                    record.first = record.first or now
+            if request.cancel_after is not None and record.tokens_out >= request.cancel_after:
+                record.cancelled = True
+                break
+            if ended:
+                break
+        record.end = time.perf_counter()
+        if not (ended or record.error or record.cancelled):
+            record.error = "truncated"
+
+    def _tokens(self, response: Any, request: Request, record: Record) -> int:
+        raw = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=False))
+        if self._target.ensemble:
+            # text comes without counts: one message is one token, save for half characters that the server holds back
+            return int(len(raw.get("text_output", b"")) > 4)
+        ids = raw.get("output_ids", b"")
+        record.counted = False
+        if request.keep_text:
+            record.ids = (record.ids or []) + list(struct.unpack(f"<{len(ids) // 4}i", ids))
+        return len(ids) // 4
+
+    def _message(self, request: Request) -> Any:
+        self._count += 1
+        message = self._pb.ModelInferRequest(model_name=self._target.triton_model, id=f"bench-{self._count}")
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        (self._ensemble_inputs if self._target.ensemble else self._engine_inputs)(message, request)
+        return message
+
+    def _engine_inputs(self, message: Any, request: Request) -> None:
+        ids = request.prompt
+        assert isinstance(ids, list)
+        _add(message, "input_ids", "INT32", [1, len(ids)], struct.pack(f"<{len(ids)}i", *ids))
+        _add(message, "input_lengths", "INT32", [1, 1], struct.pack("<i", len(ids)))
+        _add(message, "request_output_len", "INT32", [1, 1], struct.pack("<i", request.max_tokens))
+        _add(message, "streaming", "BOOL", [1, 1], struct.pack("?", self._target.stream))
+        _add(message, "runtime_top_k", "INT32", [1, 1], struct.pack("<i", 1))
+        if self._target.ignore_eos:
+            _add(message, "end_id", "INT32", [1, 1], struct.pack("<i", -1))
+
+    def _ensemble_inputs(self, message: Any, request: Request) -> None:
+        text = str(request.prompt).encode()
+        _add(message, "text_input", "BYTES", [1, 1], struct.pack("<I", len(text)) + text)
+        _add(message, "max_tokens", "INT32", [1, 1], struct.pack("<i", request.max_tokens))
+        _add(message, "stream", "BOOL", [1, 1], struct.pack("?", self._target.stream))
+        _add(message, "top_k", "INT32", [1, 1], struct.pack("<i", 1))
+        if self._target.ignore_eos:
+            _add(message, "end_id", "INT32", [1, 1], struct.pack("<i", -1))
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+async def first_model(address: str) -> str:
+    """The served NAME of the first engine model in Triton's repository. Raises ServerError."""
+    grpc, pb = _grpc(), _messages()
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(
+            f"{SERVICE}/RepositoryIndex",
+            request_serializer=pb.RepositoryIndexRequest.SerializeToString,
+            response_deserializer=pb.RepositoryIndexResponse.FromString,
+        )
+        try:
+            index = await call(pb.RepositoryIndexRequest(ready=True), timeout=10)
+        except grpc.aio.AioRpcError as error:
+            raise ServerError(f"Triton at {address} does not answer: {error.details()}.") from error
+    names = sorted(m.name.removesuffix("-tensorrt_llm") for m in index.models if m.name.endswith("-tensorrt_llm"))
+    if not names:
+        raise ServerError(f"Triton at {address} has no model NAME-tensorrt_llm ready; see `llmops repo`.")
+    return str(names[0])
+
+
+def _add(message: Any, name: str, datatype: str, shape: list[int], raw: bytes) -> None:
+    message.inputs.add(name=name, datatype=datatype, shape=shape)
+    message.raw_input_contents.append(raw)
+
+
+def _grpc() -> Any:
+    import grpc.aio
+
+    return grpc
+
+
+def _messages() -> Any:
+    try:
+        from tritonclient.grpc import service_pb2
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{error.name} is missing: `pip install 'llmops[embedded]'` brings what grpc:// addresses need."
+        ) from error
+    return service_pb2

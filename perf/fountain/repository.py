@@ -1,0 +1,81 @@
+"""Makes the fountain's Triton repository: `python -m llmops.perf.fountain.repository ENGINE -o DIR`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmops.build.manifest import EngineManifest
+from llmops.model_repository.generate import EngineEntry, generate_repository
+from llmops.model_repository.targets import EngineModel, find_target
+from llmops.model_repository.targets.openvino import OpenVINOTarget
+
+NAME = "fountain"
+TEXT = (
+    " The quick brown fox jumps over the lazy dog; der schnelle braune Fuchs springt über den faulen Hund. 快速的狐狸"
+)
+MODEL_FILES = Path(__file__).parent / "model"
+
+
+class FountainTarget(OpenVINOTarget):
+    """The OpenVINO target's tensors and transports with the fountain's parameters; needs no weights."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def check(self, directory: Path, manifest: EngineManifest) -> None:
+        return
+
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
+        model = super().engine_model(directory, manifest)
+        parameters = {**model.parameters, "llmops_runtime": NAME, "fountain": json.dumps(self._options)}
+        return replace(model, parameters=parameters)
+
+    def transports(self) -> list[str]:
+        transports: list[str] = find_target("openvino").transports()
+        return transports
+
+
+def make_fountain(
+    engine: Path, output: Path, period: float = 0.02, first: float = 0.0, max_batch_size: int = 2048
+) -> Path:
+    """Write the repository to `output`; tokenizer, chat template and limits are those of the `engine` folder.
+
+    `period` and `first` in seconds, see FountainRuntime.
+    """
+    manifest = EngineManifest.load(engine)
+    limits = manifest.limits.model_copy(update={"max_batch_size": max_batch_size, "max_seq_len": 262_144})
+    manifest = manifest.model_copy(update={"limits": limits})
+    options = {"period": period, "first": first, "token_ids": _token_ids(engine / manifest.tokenizer.directory)}
+    entry = EngineEntry(NAME, engine.resolve(), manifest, FountainTarget(options))
+    generate_repository([entry], output)
+    package = output / f"{NAME}-tensorrt_llm" / "1" / "llmops_engine"
+    for source in MODEL_FILES.glob("*.py"):
+        shutil.copy(source, package / source.name)
+    return output
+
+
+def _token_ids(tokenizer: Path) -> list[int]:
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
+    return ids
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
+@click.option("--period-ms", default=20.0, show_default=True, help="Between two tokens of a stream.")
+@click.option("--first-ms", default=0.0, show_default=True, help="Grid of first tokens; 0: they wait for the beat.")
+def main(engine: Path, output: Path, period_ms: float, first_ms: float) -> None:
+    """Repository of the model `fountain`, with the tokenizer of ENGINE; serve it with `llmops serve`."""
+    make_fountain(engine, output, period_ms / 1000, first_ms / 1000)
+
+
+if __name__ == "__main__":
+    main()
