@@ -1,0 +1,132 @@
+"""The pieces of `llmops up`: an engine, a repository, and Triton and the gateway as one thing that ends together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from llmops.build.manifest import FILE_NAME
+from llmops.errors import ServerError
+
+DEFAULT_QUANT = {"openvino": "int8"}
+
+
+def build_engine(
+    checkpoint: str, target: str, quant: str | None, tp: int, name: str | None, folder: Path | None
+) -> Path:
+    """The engine folder of `checkpoint`, built unless it is there already."""
+    from llmops.build.checkpoint.hashing import cache_dir
+    from llmops.build.engine import build
+    from llmops.build.progress import make_progress
+    from llmops.build.spec import BuildSpec
+
+    if Path(checkpoint, FILE_NAME).is_file():
+        return Path(checkpoint)
+    quant = quant or DEFAULT_QUANT.get(target, "fp8")
+    place = folder or cache_dir() / "up" / f"{_slug(checkpoint)}-{target}-{quant}-tp{tp}"
+    place.mkdir(parents=True, exist_ok=True)
+    spec = BuildSpec(checkpoint=checkpoint, output=place / "engine", target=target, quant=quant, tp=tp, name=name)  # type: ignore[arg-type]
+    build(spec, make_progress())
+    return spec.output
+
+
+def make_repository(engine: Path) -> Path:
+    """A Triton model repository beside the engine folder."""
+    from llmops.model_repository.generate import generate_repository, read_engines
+
+    repository = engine.absolute().parent / f"{engine.absolute().name}-repository"
+    generate_repository(read_engines((str(engine),)), repository)
+    return repository
+
+
+def _slug(checkpoint: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in checkpoint.strip("/")).strip("-")[-80:]
+
+
+class Stack:
+    """Triton and the gateway. Leaving the block ends both, whatever the reason. SIGTERM is as good as Ctrl-C."""
+
+    def __init__(self, host: str, port: int, config: Path | None) -> None:
+        from llmops.gateway.server import bind
+        from llmops.gateway.settings import load_settings
+
+        self._settings = load_settings(config, host=host, port=port, log_level="warning")
+        # a port that is taken should be known before minutes of building
+        bind(host, port).close()
+        self._exit = contextlib.ExitStack()
+        self._triton_died = threading.Event()
+        self._leaving = threading.Event()
+
+    def __enter__(self) -> Stack:
+        signal.signal(signal.SIGTERM, _interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leaving.set()
+        # a second Ctrl-C must not leave a server behind
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._exit.close()
+
+    def start_triton(self, repository: Path) -> None:
+        """Raises ServerError with Triton's own reason when a model does not load."""
+        from llmops.model_repository.launch import Ports, start_triton
+
+        self._triton = self._exit.enter_context(start_triton(repository, ports=Ports(0, 0, 0), on_log=_print_problems))
+        self._triton.wait_ready()
+        threading.Thread(target=self._watch_triton, name="watch-triton", daemon=True).start()
+
+    def run_gateway(self, on_ready: Callable[[str, str], None]) -> None:
+        """Serve until Ctrl-C, SIGTERM, or the end of Triton (then ServerError). `on_ready` gets URL and model name."""
+        from llmops.gateway.logs import configure_logging
+        from llmops.gateway.server import run
+
+        configure_logging("warning")
+        settings = self._settings.model_copy(update={"triton": self._triton.grpc_address})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # uvicorn handles both itself, and raises them once more when it is done
+            signal.signal(number, _ignore)
+        run(settings, lambda url: self._announce_when_ready(url, on_ready))
+        if self._triton_died.is_set():
+            raise ServerError("Triton ended by itself, and the gateway with it; its last lines are above.")
+
+    def _announce_when_ready(self, url: str, on_ready: Callable[[str, str], None]) -> None:
+        def wait() -> None:
+            while not self._leaving.is_set():
+                with contextlib.suppress(urllib.error.URLError, OSError, IndexError):
+                    with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+                        model = json.load(answer)["data"][0]["id"]
+                    urllib.request.urlopen(f"{url}/health/ready", timeout=30).close()
+                    return on_ready(url, model)
+                self._leaving.wait(0.1)
+
+        threading.Thread(target=wait, name="announce", daemon=True).start()
+
+    def _watch_triton(self) -> None:
+        self._triton.process.wait()
+        if not self._leaving.is_set():
+            self._triton_died.set()
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _ignore(_signal: int, _frame: FrameType | None) -> None: ...
+
+
+def _print_problems(line: object) -> None:
+    from llmops.model_repository.triton_log import LogLine
+
+    if isinstance(line, LogLine) and line.level in ("error", "warning") and not line.is_noise:
+        print(line, flush=True)
