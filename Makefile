@@ -17,7 +17,7 @@ export PIP_NO_COMPILE = 1
 help: ## This list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
-serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http://127.0.0.1:8080
+serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http://127.0.0.1:9000
 	$(BIN)/llmops up $(MODEL)
 
 test: $(STAMPS)/test ## All tests, with the real Triton server

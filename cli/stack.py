@@ -106,7 +106,8 @@ class Stack:
                     with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
                         model = json.load(answer)["data"][0]["id"]
                     urllib.request.urlopen(f"{url}/health/ready", timeout=30).close()
-                    return on_ready(url, model)
+                    on_ready(url, model)
+                    return
                 self._leaving.wait(0.1)
 
         threading.Thread(target=wait, name="announce", daemon=True).start()
