@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
+from llmops.gateway.openai.reasoning import template_arguments
+from llmops.gateway.openai.tools.families import family_of, knows_tools
+from llmops.gateway.openai.tools.prompting import through_system_message, with_parsed_arguments
 from llmops.gateway.openai.types.chat import ChatRequest, ContentPart, Message, MessageToolCall
 from llmops.gateway.serving import ServedModel
 
@@ -21,15 +23,13 @@ def render_chat(model: ServedModel, body: ChatRequest, tools: Sequence[dict[str,
         )
     knows_developer = "developer" in model.template.source
     messages = [_plain(message, position, knows_developer) for position, message in enumerate(body.messages)]
-    variables = dict(body.chat_template_kwargs or {})
-    effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
-    if effort is not None:
-        variables.setdefault("reasoning_effort", effort)
+    messages = _with_tools(messages, tools or (), model.template.source)
+    variables = {**_effort(body, model), **(body.chat_template_kwargs or {})}
     if body.documents:
         variables.setdefault("documents", body.documents)
     return model.template.render(
         messages,
-        tools=tools,
+        tools=(tools or None) if knows_tools(model.template.source) else None,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         variables=variables,
     )
@@ -42,10 +42,11 @@ def _plain(message: Message, position: int, knows_developer: bool) -> dict[str, 
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        plain["reasoning_content"] = message.reasoning_content
+    thinking = message.reasoning_content or message.reasoning
+    if isinstance(thinking, str):
+        plain["reasoning_content"] = thinking
     if message.tool_calls:
-        plain["tool_calls"] = [_tool_call(call, position) for call in message.tool_calls]
+        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     return plain
 
 
@@ -66,11 +67,24 @@ def _part(part: ContentPart, where: str) -> str:
     return text
 
 
-def _tool_call(call: MessageToolCall, position: int) -> dict[str, Any]:
-    """Templates read the arguments as an object, clients send them as JSON text."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except ValueError as error:
-        where = f"messages[{position}].tool_calls"
-        raise InvalidRequestError(f"The arguments in {where} are not valid JSON: {error}", param=where) from error
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+def _tool_call(call: MessageToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    """Calls and results in the form that this template takes."""
+    if not knows_tools(source):
+        return through_system_message(messages, tools)
+    return with_parsed_arguments(messages, mistral_ids=family_of(source) == "mistral")
+
+
+def _effort(body: ChatRequest, model: ServedModel) -> dict[str, Any]:
+    field = "reasoning_effort" if body.reasoning_effort is not None else "reasoning"
+    effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
+    if effort is None or model.template is None:
+        return {}
+    arguments = template_arguments(effort, model.template.source)
+    if arguments is None:
+        raise UnsupportedError(f"The model '{model.name}' has no {field} to set.", param=field)
+    return arguments

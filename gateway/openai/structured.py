@@ -19,13 +19,22 @@ def guide_of(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> 
     asked = {
         param: (value, make)
         for param, (value, make) in _sources(request).items()
-        if value is not None and not (param == "response_format" and value.type == "text")
+        if value is not None and _is_guide(param, request.response_format)
     }
     if len(asked) > 1:
         raise InvalidRequestError(f"Only one of {', '.join(asked)} can be given.", param=list(asked)[1])
     for param, (value, make) in asked.items():
         return make(value, param, limits)
     return None
+
+
+def guide_field(request: SamplingFields) -> str:
+    """The field that `guide_of` takes its guide from, to be named in errors."""
+    given = request.response_format
+    sources = [name for name, (value, _) in _sources(request).items() if value is not None]
+    return next(
+        (name for name in sources if name != "response_format" or (given and given.type != "text")), "response_format"
+    )
 
 
 _Maker = Callable[[Any, str, SchemaLimits], Guide | None]

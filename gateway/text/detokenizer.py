@@ -130,6 +130,9 @@ class DetokenizerFactory:
             return ByteLevelDetokenizer(self._skipping if skip_special_tokens else self._keeping)
         return WindowDetokenizer(self._tokenizer, self._byte_ids, skip_special_tokens)
 
+    def is_special(self, token: str) -> bool:
+        return self._tokenizer.token_to_id(token) in self._special_ids
+
     def token_bytes(self, token_id: int) -> bytes:
         if self._byte_level:
             return self._keeping[token_id]

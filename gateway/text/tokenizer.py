@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ class TextTokenizer:
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental detokenizer for one sequence."""
         return self._detokenizers.make(skip_special_tokens)
+
+    def has_special(self, tokens: Iterable[str]) -> bool:
+        """Whether any of these texts is a special token, which skip_special_tokens would take out of the text."""
+        return any(self._detokenizers.is_special(token) for token in tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to the text, as UTF-8 bytes (a token may hold half a character)."""

@@ -19,12 +19,15 @@ from llmops.gateway.openai.chunks import CompletionChunks, completion_logprobs, 
 from llmops.gateway.openai.endpoints.common import AnswerEvents, ignored_fields, respond
 from llmops.gateway.openai.sampling import (
     check_capabilities,
+    check_guide,
     check_logprobs,
     endings_of,
     output_length,
     sampling_of,
 )
+from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
+from llmops.gateway.openai.structured import guide_field, guide_of
 from llmops.gateway.openai.types.completions import CompletionRequest
 from llmops.gateway.serving import ServedModel
 
@@ -92,6 +95,8 @@ class Completions:
         prompts = prompts_of(body, service.limits.prompts)
         size = sum(map(len, prompts))
         encoded = await service.workers.run(lambda: [encode(model, one, body) for one in prompts], size)
+        guide = guide_of(body, SchemaLimits(size=service.limits.schema_bytes))
+        check_guide(guide, model.card, guide_field(body))
         endings = endings_of(body, model.card, service.limits)
         sampling = sampling_of(body)
         requests = [
@@ -106,6 +111,7 @@ class Completions:
                 min_tokens=body.min_tokens or 0,
                 end_ids=endings.end_ids,
                 logprobs=body.logprobs is not None,
+                guide=guide,
                 lora_id=model.lora_id,
             )
             for at, ids in enumerate(encoded)

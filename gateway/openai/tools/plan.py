@@ -9,7 +9,6 @@ from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
-from llmops.gateway.openai.chain import Chain
 from llmops.gateway.openai.pieces import Piece, Processor, ToolCall
 from llmops.gateway.openai.schemas import (
     DEFAULT_LIMITS,
@@ -29,14 +28,14 @@ MAX_TOOLS = 512
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """`definitions` go to the template; `guide` replaces the request's own; `processor` is made once per choice.
+    """`definitions` go to the template; `guide` replaces the request's own; `processor` makes one choice's.
 
     `special_tokens` must stay visible in the text. `named` is a call forced by name, which ends with `stop`.
     """
 
     definitions: list[dict[str, Any]] = field(default_factory=list)
     guide: Guide | None = None
-    processor: Callable[[], Processor] = Chain
+    processor: Callable[[], Processor] | None = None
     special_tokens: tuple[str, ...] = ()
     named: bool = False
 

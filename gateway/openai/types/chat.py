@@ -42,6 +42,7 @@ class Message(Wire):
     function_call: FunctionCall | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | dict[str, Any] | None = None
 
 
 class FunctionDefinition(Wire):

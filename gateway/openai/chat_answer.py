@@ -1,0 +1,132 @@
+"""From a validated chat request to a started answer; chat completions and responses both go this way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import EngineRequest, Guide
+from llmops.gateway.openai.answer import Answer
+from llmops.gateway.openai.chain import Chain
+from llmops.gateway.openai.choice import Choice, LogprobLog
+from llmops.gateway.openai.pieces import Processor
+from llmops.gateway.openai.prompt import render_chat
+from llmops.gateway.openai.reasoning import ReasoningSplitter, ThinkMarkers, markers_of, opened_by
+from llmops.gateway.openai.sampling import (
+    check_capabilities,
+    check_guide,
+    check_logprobs,
+    endings_of,
+    output_length,
+    sampling_of,
+)
+from llmops.gateway.openai.schemas import SchemaLimits
+from llmops.gateway.openai.service import Service, open_streams
+from llmops.gateway.openai.structured import guide_field, guide_of
+from llmops.gateway.openai.tools.plan import ToolPlan, plan_tools
+from llmops.gateway.openai.types.chat import ChatRequest
+from llmops.gateway.serving import ServedModel
+from llmops.gateway.settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A rendered and tokenised request. `processor` makes one choice's, None when all of its text is content."""
+
+    input_ids: list[int]
+    guide: Guide | None
+    processor: Callable[[], Processor] | None
+    skip_special_tokens: bool
+
+
+def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
+    """What can be refused without rendering the prompt."""
+    if body.functions or body.function_call:
+        raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
+    if body.audio or set(body.modalities or ["text"]) != {"text"}:
+        raise InvalidRequestError("Only text answers are supported.", param="audio" if body.audio else "modalities")
+    if body.web_search_options is not None:
+        raise InvalidRequestError("web_search_options are not supported.", param="web_search_options")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
+    if len(body.messages) > limits.messages:
+        raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")
+    if len(body.tools or ()) > limits.tools:
+        raise InvalidRequestError(f"At most {limits.tools} tools are allowed.", param="tools")
+    check_capabilities(body, model.card)
+    top = body.top_logprobs or 0
+    if top and not body.logprobs:
+        raise InvalidRequestError("top_logprobs need logprobs to be true.", param="top_logprobs")
+    check_logprobs(bool(body.logprobs), top, model.card, "top_logprobs")
+
+
+async def start_chat(service: Service, body: ChatRequest, model: ServedModel, answer_id: str, started: float) -> Answer:
+    """Submit the request; `started` is when it arrived (perf_counter). Raises what is wrong with it."""
+    limits = service.limits
+    size = sum(len(m.content) if isinstance(m.content, str) else 4096 for m in body.messages)
+    plan = await service.workers.run(lambda: plan_chat(model, body, limits), size + 1024 * len(body.tools or ()))
+    wanted, field = _wanted_length(body)
+    length = output_length(wanted, len(plan.input_ids), model.card, param=field)
+    endings = endings_of(body, model.card, limits)
+    request = EngineRequest(
+        request_id=answer_id,
+        input_ids=plan.input_ids,
+        max_tokens=length,
+        sampling=sampling_of(body),
+        n=body.n or 1,
+        min_tokens=body.min_tokens or 0,
+        end_ids=endings.end_ids,
+        logprobs=bool(body.logprobs),
+        guide=plan.guide,
+        lora_id=model.lora_id,
+    )
+    end_ids = frozenset(endings.end_ids)
+    choices = [
+        Choice(
+            index,
+            model.tokenizer.detokenizer(skip_special_tokens=plan.skip_special_tokens),
+            max_tokens=length,
+            end_ids=end_ids,
+            stops=endings.stops,
+            processor=plan.processor() if plan.processor else None,
+            logprobs=LogprobLog(model.tokenizer.token_bytes) if body.logprobs else None,
+        )
+        for index in range(request.n)
+    ]
+    meter = service.metrics.meter(model.name, started, len(plan.input_ids))
+    stream = await open_streams(model.engine, [request])
+    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids))
+
+
+def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits) -> ChatPlan:
+    """Prompt, grammar and processing; the template writes the special tokens itself."""
+    schema_limits = SchemaLimits(size=limits.schema_bytes)
+    template = model.template.source if model.template else ""
+    own_guide = guide_of(body, schema_limits)
+    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)
+    check_guide(tools.guide, model.card, guide_field(body) if tools.guide == own_guide else "tool_choice")
+    prompt = render_chat(model, body, tools.definitions)
+    markers = markers_of(template)
+    visible = (*tools.special_tokens, *((markers.start, markers.end) if markers else ()))
+    return ChatPlan(
+        input_ids=model.tokenizer.encode(prompt, add_special_tokens=False),
+        guide=tools.guide,
+        processor=_processor(tools, markers, prompt),
+        skip_special_tokens=body.skip_special_tokens is not False and not model.tokenizer.has_special(visible),
+    )
+
+
+def _processor(tools: ToolPlan, markers: ThinkMarkers | None, prompt: str) -> Callable[[], Processor] | None:
+    """Thinking first, then calls. Under a grammar the answer starts at once, so there is no thinking to split off."""
+    if markers is None or tools.guide is not None:
+        return tools.processor
+    found, inside = markers, opened_by(prompt, markers)
+    second = tools.processor
+    return lambda: Chain([ReasoningSplitter(found, inside), *([second()] if second else [])])
+
+
+def _wanted_length(body: ChatRequest) -> tuple[int | None, str]:
+    if body.max_completion_tokens is not None:
+        return body.max_completion_tokens, "max_completion_tokens"
+    return body.max_tokens, "max_tokens"
