@@ -19,7 +19,7 @@ def guide_of(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> 
     asked = {
         param: (value, make)
         for param, (value, make) in _sources(request).items()
-        if value is not None and _is_guide(param, request.response_format)
+        if value is not None and _is_guide(param, request)
     }
     if len(asked) > 1:
         raise InvalidRequestError(f"Only one of {', '.join(asked)} can be given.", param=list(asked)[1])
@@ -30,11 +30,14 @@ def guide_of(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> 
 
 def guide_field(request: SamplingFields) -> str:
     """The field that `guide_of` takes its guide from, to be named in errors."""
-    given = request.response_format
-    sources = [name for name, (value, _) in _sources(request).items() if value is not None]
-    return next(
-        (name for name in sources if name != "response_format" or (given and given.type != "text")), "response_format"
-    )
+    given = (name for name, (value, _) in _sources(request).items() if value is not None)
+    return next((name for name in given if _is_guide(name, request)), "response_format")
+
+
+def _is_guide(name: str, request: SamplingFields) -> bool:
+    """response_format `text` asks for nothing."""
+    form = request.response_format
+    return name != "response_format" or (form is not None and form.type != "text")
 
 
 _Maker = Callable[[Any, str, SchemaLimits], Guide | None]

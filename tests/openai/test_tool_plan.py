@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
-from llmops.gateway.openai.chain import joined
+from llmops.gateway.openai.chain import Chain, joined
 from llmops.gateway.openai.pieces import Text, ToolCall
 from llmops.gateway.openai.tools.families import family_of
 from llmops.gateway.openai.tools.plan import plan_tools
@@ -33,7 +33,7 @@ def named(name):
 
 
 def run(plan, text):
-    processor = plan.processor()
+    processor = plan.processor() if plan.processor else Chain()
     return joined([p for char in text for p in processor.feed(char)] + list(processor.finish())), processor
 
 

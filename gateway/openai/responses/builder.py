@@ -215,7 +215,9 @@ def _skeleton(request: ResponsesRequest, model: str) -> dict[str, Any]:
         "service_tier": "default",
         "store": request.store is not False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
-        "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+        "text": {
+            "format": output_format.model_dump(by_alias=True, exclude_none=True) if output_format else {"type": "text"}
+        },
         "tool_choice": request.tool_choice or "auto",
         "tools": [{"strict": None, "parameters": None, **tool} for tool in request.tools or []],
         "top_p": 1.0 if request.top_p is None else request.top_p,
