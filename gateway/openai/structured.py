@@ -11,6 +11,8 @@ from llmops.gateway.messages import Guide
 from llmops.gateway.openai.schemas import DEFAULT_LIMITS, SchemaLimits, checked_schema, pattern_problem
 from llmops.gateway.openai.types.common import ResponseFormat, SamplingFields
 
+# engines' own guide `json` lets any JSON value through, a bare string as well
+JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
 _MAX_CHOICES = 1024
 
 
@@ -56,7 +58,7 @@ def _sources(request: SamplingFields) -> dict[str, tuple[Any, _Maker]]:
 
 def _from_format(value: ResponseFormat, param: str, limits: SchemaLimits) -> Guide:
     if value.type == "json_object":
-        return Guide("json")
+        return JSON_OBJECT
     if value.json_schema is None or value.json_schema.schema_ is None:
         raise InvalidRequestError(
             "A response_format of type json_schema needs 'json_schema.schema'.", param=f"{param}.json_schema.schema"
@@ -101,7 +103,7 @@ def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
 
 
 def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:
-    return Guide("json") if value else None
+    return JSON_OBJECT if value else None
 
 
 _STRUCTURED: dict[str, _Maker] = {

@@ -30,7 +30,7 @@ def json_schema(schema):
     [
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, Guide("json")),
+        ({"response_format": {"type": "json_object"}}, Guide("json_schema", '{"type":"object"}')),
         ({"guided_regex": r"\d+"}, Guide("regex", r"\d+")),
         ({"guided_choice": ["a", 'b"']}, Guide("ebnf_grammar", 'root ::= "a" | "b\\""')),
         ({"guided_grammar": 'root ::= "x"'}, Guide("ebnf_grammar", 'root ::= "x"')),

@@ -191,11 +191,6 @@ def _usage(tokens: TokenCounts) -> dict[str, Any]:
 
 
 def _skeleton(request: ResponsesRequest, model: str) -> dict[str, Any]:
-    form = (
-        request.text.format.model_dump(by_alias=True, exclude_none=True)
-        if request.text and request.text.format
-        else None
-    )
     return {
         "id": new_id("resp"),
         "object": "response",
@@ -215,9 +210,7 @@ def _skeleton(request: ResponsesRequest, model: str) -> dict[str, Any]:
         "service_tier": "default",
         "store": request.store is not False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
-        "text": {
-            "format": output_format.model_dump(by_alias=True, exclude_none=True) if output_format else {"type": "text"}
-        },
+        "text": {"format": _format(request)},
         "tool_choice": request.tool_choice or "auto",
         "tools": [{"strict": None, "parameters": None, **tool} for tool in request.tools or []],
         "top_p": 1.0 if request.top_p is None else request.top_p,
@@ -225,3 +218,8 @@ def _skeleton(request: ResponsesRequest, model: str) -> dict[str, Any]:
         "usage": None,
         "user": request.user,
     }
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any]:
+    given = request.text.format if request.text else None
+    return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}

@@ -145,9 +145,7 @@ def _calls_guide(offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> 
 
 def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
     """Either the asked JSON object or a list of calls: `{` or `[` tells which."""
-    schema: object = None
-    if guide.kind in ("json", "json_schema"):
-        schema = json.loads(guide.text) if guide.text else {"type": "object"}
+    schema = json.loads(guide.text) if guide.kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise InvalidRequestError(
             "Tools with tool_choice 'auto' go together with a response_format only if that is a JSON object.",
