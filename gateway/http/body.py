@@ -46,16 +46,19 @@ def _too_large(limit: int) -> BodyTooLargeError:
 
 
 def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return InvalidRequestError(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
-    param = _param(first["loc"], json.loads(body))
-    if param is None:
+    errors = error.errors(include_url=False, include_input=False)
+    if errors[0]["type"] == "json_invalid":
+        return InvalidRequestError(f"The body is not valid JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}.")
+    value = json.loads(body)
+    if not isinstance(value, dict):
         return InvalidRequestError("The body must be a JSON object.")
+    # a value that fits no branch of a union has one error per branch: the one that got furthest tells most
+    field = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(field, key=lambda one: len(_path(one["loc"], value)))
+    param = "".join(_path(first["loc"], value)).lstrip(".") or None
     if first["type"] == "missing":
-        return InvalidRequestError(
-            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-        )
+        message = f"Missing required parameter: '{param}'."
+        return InvalidRequestError(message, param=param, code="missing_required_parameter")
     return InvalidRequestError(f"Invalid value for '{param}': {first['msg']}.", param=param, code=_code(first["type"]))
 
 
@@ -63,12 +66,14 @@ def _code(kind: str) -> str:
     return "invalid_type" if kind.endswith("_type") else "invalid_value"
 
 
-def _param(location: tuple[int | str, ...], value: Any) -> str | None:
+def _path(location: tuple[int | str, ...], value: Any) -> list[str]:
     """Pydantic names the branches of unions in its locations; only what is in the body, or missing there, is kept."""
-    path = ""
+    path = []
     for part in location:
         if isinstance(part, int) and isinstance(value, list) and part < len(value):
-            path, value = f"{path}[{part}]", value[part]
+            path.append(f"[{part}]")
+            value = value[part]
         elif isinstance(part, str) and isinstance(value, dict) and (part in value or part == location[-1]):
-            path, value = (f"{path}.{part}" if path else part), value.get(part)
-    return path or None
+            path.append(f".{part}")
+            value = value.get(part)
+    return path

@@ -57,12 +57,13 @@ class WindowDetokenizer(Detokenizer):
     as a whole is not valid UTF-8.
     """
 
-    __slots__ = ("_byte_ids", "_ids", "_prefix", "_prefix_text", "_read", "_skip", "_tokenizer")
+    __slots__ = ("_byte_ids", "_ids", "_prefix", "_prefix_text", "_read", "_skipped", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skipped: frozenset[int]) -> None:
+        """`skipped` ids add nothing: the special tokens, when those are not wanted."""
         self._tokenizer = tokenizer
         self._byte_ids = byte_ids
-        self._skip = skip_special_tokens
+        self._skipped = skipped
         self._ids: list[int] = []
         self._prefix = 0
         self._read = 0
@@ -73,6 +74,9 @@ class WindowDetokenizer(Detokenizer):
         return out[0] if len(out) == 1 else "".join(out)
 
     def _feed_one(self, token: int) -> str:
+        # what decode leaves out must not end a run of raw bytes or move the window
+        if token in self._skipped or self._tokenizer.id_to_token(token) is None:
+            return ""
         self._ids.append(token)
         if token in self._byte_ids:
             return ""
@@ -94,7 +98,7 @@ class WindowDetokenizer(Detokenizer):
         return new
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip))
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 class ByteTable(dict[int, bytes]):
@@ -128,7 +132,8 @@ class DetokenizerFactory:
     def make(self, skip_special_tokens: bool) -> Detokenizer:
         if self._byte_level:
             return ByteLevelDetokenizer(self._skipping if skip_special_tokens else self._keeping)
-        return WindowDetokenizer(self._tokenizer, self._byte_ids, skip_special_tokens)
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        return WindowDetokenizer(self._tokenizer, self._byte_ids, skipped)
 
     def is_special(self, token: str) -> bool:
         return self._tokenizer.token_to_id(token) in self._special_ids

@@ -1,0 +1,137 @@
+"""Bad requests: the status, OpenAI's envelope, the field's name."""
+
+from __future__ import annotations
+
+import pytest
+from gateway_conftest import Step, running
+
+CHAT = "/v1/chat/completions"
+IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"temperature": 3}, "temperature", "invalid_value"),
+        ({"top_p": 1.5}, "top_p", "invalid_value"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        ({"stream": 1}, "stream", "invalid_type"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 5}, "n", "unsupported_parameter"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
+        ({"max_tokens": 10_000}, "max_tokens", "context_length_exceeded"),
+        ({"max_completion_tokens": 10_000}, "max_completion_tokens", "context_length_exceeded"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": None}, "messages", "invalid_type"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        ({"messages": [IMAGE]}, "messages[0].content[0]", "unsupported_parameter"),
+        ({"messages": [{"role": "user", "content": "x" * 4000}]}, "messages", "context_length_exceeded"),
+        ({"stop": [""]}, "stop[0]", None),
+        ({"stop": ["x"] * 17}, "stop", None),
+        ({"stop": [1]}, "stop[0]", "invalid_type"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", "unsupported_parameter"),
+        ({"top_logprobs": 3}, "top_logprobs", None),
+        ({"min_p": 0.1}, "min_p", "unsupported_parameter"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", None),
+        ({"functions": [{"name": "f"}]}, "functions", None),
+        ({"modalities": ["text", "audio"]}, "modalities", None),
+        ({"web_search_options": {}}, "web_search_options", None),
+        ({"seed": 2**70}, "seed", None),
+    ],
+)
+async def test_refused_with_its_param(stack, fields, param, code):
+    response = await stack.chat(**fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert error["message"]
+    if code is not None:
+        assert error["code"] == code
+    assert stack.triton.requests == [], "nothing reaches the engine"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "temperature": None,
+            "stop": None,
+            "n": None,
+            "tools": None,
+            "stream": None,
+            "stream_options": None,
+            "foo": None,
+        }
+    ],
+)
+async def test_null_is_tolerated(stack, fields):
+    stack.say("Hello")
+    assert (await stack.chat(**fields)).status_code == 200
+
+
+MALFORMED = [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": NaN}', b"\xff\xfe", b"[" * 5000]
+
+
+@pytest.mark.parametrize("body", MALFORMED)
+async def test_malformed_bodies(stack, body):
+    response = await stack.client.post(CHAT, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_unknown_model(stack):
+    response = await stack.chat(model="gpt-9")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert response.json()["error"]["param"] == "model"
+    assert (await stack.client.get("/v1/models/gpt-9")).status_code == 404
+
+
+async def test_unknown_routes_and_methods(stack):
+    missing = await stack.client.get("/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    wrong = await stack.client.get(CHAT)
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert "POST" in wrong.headers["allow"]
+    assert wrong.headers["x-request-id"]
+
+
+async def test_body_over_the_limit(card, tokenizer):
+    async with running(card, tokenizer, limits={"body_bytes": 1000}) as stack:
+        announced = await stack.client.post(CHAT, content=b"x" * 1001)
+        assert (announced.status_code, announced.json()["error"]["code"]) == (413, "request_too_large")
+
+        async def chunks():
+            for _ in range(20):
+                yield b"x" * 100
+
+        chunked = await stack.client.post(CHAT, content=chunks())
+        assert chunked.status_code == 413
+
+
+async def test_a_refusal_of_the_engine_names_the_clients_field(stack):
+    stack.steps(Step(error="guided_decoding_guide: schema is not supported", final=True))
+    response = await stack.chat()
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "response_format"
+
+
+async def test_request_ids(stack):
+    stack.say("Hello")
+    kept = await stack.client.post(CHAT, json=stack.chat_body, headers={"x-request-id": "abc-123"})
+    assert kept.headers["x-request-id"] == "abc-123"
+    replaced = await stack.client.post(CHAT, json=stack.chat_body, headers={"x-request-id": "a b" * 100})
+    assert replaced.headers["x-request-id"].startswith("req_")
+
+
+async def test_openapi_describes_the_bodies(stack):
+    document = (await stack.client.get("/openapi.json")).json()
+    body = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    name = body["$ref"].rsplit("/", 1)[1]
+    assert "messages" in document["components"]["schemas"][name]["required"]

@@ -1,0 +1,238 @@
+"""What goes over the wire for chat and text completions, token for token."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from gateway_conftest import END, Step, text_of
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_a_plain_answer(stack):
+    ids = stack.say("The capital of France is Paris.")
+    response = await stack.chat()
+    assert response.status_code == 200
+    body = response.json()
+    prompt = len(stack.tokenizer.encode("<user>Hello\n<assistant>"))
+    assert body["object"] == "chat.completion"
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "The capital of France is Paris.", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": len(ids),
+        "total_tokens": prompt + len(ids),
+    }
+    assert response.headers["x-request-id"].startswith("req_")
+    assert float(response.headers["x-llmops-overhead-ms"]) >= 0
+    assert int(response.headers["openai-processing-ms"]) >= 0
+
+
+async def test_a_streamed_answer(stack):
+    stack.say("Hello world! 你好 🙂 é")
+    events = await stack.events(stream_options={"include_usage": True})
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert text_of(events) == "Hello world! 你好 🙂 é"
+    assert events[-1] == "[DONE]"
+    assert events[-2]["choices"] == []
+    assert events[-2]["usage"]["completion_tokens"] == len(stack.tokenizer.encode("Hello world! 你好 🙂 é"))
+    assert events[-3]["choices"][0]["finish_reason"] == "stop"
+    assert all(event["usage"] is None for event in events[:-2])
+    assert len({event["id"] for event in events[:-1]}) == 1
+    assert not any("\ufffd" in text_of([event]) for event in events)
+
+
+async def test_no_usage_unless_asked(stack):
+    stack.say("Hello")
+    events = await stack.events()
+    assert all("usage" not in event for event in events[:-1])
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_the_engine_gets_what_was_asked(stack):
+    stack.say("Hello")
+    await stack.chat(temperature=0.5, top_p=0.9, top_k=7, seed=11, max_completion_tokens=9, frequency_penalty=0.25)
+    sent = stack.triton.requests[-1]
+    ids = stack.tokenizer.encode("<user>Hello\n<assistant>")
+    assert sent["model"] == "tiny-tensorrt_llm"
+    assert sent["input_ids"] == ids
+    assert sent["input_lengths"] == [len(ids)]
+    assert sent["request_output_len"] == [9]
+    assert sent["end_id"] == [END]
+    assert sent["temperature"] == [0.5]
+    assert sent["runtime_top_p"] == [pytest.approx(0.9)]
+    assert sent["runtime_top_k"] == [7]
+    assert sent["seed"] == [11]
+    assert sent["frequency_penalty"] == [0.25]
+    assert sent["streaming"] == [True]
+    assert "presence_penalty" not in sent
+
+
+async def test_greedy_and_defaults(stack):
+    stack.say("Hello")
+    await stack.chat(temperature=0)
+    assert stack.triton.requests[-1]["runtime_top_k"] == [1]
+    await stack.chat()
+    sent = stack.triton.requests[-1]
+    assert (sent["temperature"], sent["runtime_top_p"], sent["runtime_top_k"]) == ([1.0], [1.0], [0])
+    await stack.chat()
+    assert stack.triton.requests[-1]["seed"] != sent["seed"], "an unset seed differs from request to request"
+
+
+async def test_ignore_eos_and_stop_token_ids(stack):
+    stack.say("Hello")
+    await stack.chat(ignore_eos=True)
+    assert stack.triton.requests[-1]["end_id"] == [-1]
+    await stack.chat(stop_token_ids=[5, 6])
+    sent = stack.triton.requests[-1]
+    assert sent["end_id"] == [END]
+    assert sent["stop_words_list"] == [5, 6, 1, 2]
+
+
+@pytest.mark.parametrize("end_token", [True, False])
+async def test_finish_reason_stop_with_or_without_the_ending_token(stack, end_token):
+    stack.say("Hello", end=end_token)
+    choice = (await stack.chat(max_tokens=100)).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "stop")
+
+
+async def test_finish_reason_length(stack):
+    ids = stack.say("Hello world!", end=False)
+    body = (await stack.chat(max_tokens=len(ids))).json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == len(ids)
+
+
+async def test_the_ending_token_in_the_last_place_is_stop(stack):
+    ids = stack.say("Hello world!", end=True)
+    body = (await stack.chat(max_tokens=len(ids) + 1)).json()
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens"] == len(ids)
+
+
+async def test_a_stop_string_is_never_sent_and_frees_the_engine(stack):
+    stack.say("<answer>42</answer> and much more " + "text " * 30, wait=0.002)
+    events = await stack.events(stop=["</answer>"])
+    assert text_of(events) == "<answer>42"
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    await stack.idle(0.3)
+
+
+async def test_several_choices(stack):
+    first, second = stack.tokenizer.encode("Hello"), stack.tokenizer.encode("world!")
+    steps = [Step((i,), sequence=0) for i in first] + [Step((END,), sequence=0)]
+    steps += [Step(tuple(second), sequence=1), Step(final=True)]
+    stack.steps(*steps)
+    body = (await stack.chat(n=2, max_tokens=len(second))).json()
+    assert stack.triton.requests[-1]["num_return_sequences"] == [2]
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["Hello", "world!"]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+    assert body["usage"]["completion_tokens"] == len(first) + len(second)
+    events = await stack.events(n=2, max_tokens=len(second))
+    reasons = {e["choices"][0]["index"]: e["choices"][0]["finish_reason"] for e in events[:-1]}
+    assert reasons == {0: "stop", 1: "length"}
+
+
+async def test_logprobs_of_the_chosen_tokens(stack):
+    ids = stack.tokenizer.encode("é!")
+    stack.steps(
+        *(Step((i,), logprobs=(-0.5 * at,)) for at, i in enumerate(ids)),
+        Step((END,), logprobs=(-9.0,)),
+        Step(final=True),
+    )
+    content = (await stack.chat(logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+    assert stack.triton.requests[-1]["return_log_probs"] == [True]
+    assert [entry["logprob"] for entry in content] == [-0.5 * at for at in range(len(ids))]
+    assert bytes(b for entry in content for b in entry["bytes"]).decode() == "é!"
+    events = await stack.events(logprobs=True)
+    streamed = [
+        entry for event in events[:-1] for entry in (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert streamed == content
+
+
+async def test_logprobs_of_a_stop_string_are_not_sent(stack):
+    ids = stack.tokenizer.encode("Hello</answer>")
+    stack.steps(*(Step((i,), logprobs=(-1.0,)) for i in ids), Step(final=True))
+    content = (await stack.chat(logprobs=True, stop="</answer>")).json()["choices"][0]["logprobs"]["content"]
+    assert bytes(b for entry in content for b in entry["bytes"]).decode() == "Hello"
+
+
+async def test_text_completions(stack):
+    ids = stack.say(" world!")
+    response = await stack.client.post("/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 20})
+    body = response.json()
+    assert stack.triton.requests[-1]["input_ids"] == stack.tokenizer.encode("Hello")
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [{"index": 0, "text": " world!", "logprobs": None, "finish_reason": "stop"}]
+    assert body["usage"]["completion_tokens"] == len(ids)
+
+
+async def test_text_completions_of_several_prompts(stack):
+    def script(tensors):
+        text = "one" if tensors["input_ids"] == [5, 6] else "two"
+        return [Step(tuple(stack.tokenizer.encode(text))), Step((END,)), Step(final=True)]
+
+    stack.triton.script = script
+    response = await stack.client.post("/v1/completions", json={"model": "tiny", "prompt": [[7], [5, 6]], "n": 1})
+    body = response.json()
+    assert [choice["text"] for choice in body["choices"]] == ["two", "one"]
+    assert body["usage"]["prompt_tokens"] == 3
+    await stack.idle()
+
+
+async def test_text_completions_stream_and_logprobs(stack):
+    ids = stack.tokenizer.encode("Hello world!")
+    stack.steps(*(Step((i,), logprobs=(-1.0,)) for i in ids), Step((END,), logprobs=(0.0,)), Step(final=True))
+    body = {"model": "tiny", "prompt": "x", "logprobs": 0, "max_tokens": 30}
+    whole = (await stack.client.post("/v1/completions", json=body)).json()["choices"][0]
+    assert whole["logprobs"]["token_logprobs"] == [-1.0] * len(ids)
+    assert "".join(whole["logprobs"]["tokens"]) == "Hello world!"
+    assert whole["logprobs"]["text_offset"][0] == 0
+    async with stack.client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines[:-1]) == "Hello world!"
+
+
+async def test_special_tokens_stay_when_wanted(stack):
+    ids = [*stack.tokenizer.encode("a"), END, *stack.tokenizer.encode("b")]
+    stack.steps(Step(tuple(ids)), Step(final=True))
+    choice = (await stack.chat(skip_special_tokens=False, ignore_eos=True)).json()["choices"][0]
+    assert choice["message"]["content"] == "a<|end|>b"
+
+
+async def test_ignored_fields_are_listed(stack):
+    stack.say("Hello")
+    response = await stack.chat(store=True, service_tier="auto", my_field=1, user="u", prompt_cache_key=None)
+    assert response.headers["x-llmops-ignored"] == "service_tier, store, my_field"
+    assert response.json()["service_tier"] == "default"
+    metrics = (await stack.client.get("/metrics")).text
+    assert 'llmops_ignored_fields_total{field="store"} 1.0' in metrics
+
+
+async def test_the_model_list(stack):
+    body = (await stack.client.get("/v1/models")).json()
+    assert [model["id"] for model in body["data"]] == ["tiny"]
+    one = (await stack.client.get("/v1/models/tiny")).json()
+    assert (one["max_model_len"], one["created"]) == (256, 1790000000)
+
+
+async def test_metrics_count_requests_and_tokens(stack):
+    ids = stack.say("Hello world!")
+    await stack.events()
+    await stack.chat(model="nope")
+    metrics = (await stack.client.get("/metrics")).text
+    assert 'llmops_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics
+    assert 'llmops_requests_total{route="/v1/chat/completions",status="404"} 1.0' in metrics
+    assert f'llmops_completion_tokens_total{{model="tiny"}} {len(ids)}.0' in metrics
+    assert 'llmops_time_to_first_token_seconds_count{model="tiny"} 1.0' in metrics
+    assert f'llmops_inter_token_latency_seconds_count{{model="tiny"}} {len(ids) - 1}.0' in metrics
+    assert 'llmops_active_streams{model="tiny"} 0.0' in metrics

@@ -1,0 +1,153 @@
+"""Streamed text equals one decode, whatever the cut, for the kinds of tokenizers that models have."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from llmops.gateway.text.detokenizer import ByteLevelDetokenizer, DetokenizerFactory, WindowDetokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "  two  leading and  inner spaces\n\tand a tab\n",
+    "你好，世界！ 今日はいい天気ですね。",
+    "مرحبا بالعالم كيف حالك",
+    "🙂👩‍👩‍👧‍👦🏳️‍🌈 e\u0301a\u0308 ก็ที่",
+    "def f(x):\n    return x ** 2  # square\n",
+]
+
+
+@functools.cache
+def byte_level() -> Tokenizer:
+    """GPT-2, Llama 3, Qwen, SmolLM."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|end|>"]
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken(" spaced token ", special=False)])
+    return tokenizer
+
+
+@functools.cache
+def byte_fallback() -> Tokenizer:
+    """Llama 2, Mistral, Gemma: SentencePiece with ▁ for spaces, raw bytes for what is not in the vocabulary."""
+    characters = sorted(set("".join(TEXTS[:2])) - {"\n", "\t"})
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for value in range(256):
+        vocab[f"<0x{value:02X}>"] = len(vocab)
+    for piece in ["▁", "▁▁", "▁the", "he", "qu", "▁The", "\ufffd", "世", *characters]:
+        vocab.setdefault(piece, len(vocab))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+@functools.cache
+def metaspace() -> Tokenizer:
+    """Unigram with the Metaspace decoder (T5 and others)."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=300, unk_token="<unk>", special_tokens=["<unk>", "</s>"])
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "metaspace": metaspace}
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool) -> list[str]:
+    detokenizer = DetokenizerFactory(tokenizer).make(skip)
+    bounds = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    parts = [detokenizer.feed(ids[a:b]) for a, b in itertools.pairwise(bounds) if b > a]
+    return [*parts, detokenizer.flush()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_ids_cut_anywhere_stream_to_one_decode(kind, data):
+    tokenizer = KINDS[kind]()
+    # ids beyond the vocabulary too: engines pad their logits, so such an id can be sampled
+    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=40))
+    skip = data.draw(st.booleans())
+    cuts = data.draw(st.lists(st.integers(0, 40), max_size=6))
+    parts = streamed(tokenizer, ids, cuts, skip)
+    assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_real_text_token_by_token(kind, data):
+    tokenizer = KINDS[kind]()
+    text = data.draw(st.one_of(st.sampled_from(TEXTS), st.text(max_size=60)))
+    ids = tokenizer.encode(text).ids
+    parts = streamed(tokenizer, ids, list(range(len(ids))), True)
+    assert "".join(parts) == tokenizer.decode(ids)
+    # half a character never leaves: no replacement that the whole text does not have
+    assert sum(part.count("\ufffd") for part in parts) == tokenizer.decode(ids).count("\ufffd")
+
+
+def test_text_comes_with_its_token_and_not_later():
+    tokenizer = byte_level()
+    ids = tokenizer.encode("The quick brown fox").ids
+    detokenizer = DetokenizerFactory(tokenizer).make(True)
+    for i in ids:
+        assert detokenizer.feed([i]) == tokenizer.decode([i])
+    assert detokenizer.flush() == ""
+
+
+def test_a_split_character_waits_for_its_last_byte():
+    tokenizer = byte_level()
+    ids = [tokenizer.token_to_id(token) for token in byte_tokens("€")]
+    detokenizer = DetokenizerFactory(tokenizer).make(True)
+    assert [detokenizer.feed([i]) for i in ids] == ["", "", "€"]
+
+
+def test_an_unfinished_character_is_one_replacement_at_the_end():
+    tokenizer = byte_level()
+    ids = [tokenizer.token_to_id(token) for token in byte_tokens("€")[:2]]
+    detokenizer = DetokenizerFactory(tokenizer).make(True)
+    assert detokenizer.feed(ids) == ""
+    assert detokenizer.flush() == "\ufffd"
+
+
+def test_the_window_stays_short():
+    tokenizer = metaspace()
+    detokenizer = DetokenizerFactory(tokenizer).make(True)
+    ids = tokenizer.encode(TEXTS[0] * 200).ids
+    for i in ids:
+        detokenizer.feed([i])
+    assert len(detokenizer._ids) < 8
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("byte_level", ByteLevelDetokenizer), ("metaspace", WindowDetokenizer)])
+def test_the_fast_way_is_taken_where_it_is_exact(kind, expected):
+    assert type(DetokenizerFactory(KINDS[kind]()).make(True)) is expected
+
+
+def byte_tokens(text: str) -> list[str]:
+    """Single-byte tokens of `text` in GPT-2's alphabet, from the tokenizers library itself."""
+    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return list(alphabet.pre_tokenize_str(text)[0][0])
+
+
+def test_decoders_that_only_look_byte_level_are_not_taken_for_it():
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
+    assert json.loads(tokenizer.to_str())["decoder"]["type"] == "Sequence"
+    assert type(DetokenizerFactory(tokenizer).make(True)) is WindowDetokenizer

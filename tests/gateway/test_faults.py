@@ -1,0 +1,170 @@
+"""What clients see when things break, and that the engine's slots are free afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import httpx
+import pytest
+from gateway_conftest import Step, eventually, running, text_of
+
+CHAT = "/v1/chat/completions"
+
+
+async def endless(tensors):
+    while True:
+        yield Step((5,), wait=0.005)
+
+
+async def test_an_engine_error_before_the_first_token_is_no_200(stack):
+    stack.steps(Step(error="out of KV blocks", final=True))
+    for streaming in (False, True):
+        response = await stack.chat(stream=streaming)
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "engine_error"
+        assert "out of KV blocks" in response.json()["error"]["message"]
+
+
+async def test_an_engine_error_in_mid_stream_is_a_data_object_and_no_done(stack):
+    ids = stack.tokenizer.encode("Hello")
+    stack.steps(*(Step((i,)) for i in ids), Step(error="CUDA error", final=True))
+    events = await stack.events()
+    assert text_of(events) == "Hello"
+    assert events[-1]["error"]["code"] == "engine_error"
+    assert "[DONE]" not in events
+    assert (await stack.chat()).status_code == 500
+
+
+async def test_a_stream_without_a_final_response_is_an_error(stack):
+    stack.steps(Step(tuple(stack.tokenizer.encode("Hello"))))
+    events = await stack.events()
+    assert events[-1]["error"]["code"] == "engine_error"
+
+
+async def test_a_lost_connection_in_mid_stream(stack):
+    stack.steps(Step(tuple(stack.tokenizer.encode("Hello"))), Step(drop=True))
+    events = await stack.events()
+    assert text_of(events) == "Hello"
+    assert events[-1]["error"]["code"] == "engine_unavailable"
+
+
+async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
+    async with running(card, tokenizer, timeouts={"first_token": 0.3, "idle": 0.2}) as stack:
+        stack.steps(Step(hang=True))
+        started = time.monotonic()
+        response = await stack.chat()
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "engine_timeout")
+        assert 0.25 < time.monotonic() - started < 2
+        await stack.idle()
+        stack.steps(Step(tuple(tokenizer.encode("Hello"))), Step(hang=True))
+        events = await stack.events()
+        assert events[-1]["error"]["code"] == "engine_timeout"
+        await stack.idle()
+
+
+async def test_slow_but_steady_streams_are_not_cut(card, tokenizer):
+    async with running(card, tokenizer, timeouts={"first_token": 0.4, "idle": 0.3}) as stack:
+        stack.say("Hello world!", wait=0.15)
+        events = await stack.events()
+        assert text_of(events) == "Hello world!"
+        assert events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_clients_that_leave_free_their_slots_at_once(stack, streaming):
+    stack.triton.script = endless
+    body = {**stack.chat_body, "stream": streaming}
+    async with httpx.AsyncClient(base_url=stack.client.base_url, timeout=30) as leaving:
+        tasks = [asyncio.create_task(_consume(leaving, body)) for _ in range(30)]
+        staying = [asyncio.create_task(_consume(stack.client, body)) for _ in range(2)]
+        await eventually(lambda: stack.triton.active == 32)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    left = time.monotonic()
+    await eventually(lambda: stack.triton.active == 2, 1.0)
+    assert time.monotonic() - left < 0.5
+    for task in staying:
+        task.cancel()
+    await asyncio.gather(*staying, return_exceptions=True)
+    await stack.idle()
+    metrics = (await stack.client.get("/metrics")).text
+    assert 'llmops_cancelled_requests_total{model="tiny"} 32.0' in metrics
+    assert 'llmops_active_streams{model="tiny"} 0.0' in metrics
+
+
+async def _consume(client: httpx.AsyncClient, body: dict) -> None:
+    async with client.stream("POST", CHAT, json=body) as response:
+        async for _ in response.aiter_raw():
+            pass
+
+
+async def test_a_client_that_leaves_before_the_first_token(stack):
+    stack.steps(Step(hang=True))
+    with contextlib.suppress(httpx.ReadTimeout):
+        await stack.client.post(CHAT, json=stack.chat_body, timeout=0.3)
+    await stack.idle()
+
+
+async def test_triton_down_is_503_and_comes_back_without_a_restart(stack):
+    stack.say("Hello")
+    assert (await stack.chat()).status_code == 200
+    await stack.triton.stop()
+    response = await stack.chat()
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_unavailable"
+    assert int(response.headers["retry-after"]) >= 1
+    assert int(response.headers["retry-after-ms"]) >= 1000
+    assert response.headers["x-should-retry"] == "true"
+    ready = await stack.client.get("/health/ready")
+    assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
+    assert (await stack.client.get("/health/live")).status_code == 200
+    await stack.triton.start()
+    for _ in range(60):
+        response = await stack.chat()
+        if response.status_code == 200:
+            break
+        await asyncio.sleep(0.1)
+    assert response.json()["choices"][0]["message"]["content"] == "Hello"
+
+
+async def test_a_triton_that_was_never_there_is_503_and_not_404(card, tokenizer):
+    async with running(card, tokenizer) as stack:
+        await stack.triton.stop()
+        from llmops.gateway.app import create_app
+        from llmops.gateway.settings import GatewaySettings
+
+        app = create_app(GatewaySettings(triton=f"127.0.0.1:{stack.triton.port}"))
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+                response = await client.post(CHAT, json=stack.chat_body)
+                assert response.status_code == 503
+                assert (await client.get("/v1/models")).json()["data"] == []
+
+
+async def test_shutdown_lets_open_streams_end(card, tokenizer):
+    async with running(card, tokenizer) as stack:
+        ids = stack.say("Hello world! How are you?", wait=0.03)
+        streaming = asyncio.create_task(stack.events())
+        await eventually(lambda: stack.triton.active == 1)
+        stack.server.should_exit = True
+        events = await streaming
+        assert events[-1] == "[DONE]"
+        assert text_of(events) == "Hello world! How are you?"
+        assert len(ids) > 5
+
+
+async def test_a_slow_client_does_not_slow_another(stack):
+    """A client that does not read stops its own stream when the socket is full, and nobody else's."""
+    stack.triton.script = endless
+    _, writer = await asyncio.open_connection(stack.client.base_url.host, stack.client.base_url.port)
+    body = b'{"model":"tiny","stream":true,"messages":[{"role":"user","content":"x"}]}'
+    writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body)) + body)
+    await eventually(lambda: stack.triton.active == 1)
+    stack.say("Hello world!")
+    assert (await stack.chat()).json()["choices"][0]["message"]["content"] == "Hello world!"
+    writer.close()
+    await stack.idle()

@@ -1,0 +1,62 @@
+"""Chat templates as Hugging Face writes them, in a sandbox."""
+
+from __future__ import annotations
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.text.template import ChatTemplate
+
+TEMPLATES = {
+    "chatml": "{% for m in messages %}{{'<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "blocks": "{{ bos_token }}\n{%- for m in messages %}\n    {%- if m.role == 'user' %}\n[{{ m.content | trim }}]\n"
+    "    {% else %}\n{{ m.content }}{{ eos_token }}\n    {% endif %}\n{%- endfor %}\n",
+    "tools": "{% if tools %}{% for t in tools %}{{ t | tojson }}\n{{ t | tojson(indent=2) }}{% endfor %}{% endif %}",
+    "controls": "{% for m in messages %}{% if loop.index0 > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
+    "{% generation %}x{% endgeneration %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+}
+MESSAGES = [
+    {"role": "user", "content": "  <b>Hé</b> & \"quotes\" 'and' 你好 "},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "{{ 7 * 7 }}"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "<a> & 'b' é", "parameters": {}}}]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_renders_as_transformers_does(name):
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    expected, _ = render_jinja_template(
+        conversations=[MESSAGES], tools=TOOLS, chat_template=TEMPLATES[name], add_generation_prompt=True, **tokens
+    )
+    rendered = ChatTemplate(TEMPLATES[name], tokens).render(MESSAGES, tools=TOOLS)
+    assert rendered == expected[0]
+
+
+def test_a_refusal_of_the_template_is_the_clients_error():
+    template = ChatTemplate("{{ raise_exception('Roles must alternate') }}", {})
+    with pytest.raises(InvalidRequestError, match="Roles must alternate") as caught:
+        template.render(MESSAGES)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__ }}{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ raise_exception.__globals__['os'] }}",
+    ],
+)
+def test_the_sandbox_holds(source):
+    with pytest.raises(InvalidRequestError):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def test_variables_do_not_replace_the_messages():
+    template = ChatTemplate("{{ messages | length }} {{ thinking }}", {})
+    assert template.render(MESSAGES, variables={"messages": [], "thinking": True}) == "3 True"
