@@ -234,5 +234,6 @@ def _document(options: BenchOptions, model: str, run: Run, steps: list[Step]) ->
         machine=machine(),
         summary=summarise(run, options.slos),
         sweep=steps,
+        origin=run.start,
         records=[record.to_json(run.start) for record in sorted(run.records, key=lambda record: record.start)],
     )

@@ -27,6 +27,7 @@ class Document:
     summary: Summary
     sweep: list[Step] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
+    origin: float = 0.0  # the load generator's clock at the start; means nothing in another process
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
     def to_json(self) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def read_document(path: Path) -> Document:
         raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}).")
     summary = Summary(**{k: _distribution(v) if k in _DISTRIBUTIONS else v for k, v in data["summary"].items()})
     steps = [Step(**step) for step in data["sweep"]]
-    return Document(data["options"], data["machine"], summary, steps, data["records"], data["created"])
+    return Document(data["options"], data["machine"], summary, steps, data["records"], data["origin"], data["created"])
 
 
 _DISTRIBUTIONS = ("ttft", "itl", "tpot", "e2e", "overhead")

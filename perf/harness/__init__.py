@@ -1,0 +1,1 @@
+"""Shared by the benchmark scripts: start the stack, watch its processes, write down figures."""

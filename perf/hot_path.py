@@ -1,0 +1,132 @@
+"""What the path around the engine costs: `python -m llmops.perf.hot_path ENGINE`.
+
+A fountain stands in for the engine (perf/fountain), on the real Triton; CPU is the processes' own (utime + stime), not
+the wall clock. ENGINE is any engine folder; only its tokenizer and chat template are used.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.harness.figures import Section
+from llmops.perf.harness.load import options, run, window
+from llmops.perf.harness.processes import CpuMeter, difference
+from llmops.perf.harness.stack import Service, gateway, triton
+from llmops.perf.load.loop import run_async
+from llmops.perf.report.document import Document
+from llmops.perf.report.statistics import Distribution
+
+PERIOD = 0.02  # seconds between two tokens of a stream
+WINDOW = 6.0  # seconds over which CPU is read
+
+
+def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
+    """CPU per streamed token of gateway and Triton while `streams` answers run."""
+    used, tokens, document = _window(gateway_.address, triton_, gateway_, streams)
+    section.add(f"gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token", 25)
+    section.add(f"Triton and its Python backend, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token", 15)
+    section.add("load generator", document.summary.own_cpu_us_per_token or 0.0, "µs/token")
+    rate = tokens / used["wall"]
+    section.add(
+        "tokens/s meanwhile (the fountain's pace asks for all)", rate, "tokens/s", 0.98 * streams / PERIOD, "least"
+    )
+    direct, tokens, _ = _window(f"grpc://{triton_.address}", triton_, gateway_, streams)
+    section.add(f"Triton, same load straight over gRPC, {streams} streams", 1e6 * direct["triton"] / tokens, "µs/token")
+
+
+def _window(url: str, triton_: Service, gateway_: Service, streams: int) -> tuple[dict[str, float], int, Document]:
+    meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
+    output = int((WINDOW + 6.0) / PERIOD)
+    load = options(url, output=output, concurrency=streams, requests=streams, warmup=0)
+    return run_async(window(load, meter, settle=4.0, seconds=WINDOW))
+
+
+def cpu_per_request(gateway_: Service, section: Section, requests: int = 1000) -> None:
+    """Gateway CPU for 64 tokens in, 1 out, nothing streamed."""
+    meter = CpuMeter({"gateway": gateway_.pids})
+    run(gateway_.address, output=1, concurrency=16, requests=64, stream=False)
+    before = meter.read()
+    run(gateway_.address, output=1, concurrency=16, requests=requests, warmup=0, stream=False)
+    used = difference(before, meter.read())
+    section.add("gateway, 64 tokens in, 1 out", 1e3 * used["gateway"] / requests, "ms/request", 1.0)
+
+
+def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 3) -> None:
+    """TTFT and ITL through the gateway against the same requests straight over gRPC, by turns."""
+    runs: dict[str, list[Document]] = {"gateway": [], "direct": []}
+    for _ in range(rounds):
+        for name, url in (("gateway", gateway_.address), ("direct", f"grpc://{triton_.address}")):
+            # staggered by an open loop: all at once would measure the queue in front of one Python thread
+            load = {"rate": streams / 2.0, "arrival": "poisson", "requests": streams * 4, "warmup": 8}
+            runs[name].append(run(url, output=int(2.0 / PERIOD), **load))
+    ttft, itl = _pooled(runs, "ttft"), _pooled(runs, "itl")
+    section.add(f"added TTFT p50, {streams} streams", ttft["gateway"].p50 - ttft["direct"].p50, "ms", 3)
+    section.add(f"added TTFT p99, {streams} streams", ttft["gateway"].p99 - ttft["direct"].p99, "ms", 10)
+    section.add(f"added ITL p99, {streams} streams", itl["gateway"].p99 - itl["direct"].p99, "ms", 5)
+    section.add("TTFT p50 straight over gRPC", ttft["direct"].p50, "ms")
+    section.add("TTFT p99 straight over gRPC", ttft["direct"].p99, "ms")
+    overhead = runs["gateway"][-1].summary.overhead
+    if overhead is not None:
+        section.add("x-llmops-overhead-ms p50", overhead.p50, "ms")
+        section.add("x-llmops-overhead-ms p99", overhead.p99, "ms")
+
+
+def _pooled(runs: dict[str, list[Document]], metric: str) -> dict[str, Distribution]:
+    found = {}
+    for name, documents in runs.items():
+        values = [value for document in documents for value in _values(document, metric)]
+        distribution = Distribution.of(values)
+        assert distribution is not None, f"no answers through {name}"
+        found[name] = distribution
+    return found
+
+
+def _values(document: Document, metric: str) -> list[float]:
+    done = [r for r in document.records if r["error"] is None and r["first"] is not None]
+    if metric == "ttft":
+        return [r["first"] - r["start"] for r in done]
+    return [b - a for r in done for a, b in zip(r["chunks"], r["chunks"][1:], strict=False)]
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True))
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here as well.")
+def main(engine: Path, json_path: Path | None) -> None:
+    """Measure the hot path with the tokenizer of ENGINE."""
+    section = measure(engine)
+    if json_path is not None:
+        section.write_json(json_path)
+
+
+def measure(engine: Path) -> Section:
+    """All figures of this script."""
+    text = "Fountain at 20 ms per token on the real Triton, gateway and load generator on the same machine."
+    section = Section("Hot path", "python -m llmops.perf.hot_path ENGINE", text)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        _on_fountain(engine, Path(folder, "beat"), 0.0, lambda t, g: _cpu(t, g, section))
+        # first tokens on a grid of 1 ms, so that waiting for the beat does not hide what the path adds
+        _on_fountain(engine, Path(folder, "first"), 0.001, lambda t, g: added_latency(t, g, section))
+    section.seconds = time.monotonic() - begun
+    return section
+
+
+def _cpu(triton_: Service, gateway_: Service, section: Section) -> None:
+    cpu_per_token(triton_, gateway_, section)
+    cpu_per_request(gateway_, section)
+
+
+def _on_fountain(engine: Path, repository: Path, first: float, work: Callable[[Service, Service], None]) -> None:
+    make_fountain(engine, repository, PERIOD, first)
+    with triton(repository) as triton_, gateway(triton_.address) as gateway_:
+        work(triton_, gateway_)
+
+
+if __name__ == "__main__":
+    main()
