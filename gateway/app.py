@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
 
 from llmops import __version__
+from llmops.gateway.embeddings.base import Embedder
 from llmops.gateway.health import Health
 from llmops.gateway.http.failures import add_handlers
 from llmops.gateway.http.middleware import ContextMiddleware
@@ -16,15 +17,21 @@ from llmops.gateway.http.openapi import add_bodies, body_of
 from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.endpoints.chat import ChatCompletions
 from llmops.gateway.openai.endpoints.completions import Completions
+from llmops.gateway.openai.endpoints.embeddings import Embeddings
 from llmops.gateway.openai.endpoints.models import ModelList
+from llmops.gateway.openai.endpoints.responses import Responses
+from llmops.gateway.openai.responses.store import MemoryStore
+from llmops.gateway.openai.responses.types import ResponsesRequest
 from llmops.gateway.openai.service import Service
 from llmops.gateway.openai.types.chat import ChatRequest
 from llmops.gateway.openai.types.completions import CompletionRequest
+from llmops.gateway.openai.types.embeddings import EmbeddingRequest
 from llmops.gateway.registry import ModelRegistry
 from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.triton.embedding import TritonEmbedder
 from llmops.gateway.workers import Workers
 
-BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest)
+BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
@@ -32,13 +39,19 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     metrics = Metrics()
     workers = Workers(settings.text_threads)
     registry = ModelRegistry(settings)
+    embedder = TritonEmbedder(
+        settings.triton, timeout=settings.timeouts.connect, refresh_seconds=settings.refresh_seconds
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await registry.start()
+        await embedder.start()
         try:
             yield
         finally:
+            responses.close()
+            await embedder.close()
             await registry.close()
             workers.close()
 
@@ -53,7 +66,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
     health = Health(registry.ready, metrics)
     app.state.health = health
-    _add_openai_routes(app, service)
+    responses = Responses(service, MemoryStore())
+    _add_openai_routes(app, service, embedder, responses)
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
@@ -61,12 +75,19 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def _add_openai_routes(app: FastAPI, service: Service) -> None:
-    models = ModelList(service)
+def _add_openai_routes(app: FastAPI, service: Service, embedder: Embedder, responses: Responses) -> None:
+    models = ModelList(service, embedder)
+    embeddings = Embeddings(service, embedder)
     chat, completions = ChatCompletions(service), Completions(service)
     router = APIRouter(prefix="/v1", tags=["openai"])
     router.post("/chat/completions", openapi_extra=body_of(ChatRequest))(chat.handle)
     router.post("/completions", openapi_extra=body_of(CompletionRequest))(completions.handle)
+    router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest))(embeddings.handle)
+    router.post("/responses", openapi_extra=body_of(ResponsesRequest))(responses.create)
+    router.get("/responses/{response_id}")(responses.get)
+    router.delete("/responses/{response_id}")(responses.delete)
+    router.post("/responses/{response_id}/cancel")(responses.cancel)
+    router.get("/responses/{response_id}/input_items")(responses.input_items)
     router.get("/models")(models.handle)
     router.get("/models/{model:path}")(models.handle_one)
     app.include_router(router)

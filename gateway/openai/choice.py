@@ -28,6 +28,7 @@ class Choice:
         "_max_tokens",
         "_processor",
         "_received",
+        "_sorted",
         "_stop",
         "completion_tokens",
         "done",
@@ -55,6 +56,7 @@ class Choice:
         self._stop = StopMatcher(stops) if stops else None
         self._processor = processor
         self._received = 0
+        self._sorted = False  # the processor has seen the end
         self.logprobs = logprobs
         self.completion_tokens = 0
         self.done = False
@@ -100,7 +102,8 @@ class Choice:
         if self._processor is None:
             return [Text(text)] if text else []
         pieces = list(self._processor.feed(text)) if text else []
-        if self.done:
+        if self.done and not self._sorted:
+            self._sorted = True
             pieces.extend(self._processor.finish())
             if self.finish_reason == "stop" and self._processor.made_tool_calls:
                 self.finish_reason = "tool_calls"

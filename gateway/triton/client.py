@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.triton.card import PARAMETER
+from llmops.gateway.triton.tensors import error_of
 
 ENGINE_SUFFIX = "-tensorrt_llm"
 # A restarted Triton must be seen within a second or two; messages hold whole prompts and answers
@@ -56,9 +57,22 @@ class TritonClient:
 
     async def engine_models(self) -> list[str]:
         """Names of the repository's ready engine models. Raises UnavailableError."""
+        return await self.ready_models(ENGINE_SUFFIX)
+
+    async def ready_models(self, suffix: str) -> list[str]:
+        """Names of the repository's ready models that end in `suffix`. Raises UnavailableError."""
         request = service_pb2.RepositoryIndexRequest(ready=True)
         answer = await self._ask(self._stub.RepositoryIndex, request)
-        return sorted({model.name for model in answer.models if model.name.endswith(ENGINE_SUFFIX)})
+        return sorted({model.name for model in answer.models if model.name.endswith(suffix)})
+
+    async def infer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
+        """One request, one response. Raises what `error_of` makes of the model's error, or UnavailableError."""
+        try:
+            return await self._stub.ModelInfer(request)
+        except aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND):
+                raise UnavailableError(f"Triton at {self.address} cannot be reached: {error.details()}") from error
+            raise error_of(error.details() or error.code().name) from error
 
     async def card_text(self, model: str) -> str:
         """The model's `llmops_card` parameter, empty when it has none. Raises UnavailableError."""

@@ -41,12 +41,12 @@ class AnswerEvents(EventSource):
             return None
         except ApiError as error:
             self._over = True
-            return error_event(error)
+            return self.failed(error)
         except Exception:
             # the 200 is out: a bug can only be told inside the stream
             log.exception("a stream failed")
             self._over = True
-            return error_event(InternalError("The gateway failed in the middle of the stream."))
+            return self.failed(InternalError("The gateway failed in the middle of the stream."))
         self._over = True
         return self.end()
 
@@ -55,6 +55,9 @@ class AnswerEvents(EventSource):
 
     @abstractmethod
     def end(self) -> bytes: ...
+
+    def failed(self, error: ApiError) -> bytes:
+        return error_event(error)
 
     def cancel(self) -> None:
         self._answer.cancel()

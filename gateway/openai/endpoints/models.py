@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmops.gateway.embeddings.base import Embedder, EmbeddingModel
 from llmops.gateway.openai.endpoints.common import json_response
 from llmops.gateway.openai.service import Service
 from llmops.gateway.serving import ServedModel
@@ -16,14 +17,17 @@ from llmops.gateway.serving import ServedModel
 class ModelList:
     """The endpoints; `handle` lists all models, `handle_one` shows one."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, embedder: Embedder) -> None:
+        self._service, self._embedder = service, embedder
 
     async def handle(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [describe(model) for model in self._service.models.all()]})
+        data = [*map(describe, self._service.models.all()), *map(describe_encoder, self._embedder.all())]
+        return json_response({"object": "list", "data": data})
 
     async def handle_one(self, request: Request) -> Response:
-        return json_response(describe(self._service.models.get(request.path_params["model"])))
+        name = request.path_params["model"]
+        encoder = next((model for model in self._embedder.all() if model.card.name == name), None)
+        return json_response(describe_encoder(encoder) if encoder else describe(self._service.models.get(name)))
 
 
 def describe(model: ServedModel) -> dict[str, Any]:
@@ -38,4 +42,20 @@ def describe(model: ServedModel) -> dict[str, Any]:
         "max_model_len": model.card.max_seq_len,
         "target": model.card.target,
         "capabilities": {**asdict(model.card.capabilities), "chat": model.template is not None},
+    }
+
+
+def describe_encoder(model: EmbeddingModel) -> dict[str, Any]:
+    """The same of an embedding model."""
+    card = model.card
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.built,
+        "owned_by": "llmops",
+        "parent": None,
+        "root": card.name,
+        "max_model_len": card.max_seq_len,
+        "target": card.target,
+        "capabilities": {"embeddings": True, "dimensions": card.dimensions, "chat": False},
     }

@@ -10,7 +10,12 @@ from llmops.gateway.openai.responses.items import Item, to_messages
 from llmops.gateway.openai.responses.types import ResponsesRequest, TextFormat
 
 # What chat completions calls by another name, to name the right field in errors.
-_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 
 
 def to_chat(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
@@ -37,7 +42,7 @@ def to_chat(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
 def renamed_param(param: str | None) -> str | None:
     """A chat field's name in the responses API, for errors that come from below."""
     head = (param or "").split(".")[0].split("[")[0]
-    return param.replace(head, _NAMES[head], 1) if param and head in _NAMES else param
+    return _NAMES.get(head, param)
 
 
 def _refuse_unsupported(request: ResponsesRequest) -> None:

@@ -1,0 +1,111 @@
+"""POST /v1/embeddings"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.embeddings.base import Embedder, EmbeddingModel
+from llmops.gateway.errors import ContextLengthError, InvalidRequestError
+from llmops.gateway.http.body import parse, read_body
+from llmops.gateway.http.context import context_of
+from llmops.gateway.openai.endpoints.common import json_response
+from llmops.gateway.openai.service import Service
+from llmops.gateway.openai.types.embeddings import EmbeddingRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAX_INPUTS = 2048
+
+
+class Embeddings:
+    """The endpoint; `handle` is the route."""
+
+    def __init__(self, service: Service, embedder: Embedder) -> None:
+        self._service, self._embedder = service, embedder
+
+    async def handle(self, request: Request) -> Response:
+        context = context_of(request)
+        body = parse(EmbeddingRequest, await read_body(request, self._service.limits.body_bytes))
+        model = self._embedder.get(body.model)
+        context.ignored = sorted(name for name, value in (body.model_extra or {}).items() if value is not None)[:16]
+        _check_dimensions(body, model)
+        inputs = _inputs(body)
+        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), sum(map(len, inputs)))
+        vectors = _shortened(await self._embedder.embed(model, rows), body.dimensions)
+        return json_response(_answer(body, vectors, sum(map(len, rows))))
+
+
+def _check_dimensions(body: EmbeddingRequest, model: EmbeddingModel) -> None:
+    if body.dimensions is not None and body.dimensions > model.card.dimensions:
+        raise InvalidRequestError(f"dimensions is at most {model.card.dimensions} here.", param="dimensions")
+
+
+def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
+    given: Any = body.input
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidRequestError("input must not be empty.", param="input")
+    inputs = [given] if isinstance(given[0], int) else list(given)
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidRequestError(f"At most {MAX_INPUTS} inputs are allowed.", param="input")
+    return inputs
+
+
+def _rows(inputs: list[str | list[int]], body: EmbeddingRequest, model: EmbeddingModel) -> list[list[int]]:
+    return [_fitting(_ids(one, model, at), body, model, at) for at, one in enumerate(inputs)]
+
+
+def _ids(one: str | list[int], model: EmbeddingModel, at: int) -> list[int]:
+    if isinstance(one, str):
+        return model.tokenizer.encode(one)
+    if not one:
+        raise InvalidRequestError("A list of token ids must not be empty.", param=f"input[{at}]")
+    if max(one) >= model.card.vocab_size:
+        raise InvalidRequestError(f"There is no token {max(one)} in this model.", param=f"input[{at}]")
+    return one
+
+
+def _fitting(ids: list[int], body: EmbeddingRequest, model: EmbeddingModel, at: int) -> list[int]:
+    limit = model.card.max_seq_len
+    if body.truncate_prompt_tokens:
+        wanted = limit if body.truncate_prompt_tokens < 0 else min(body.truncate_prompt_tokens, limit)
+        # the last token closes the text for the model; what is cut is before it
+        return ids if len(ids) <= wanted else [*ids[: wanted - 1], ids[-1]]
+    if len(ids) > limit:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens, but input {at} has {len(ids)}; "
+            "shorten it, or set truncate_prompt_tokens.",
+            param="input",
+        )
+    return ids
+
+
+def _shortened(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    import numpy as np
+
+    cut = vectors[:, :dimensions]
+    lengths = np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+    return np.asarray(cut / lengths, dtype=np.float32)
+
+
+def _answer(body: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> dict[str, Any]:
+    as_text = body.encoding_format == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_text else vector.tolist(),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": body.model, "usage": usage}

@@ -1,0 +1,120 @@
+"""NAME-embedding models on one Triton server: found, watched and called."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import service_pb2
+
+from llmops.errors import LlmopsError
+from llmops.gateway.embeddings.base import EmbeddingCard, EmbeddingModel
+from llmops.gateway.errors import EngineError, ModelNotFoundError, UnavailableError
+from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.gateway.triton.client import TritonClient
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+SUFFIX = "-embedding"
+
+
+class TritonEmbedder:
+    """Keeps the list of embedding models fresh while it is started; a model stays known while Triton is away."""
+
+    def __init__(self, address: str, *, timeout: float, refresh_seconds: float) -> None:
+        self._address, self._timeout, self._refresh_seconds = address, timeout, refresh_seconds
+        self._client: TritonClient | None = None
+        self._models: dict[str, EmbeddingModel] = {}
+        self._reached = False
+        self._watcher: asyncio.Task | None = None
+
+    def get(self, name: str) -> EmbeddingModel:
+        if name in self._models:
+            return self._models[name]
+        if not self._reached:
+            raise UnavailableError("The gateway has not reached Triton yet.")
+        raise ModelNotFoundError(name)
+
+    def all(self) -> list[EmbeddingModel]:
+        return list(self._models.values())
+
+    async def start(self) -> None:
+        self._client = TritonClient(self._address, timeout=self._timeout)
+        self._watcher = asyncio.create_task(self._watch(), name="embedding-models")
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+
+    async def embed(self, model: EmbeddingModel, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        assert self._client is not None, "start() was not called"
+        size = model.card.max_batch_size
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        answers = await asyncio.gather(*(self._client.infer(_request(model.card, batch)) for batch in batches))
+        return _joined(answers, model.card.dimensions)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._read_models()
+            except UnavailableError as error:
+                log.debug("embedding models: %s", error.message)
+            await asyncio.sleep(self._refresh_seconds)
+
+    async def _read_models(self) -> None:
+        assert self._client is not None
+        found = {}
+        for triton_name in await self._client.ready_models(SUFFIX):
+            try:
+                model = await self._load(await self._client.card_text(triton_name))
+            except (LlmopsError, ValueError, TypeError, KeyError) as error:
+                log.warning("the embedding model %s cannot be served: %s", triton_name, error)
+                continue
+            found[model.card.name] = model
+        self._models, self._reached = found, True
+
+    async def _load(self, text: str) -> EmbeddingModel:
+        card = _card(json.loads(text))
+        known = self._models.get(card.name)
+        if known is not None and known.card == card:
+            return known
+        return EmbeddingModel(card, await asyncio.to_thread(TextTokenizer, Path(card.tokenizer_dir)))
+
+
+def _card(raw: dict[str, Any]) -> EmbeddingCard:
+    return EmbeddingCard(**{field.name: raw[field.name] for field in fields(EmbeddingCard)})
+
+
+def _request(card: EmbeddingCard, rows: Sequence[Sequence[int]]) -> service_pb2.ModelInferRequest:
+    import numpy as np
+
+    width = max(map(len, rows))
+    ids = np.zeros((len(rows), width), dtype=np.int32)
+    for at, row in enumerate(rows):
+        ids[at, : len(row)] = row
+    lengths = np.array([[len(row)] for row in rows], dtype=np.int32)
+    request = service_pb2.ModelInferRequest(model_name=card.name + SUFFIX)
+    for name, array in (("input_ids", ids), ("input_lengths", lengths)):
+        request.inputs.add(name=name, datatype="INT32", shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    return request
+
+
+def _joined(answers: Sequence[Any], dimensions: int) -> NDArray[np.float32]:
+    import numpy as np
+
+    raw = b"".join(content for answer in answers for content in answer.raw_output_contents)
+    if len(raw) % (4 * dimensions):
+        raise EngineError("The embedding model's answer has another size than it announced.")
+    return np.frombuffer(raw, dtype=np.float32).reshape(-1, dimensions)
