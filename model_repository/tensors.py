@@ -102,6 +102,22 @@ RETURN_CONTEXT = scalars(BOOL, "return_context_ids")
 CONTEXT_IDS = Tensor("context_ids", INT32, (-1, -1))
 FINISHED = Tensor("finished", BOOL)
 
+# Step streams (docs/contract.md): what a gateway may say, and what it hears.
+STEP_INPUTS: list[Tensor] = [
+    Tensor("subscription", STRING),
+    Tensor("slot", INT32),
+    Tensor("resume_from", INT64),
+    Tensor("acknowledge", INT64),
+    Tensor("drain", BOOL),
+]
+STEP_OUTPUTS: list[Tensor] = [
+    Tensor("step_index", INT64),
+    Tensor("step_entries", INT32, (-1, 4)),
+    Tensor("step_tokens", INT32, (-1,)),
+    Tensor("step_log_probs", FP32, (-1,)),
+    Tensor("step_errors", STRING, (-1,)),
+]
+
 PREPROCESSING_INPUTS: list[Tensor] = [
     Tensor("QUERY", STRING, optional=False),
     Tensor("REQUEST_OUTPUT_LEN", INT32, optional=False),

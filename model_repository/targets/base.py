@@ -40,4 +40,4 @@ class RepositoryTarget(ABC):
         """The `capabilities` of the card, see docs/contract.md."""
 
     def transports(self) -> list[str]:
-        return ["request"]
+        return ["request", "step"]

@@ -12,6 +12,7 @@ from llmops_engine.parse import Limits, Tensors, is_stop, parse_request
 from llmops_engine.request import Refused
 from llmops_engine.runtimes import create_runtime
 from llmops_engine.sinks import FINAL, RequestSink, send_error
+from llmops_engine.step_service import StepService
 
 
 class TritonPythonModel:
@@ -31,6 +32,7 @@ class TritonPythonModel:
         runtime = create_runtime(parameters, self._card)
         metrics = Metrics(args["model_name"], args["model_version"])
         self._loop = EngineLoop(runtime, metrics.report, pb_utils.Logger.log_error)
+        self._steps = StepService(self._loop, self._limits)
         self._loop.start()
 
     def execute(self, requests: list[Any]) -> None:
@@ -44,6 +46,8 @@ class TritonPythonModel:
         sender = request.get_response_sender()
         try:
             tensors = _tensors(request)
+            if self._steps.handle(tensors, sender):
+                return
             if is_stop(tensors):
                 self._stop(request.request_id(), sender)
                 return

@@ -47,17 +47,20 @@ class EngineLoop:
         self._jobs: dict[int, Job] = {}
         self._next_key = 0
         self._reported = 0.0
+        # called after each step and each message; returns the longest pause it can bear while there is no work (s)
+        self.after_step: Callable[[bool], float | None] = lambda idle: None
+        self._pause: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        self._post(lambda: self._admit(job))
+        self.post(lambda: self.admit(job))
 
     def stop_requests(self, request_id: str, done: Callable[[], None]) -> None:
         """End all requests with this id, then call `done` on the engine thread."""
-        self._post(lambda: self._stop(request_id, done))
+        self.post(lambda: self._stop(request_id, done))
 
     def close(self) -> None:
         """End the thread after the step that is running, and the runtime with it."""
@@ -66,7 +69,8 @@ class EngineLoop:
         self._thread.join()
         self._runtime.close()
 
-    def _post(self, action: Callable[[], None]) -> None:
+    def post(self, action: Callable[[], None]) -> None:
+        """Have `action` done on the engine thread before its next step."""
         self._inbox.append(action)
         self._wake.set()
 
@@ -74,16 +78,19 @@ class EngineLoop:
         while self._running:
             if not self._inbox and not self._runtime.has_work():
                 self._report_stats(force=True)
-                self._wake.wait()
+                self._wake.wait(self._pause)
             self._wake.clear()
             while self._inbox:
                 self._inbox.popleft()()
             self._drop_cancelled()
-            if self._runtime.has_work():
+            idle = not self._runtime.has_work()
+            if not idle:
                 self._step()
+            self._pause = self.after_step(idle)
             self._report_stats()
 
-    def _admit(self, job: Job) -> None:
+    def admit(self, job: Job) -> None:
+        """Start a job. On the engine thread only."""
         try:
             for sequence in range(job.request.num_sequences):
                 self._next_key += 1
@@ -96,7 +103,7 @@ class EngineLoop:
 
     def _stop(self, request_id: str, done: Callable[[], None]) -> None:
         for job in {id(job): job for job in self._jobs.values() if job.request_id == request_id}.values():
-            self._end(job)
+            self.end(job)
         done()
 
     def _drop_cancelled(self) -> None:
@@ -105,9 +112,10 @@ class EngineLoop:
             if now - job.polled >= CANCEL_POLL:
                 job.polled = now
                 if job.sink.is_cancelled():
-                    self._end(job)
+                    self.end(job)
 
-    def _end(self, job: Job) -> None:
+    def end(self, job: Job) -> None:
+        """Take a job out of the batch. On the engine thread only."""
         self._forget(job)
         job.sink.end()
 

@@ -53,6 +53,8 @@ UNDERSTOOD = frozenset(
         "guided_decoding_guide",
         "streaming",
         "stop",
+        "subscription",
+        "slot",
         "return_context_ids",
         "return_num_input_tokens",
         "return_num_output_tokens",
@@ -86,17 +88,17 @@ def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
         min_tokens=_bounded(tensors, "min_tokens", 0, 0, output_len),
         num_sequences=_bounded(tensors, "num_return_sequences", 1, 1, limits.max_sequences),
         sampling=_sampling(tensors),
-        log_probs=_flag(tensors, "return_log_probs"),
+        log_probs=flag(tensors, "return_log_probs"),
         guide=_guide(tensors),
-        streaming=_flag(tensors, "streaming"),
-        context_ids=_flag(tensors, "return_context_ids"),
-        num_input_tokens=_flag(tensors, "return_num_input_tokens"),
-        num_output_tokens=_flag(tensors, "return_num_output_tokens"),
+        streaming=flag(tensors, "streaming"),
+        context_ids=flag(tensors, "return_context_ids"),
+        num_input_tokens=flag(tensors, "return_num_input_tokens"),
+        num_output_tokens=flag(tensors, "return_num_output_tokens"),
     )
 
 
 def is_stop(tensors: Tensors) -> bool:
-    return _flag(tensors, "stop")
+    return flag(tensors, "stop")
 
 
 def word_list(words: np.ndarray | None, name: str) -> list[list[int]]:
@@ -140,7 +142,7 @@ def _input_ids(tensors: Tensors, limits: Limits) -> np.ndarray:
         raise Refused("input_ids: at least one token is needed")
     if ids.ndim > 1 and ids.shape[0] != 1:
         raise Refused(f"input_ids: one sequence per request, got a batch of {ids.shape[0]}")
-    length = _scalar(tensors, "input_lengths", ids.size)
+    length = scalar(tensors, "input_lengths", ids.size)
     if not 0 < length <= ids.size:
         raise Refused(f"input_lengths: {length} does not fit the {ids.size} tokens of input_ids")
     flat = ids.reshape(-1)[:length].astype(np.int64)
@@ -150,7 +152,7 @@ def _input_ids(tensors: Tensors, limits: Limits) -> np.ndarray:
 
 
 def _output_len(tensors: Tensors, prompt: int, limits: Limits) -> int:
-    length = _scalar(tensors, "request_output_len", 0)
+    length = scalar(tensors, "request_output_len", 0)
     if length < 1:
         raise Refused(f"request_output_len: must be at least 1, got {length}")
     if prompt + length > limits.max_seq_len:
@@ -164,7 +166,7 @@ def _output_len(tensors: Tensors, prompt: int, limits: Limits) -> int:
 def _end_ids(tensors: Tensors, limits: Limits) -> frozenset[int]:
     if "end_id" not in tensors:
         return limits.end_ids
-    end_id = _scalar(tensors, "end_id", -1)
+    end_id = scalar(tensors, "end_id", -1)
     if end_id >= limits.vocab_size:
         raise Refused(f"end_id: must be below {limits.vocab_size}, or -1 to ignore the end of text")
     return frozenset() if end_id < 0 else frozenset([end_id])
@@ -186,13 +188,13 @@ def _sampling(tensors: Tensors) -> Sampling:
         repetition_penalty=repetition,
         presence_penalty=_bounded(tensors, "presence_penalty", 0.0, -100.0, 100.0),
         frequency_penalty=_bounded(tensors, "frequency_penalty", 0.0, -100.0, 100.0),
-        seed=_scalar(tensors, "seed", None),
+        seed=scalar(tensors, "seed", None),
     )
 
 
 def _guide(tensors: Tensors) -> tuple[str, str] | None:
-    kind = _text(tensors, "guided_decoding_guide_type")
-    guide = _text(tensors, "guided_decoding_guide")
+    kind = text(tensors, "guided_decoding_guide_type")
+    guide = text(tensors, "guided_decoding_guide")
     if not kind:
         if guide:
             raise Refused("guided_decoding_guide_type: is needed with guided_decoding_guide")
@@ -204,7 +206,7 @@ def _guide(tensors: Tensors) -> tuple[str, str] | None:
     return kind, guide
 
 
-def _text(tensors: Tensors, name: str) -> str:
+def text(tensors: Tensors, name: str) -> str:
     value = tensors.get(name)
     if value is None or value.size == 0:
         return ""
@@ -215,11 +217,11 @@ def _text(tensors: Tensors, name: str) -> str:
         raise Refused(f"{name}: is not valid UTF-8") from None
 
 
-def _flag(tensors: Tensors, name: str) -> bool:
-    return bool(_scalar(tensors, name, False))
+def flag(tensors: Tensors, name: str) -> bool:
+    return bool(scalar(tensors, name, False))
 
 
-def _scalar(tensors: Tensors, name: str, default: Any) -> Any:
+def scalar(tensors: Tensors, name: str, default: Any) -> Any:
     value = tensors.get(name)
     if value is None or value.size == 0:
         return default
@@ -229,7 +231,7 @@ def _scalar(tensors: Tensors, name: str, default: Any) -> Any:
 
 
 def _bounded(tensors: Tensors, name: str, default: Any, low: Any, high: Any) -> Any:
-    value = _scalar(tensors, name, default)
+    value = scalar(tensors, name, default)
     if not low <= value <= high:  # also catches NaN
         raise Refused(f"{name}: must be from {low} to {high}, got {value}")
     return value

@@ -1,4 +1,4 @@
-"""Where a request's tokens go. One sink per request today (`RequestSink`); the loop knows only this interface."""
+"""Where a request's tokens go: `RequestSink`, one response per request and step, or `StepSink` (step_service.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from .request import GenerationRequest
+from .subscription import Step
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # how many earlier tokens a stateless detokeniser gets with each response
@@ -89,6 +90,36 @@ class RequestSink:
             tensors.append(_tensor("finished", [[finished]], np.bool_))
             self._contexts[sequence] = (context + ids)[-CONTEXT_TOKENS:]
         return tensors
+
+
+class TritonStepSender:
+    """Step messages through the response sender of the subscription's own request."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def send(self, step: Step) -> None:
+        tensors = [
+            _tensor("step_index", [[step.index]], np.int64),
+            pb_utils.Tensor("step_entries", step.entries[None]),
+            pb_utils.Tensor("step_tokens", step.tokens[None]),
+        ]
+        if step.log_probs is not None:
+            tensors.append(pb_utils.Tensor("step_log_probs", step.log_probs[None]))
+        if step.errors:
+            tensors.append(_tensor("step_errors", [[error.encode() for error in step.errors]], np.object_))
+        self._sender.send(pb_utils.InferenceResponse(tensors))
+
+    def finish(self, error: str = "") -> None:
+        if error:
+            send_error(self._sender, error)
+        else:
+            self._sender.send(flags=FINAL)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
 
 
 def send_error(sender: Any, message: str) -> None:
