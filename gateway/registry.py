@@ -19,6 +19,7 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.card import parse_card
 from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
 from llmops.gateway.triton.request_stream import RequestStreams
+from llmops.gateway.triton.step_stream import StepStreams
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,8 @@ class ModelRegistry:
     def _assemble(self, card: ModelCard, engine_model: str) -> ServedModel:
         tokenizer = TextTokenizer(Path(card.tokenizer_dir))
         template = _template(tokenizer)
-        engine = RequestStreams(self._triton.start_call, engine_model, card)
+        transport = StepStreams if StepStreams.name in card.transports else RequestStreams
+        engine = transport(self._triton.start_call, engine_model, card)
         return ServedModel(card.name, card, tokenizer, template, engine)
 
     def _note(self, problem: str) -> None:

@@ -16,6 +16,7 @@ from llmops.gateway.errors import ApiError, EngineError, UnavailableError, Unsup
 from llmops.gateway.messages import EngineRequest, TokenBatch
 
 FINAL_FLAG = "triton_final_response"
+EMPTY_FINAL = "triton_enable_empty_final_response"
 INPUT_TENSORS = frozenset(
     {
         "input_ids",
@@ -42,7 +43,7 @@ INPUT_TENSORS = frozenset(
         "guided_decoding_guide",
     }
 )
-_SIZES = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}
+_SIZES = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "?"}
 
 
 class RequestWriter:
@@ -55,8 +56,44 @@ class RequestWriter:
 
     def write(self, request: EngineRequest) -> service_pb2.ModelInferRequest:
         message = service_pb2.ModelInferRequest(model_name=self._model, id=request.request_id)
-        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        message.parameters[EMPTY_FINAL].bool_param = True
+        self._write_request(_Tensors(message), request)
+        return message
+
+    def submit(self, request: EngineRequest, subscription: str, slot: int) -> service_pb2.ModelInferRequest:
+        """A request whose tokens come in the subscription's steps. Nothing but an error answers the message itself."""
+        message = service_pb2.ModelInferRequest(model_name=self._model, id=str(slot))
         tensors = _Tensors(message)
+        self._write_request(tensors, request)
+        tensors.text("subscription", subscription)
+        tensors.scalar("slot", "INT32", slot)
+        return message
+
+    def subscribe(self, subscription: str, resume_from: int) -> service_pb2.ModelInferRequest:
+        message = self._control(subscription, "resume_from", "INT64", resume_from)
+        message.id = subscription
+        message.parameters[EMPTY_FINAL].bool_param = True
+        return message
+
+    def acknowledge(self, subscription: str, step: int) -> service_pb2.ModelInferRequest:
+        return self._control(subscription, "acknowledge", "INT64", step)
+
+    def cancel(self, subscription: str, slot: int) -> service_pb2.ModelInferRequest:
+        message = self._control(subscription, "slot", "INT32", slot)
+        _Tensors(message).scalar("stop", "BOOL", True)
+        return message
+
+    def _control(self, subscription: str, name: str, datatype: str, value: int) -> service_pb2.ModelInferRequest:
+        """A message that is no request; the two tensors that NVIDIA's contract requires are 0 then."""
+        message = service_pb2.ModelInferRequest(model_name=self._model)
+        tensors = _Tensors(message)
+        tensors.scalar("input_lengths", "INT32", 0)
+        tensors.scalar("request_output_len", "INT32", 0)
+        tensors.text("subscription", subscription)
+        tensors.scalar(name, datatype, value)
+        return message
+
+    def _write_request(self, tensors: _Tensors, request: EngineRequest) -> None:
         tensors.add("input_ids", "INT32", [1, len(request.input_ids)], array("i", request.input_ids).tobytes())
         tensors.scalar("input_lengths", "INT32", len(request.input_ids))
         tensors.scalar("request_output_len", "INT32", request.max_tokens)
@@ -64,7 +101,6 @@ class RequestWriter:
         self._write_endings(tensors, request)
         self._write_sampling(tensors, request)
         self._write_extras(tensors, request)
-        return message
 
     def _write_endings(self, tensors: _Tensors, request: EngineRequest) -> None:
         tensors.scalar("end_id", "INT32", request.end_ids[0] if request.end_ids else -1)

@@ -1,0 +1,282 @@
+"""Step streams: one subscription per gateway worker and engine model, one message per engine step for all its requests.
+
+docs/contract.md, "Step streams", says what travels. A broken connection is taken up again where it stopped; only an
+engine that has forgotten the subscription (it was restarted) ends what was open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+import time
+import uuid
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grpc import aio
+
+from llmops.gateway.errors import ApiError, CancelledStreamError, UnavailableError
+from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
+from llmops.gateway.triton.base import Transport
+from llmops.gateway.triton.tensors import FINAL_FLAG, RequestWriter, error_of
+
+LAST_OF_SLOT, ERROR, CANCELLED = 2, 4, 8
+# the engine keeps 256 unacknowledged steps
+ACKNOWLEDGE_EVERY = 32
+# how long a lost connection is tried again; the engine keeps the requests as long (s)
+GRACE = 5.0
+RETRY = 0.1
+UNKNOWN = "subscription: unknown"
+RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
+
+
+class StepStreams(Transport):
+    """Opens the subscription with the first request, and a new one when the last was ended."""
+
+    name = "step"
+
+    def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
+        """`start_call` starts one ModelStreamInfer call (the stub's method)."""
+        self._start_call = start_call
+        self._writer = RequestWriter(engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id)
+        self._subscription: Subscription | None = None
+        self._opening = asyncio.Lock()
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        subscription = self._subscription
+        if subscription is None or subscription.ended:
+            subscription = await self._subscribe()
+        return await subscription.submit(request)
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+
+    async def _subscribe(self) -> Subscription:
+        async with self._opening:
+            if self._subscription is None or self._subscription.ended:
+                subscription = Subscription(self._start_call, self._writer)
+                await subscription.start()
+                self._subscription = subscription
+            return self._subscription
+
+
+class Subscription:
+    """One subscription's life: connect, read steps, reconnect, end. `ended` once nothing more comes of it."""
+
+    def __init__(self, start_call: Callable[[], Any], writer: RequestWriter) -> None:
+        self.ended = False
+        self._start_call = start_call
+        self._writer = writer
+        self._id = uuid.uuid4().hex
+        self._slots = itertools.count()
+        self._streams: dict[int, StepStream] = {}
+        self._last = self._acknowledged = 0
+        self._writing = asyncio.Lock()
+        self._call: Any = None
+        self._task: asyncio.Task | None = None
+        self._sends: set[asyncio.Task] = set()
+
+    async def start(self) -> None:
+        """Raises UnavailableError when Triton cannot be reached."""
+        self._call = self._start_call()
+        try:
+            await self._call.write(self._writer.subscribe(self._id, 0))
+        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:
+            detail = await self._call.details()
+            raise UnavailableError(f"Triton cannot be reached: {detail or error}.") from error
+        self._task = asyncio.create_task(self._run(), name="step-stream")
+
+    async def submit(self, request: EngineRequest) -> StepStream:
+        slot = next(self._slots)
+        message = self._writer.submit(request, self._id, slot)
+        stream = StepStream(self, slot, message)
+        self._streams[slot] = stream
+        await self._write(message)
+        return stream
+
+    def cancel(self, slot: int) -> None:
+        if self._streams.pop(slot, None) is not None and not self.ended:
+            send = asyncio.create_task(self._write(self._writer.cancel(self._id, slot)))
+            self._sends.add(send)
+            send.add_done_callback(self._sends.discard)
+
+    async def close(self) -> None:
+        self._end(UnavailableError("The gateway is shutting down."))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _write(self, message: Any) -> None:
+        async with self._writing:
+            try:
+                await self._call.write(message)
+            except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
+                # the reader sees the same break, and sends again what did not arrive
+                return
+
+    async def _run(self) -> None:
+        try:
+            while not self.ended:
+                await self._read_steps()
+                if not self.ended:
+                    await self._resume()
+        except Exception as error:  # a bug must not leave clients waiting
+            self._end(UnavailableError(f"The stream from the engine broke: {error!r}"))
+            raise
+
+    async def _read_steps(self) -> None:
+        """Until the connection breaks, or the engine ends the subscription."""
+        while not self.ended:
+            try:
+                response = await self._call.read()
+            except aio.AioRpcError:
+                return
+            if response is aio.EOF:
+                return
+            if response.error_message:
+                self._refused(response.infer_response.id, response.error_message)
+            else:
+                await self._step(response.infer_response)
+
+    def _refused(self, message_id: str, text: str) -> None:
+        """An error message is about one slot, or (under the subscription's own id) about all."""
+        if UNKNOWN in text:
+            self._end(UnavailableError(RESTARTED))
+        elif message_id.isdigit():
+            stream = self._streams.pop(int(message_id), None)
+            if stream is not None:
+                stream.fail(error_of(text))
+        else:
+            self._end(UnavailableError(f"The engine ended the stream: {text}"))
+
+    async def _step(self, response: Any) -> None:
+        outputs = {output.name: at for at, output in enumerate(response.outputs)}
+        if "step_index" in outputs:
+            self._last = int.from_bytes(response.raw_output_contents[outputs["step_index"]], "little")
+            self._deliver(outputs, response.raw_output_contents)
+            if self._last - self._acknowledged >= ACKNOWLEDGE_EVERY:
+                self._acknowledged = self._last
+                await self._write(self._writer.acknowledge(self._id, self._last))
+        elif FINAL_FLAG in response.parameters and response.id == self._id:
+            self._end(UnavailableError("The engine is shutting down; send the request again."))
+
+    def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:
+        tokens = array("i", raw[outputs["step_tokens"]]).tolist()
+        scores = array("f", raw[outputs["step_log_probs"]]).tolist() if "step_log_probs" in outputs else None
+        errors = iter(_strings(raw[outputs["step_errors"]])) if "step_errors" in outputs else iter(())
+        streams, start = self._streams, 0
+        for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[outputs["step_entries"]]):
+            end = start + count
+            error = next(errors, "the engine failed") if flags & ERROR else None
+            stream = streams.get(slot)
+            if stream is not None:
+                if flags & LAST_OF_SLOT:
+                    del streams[slot]
+                if count:
+                    logprobs = scores[start:end] if scores is not None else None
+                    stream.push(TokenBatch(sequence, tokens[start:end], logprobs))
+                if flags:
+                    stream.mark(flags, error)
+            start = end
+
+    async def _resume(self) -> None:
+        """Connect again and go on after the last step seen. Ends the subscription when that does not work in time."""
+        deadline = time.monotonic() + GRACE
+        while self._streams:
+            self._call.cancel()
+            self._call = self._start_call()
+            try:
+                async with self._writing:
+                    await self._call.write(self._writer.subscribe(self._id, self._last))
+                    for stream in list(self._streams.values()):
+                        if stream.unconfirmed is not None:
+                            await self._call.write(stream.unconfirmed)
+                return
+            except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
+                if time.monotonic() > deadline:
+                    break
+            await asyncio.sleep(RETRY)
+        self._end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
+
+    def _end(self, error: ApiError) -> None:
+        self.ended = True
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+        if self._call is not None:
+            self._call.cancel()
+
+
+class StepStream(TokenStream):
+    """One slot. Batches wait here for their reader, so that a slow client holds up nobody else."""
+
+    __slots__ = ("_batches", "_cancelled", "_ended", "_error", "_slot", "_subscription", "_waiter", "unconfirmed")
+
+    def __init__(self, subscription: Subscription, slot: int, message: Any) -> None:
+        self._subscription = subscription
+        self._slot = slot
+        # kept until the engine has been heard of, to be sent again over a new connection
+        self.unconfirmed: Any = message
+        self._batches: deque[TokenBatch] = deque()
+        self._waiter: asyncio.Future | None = None
+        self._error: ApiError | None = None
+        self._ended = self._cancelled = False
+
+    async def __anext__(self) -> TokenBatch:
+        while not self._batches:
+            if self._cancelled:
+                raise CancelledStreamError()
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._batches.popleft()
+
+    def push(self, batch: TokenBatch) -> None:
+        self.unconfirmed = None
+        self._batches.append(batch)
+        self._wake()
+
+    def mark(self, flags: int, error: str | None) -> None:
+        self.unconfirmed = None
+        if flags & ERROR:
+            self.fail(error_of(error or ""))
+        elif flags & CANCELLED:
+            self.fail(UnavailableError("The engine took the request out of its batch."))
+        elif flags & LAST_OF_SLOT:
+            self._ended = True
+            self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        self._error = error
+        self._wake()
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._batches.clear()
+            self._subscription.cancel(self._slot)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _strings(data: bytes) -> list[str]:
+    """Triton's BYTES: each element is a little-endian length and that many bytes."""
+    texts, at = [], 0
+    while at < len(data):
+        (size,) = struct.unpack_from("<I", data, at)
+        texts.append(data[at + 4 : at + 4 + size].decode("utf-8", "replace"))
+        at += 4 + size
+    return texts
