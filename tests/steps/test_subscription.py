@@ -1,0 +1,155 @@
+"""The engine's side of a step stream: whatever happens to the connection, each token arrives once and in order."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ENGINE = Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """The module as Triton sees it: beside model.py, not in the llmops package."""
+    sys.path.insert(0, str(ENGINE))
+    try:
+        yield importlib.import_module("llmops_engine.subscription")
+    finally:
+        sys.path.remove(str(ENGINE))
+
+
+class Gateway:
+    """Receives steps while its connection lives, and remembers the last one that it saw."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.log_probs: dict[int, list[float]] = defaultdict(list)
+        self.last = 0
+        self.finished: str | None = None
+        self.connected = True
+        self.sent = 0
+
+    def send(self, step) -> None:
+        self.sent += 1
+        if not self.connected:
+            return
+        assert step.index == self.last + 1
+        self.last = step.index
+        start = 0
+        for slot, _, count, _ in step.entries.tolist():
+            self.tokens[slot] += step.tokens[start : start + count].tolist()
+            if step.log_probs is not None:
+                self.log_probs[slot] += step.log_probs[start : start + count].tolist()
+            start += count
+
+    def finish(self, error: str = "") -> None:
+        self.finished = error
+
+    def is_cancelled(self) -> bool:
+        return not self.connected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_token_is_lost_or_doubled(steps, data) -> None:
+    """Steps, acknowledgements, breaks and resumptions in any order; a window small enough to close often."""
+    subscription = steps.Subscription(window=data.draw(st.integers(1, 4)))
+    gateway = Gateway()
+    assert subscription.attach(gateway, 0, 0.0)
+    expected: dict[int, list[int]] = defaultdict(list)
+    number = 0
+    for action in data.draw(st.lists(st.sampled_from(["step", "step", "step", "ack", "break", "resume"]), max_size=40)):
+        if action == "step":
+            for slot in data.draw(st.lists(st.integers(0, 3), unique=True)):
+                number += 1
+                expected[slot].append(number)
+                subscription.add(slot, 0, [number], [])
+            subscription.flush()
+        elif action == "ack" and gateway.connected:
+            subscription.acknowledge(gateway.last, 0.0)
+            subscription.flush()
+        elif action == "break":
+            gateway.connected = False
+        elif action == "resume":
+            gateway.connected = True
+            assert subscription.attach(gateway, gateway.last, 0.0)
+            subscription.flush()
+    gateway.connected = True
+    assert subscription.attach(gateway, gateway.last, 0.0)
+    for _ in range(10):
+        subscription.acknowledge(gateway.last, 0.0)
+        subscription.flush()
+    assert gateway.tokens == expected
+
+
+def test_a_gateway_that_stalls_gets_at_most_a_window_and_then_everything_merged(steps) -> None:
+    subscription, gateway = steps.Subscription(window=4), Gateway()
+    subscription.attach(gateway, 0, 0.0)
+    for token in range(100):
+        subscription.add(7, 0, [token], [-0.5])
+        subscription.flush()
+    assert gateway.sent == 4
+    subscription.acknowledge(4, 0.0)
+    subscription.flush()
+    assert gateway.sent == 5
+    assert gateway.tokens[7] == list(range(100))
+    assert gateway.log_probs[7] == [-0.5] * 100
+
+
+def test_entries_without_log_probs_are_padded_so_that_positions_agree(steps) -> None:
+    subscription, gateway = steps.Subscription(), Gateway()
+    subscription.attach(gateway, 0, 0.0)
+    subscription.add(1, 0, [10, 11], [])
+    subscription.add(2, 0, [20], [-1.5])
+    subscription.flush()
+    assert gateway.log_probs == {1: [0.0, 0.0], 2: [-1.5]}
+
+
+def test_a_broken_stream_is_given_up_after_the_grace_time_and_not_before(steps) -> None:
+    subscription, gateway = steps.Subscription(grace=5.0), Gateway()
+    subscription.attach(gateway, 0, 100.0)
+    gateway.connected = False
+    subscription.check(101.0)
+    assert gateway.finished == ""
+    subscription.check(105.9)
+    assert not subscription.lost
+    subscription.check(106.1)
+    assert subscription.lost
+
+
+def test_a_silent_gateway_is_given_up_only_while_steps_wait_for_it(steps) -> None:
+    subscription, gateway = steps.Subscription(window=1, grace=5.0), Gateway()
+    subscription.attach(gateway, 0, 0.0)
+    subscription.check(1000.0)
+    assert not subscription.lost
+    subscription.acknowledge(0, 1000.0)
+    subscription.add(0, 0, [1], [])
+    subscription.flush()
+    subscription.check(1004.0)
+    assert not subscription.lost
+    subscription.check(1006.0)
+    assert subscription.lost
+    assert gateway.finished.startswith("subscription: dropped")
+
+
+def test_resuming_from_steps_that_are_gone_is_refused(steps) -> None:
+    subscription, gateway = steps.Subscription(), Gateway()
+    subscription.attach(gateway, 0, 0.0)
+    for token in range(3):
+        subscription.add(0, 0, [token], [])
+        subscription.flush()
+    subscription.acknowledge(2, 0.0)
+    assert not subscription.attach(Gateway(), 1, 0.0)
+    assert not subscription.attach(Gateway(), 4, 0.0)
+    assert subscription.attach(gateway, 3, 0.0)
+
+
+def test_a_submission_that_is_said_twice_is_taken_once(steps) -> None:
+    subscription = steps.Subscription()
+    assert [subscription.claim(slot) for slot in (0, 1, 1, 0, 2)] == [True, True, False, False, True]
