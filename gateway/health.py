@@ -20,6 +20,9 @@ class Health:
         self._metrics = metrics
         self.draining = False
 
+    def drain(self) -> None:
+        self.draining = True
+
     async def live(self, request: Request) -> Response:
         return JSONResponse({"status": "live"})
 

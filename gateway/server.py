@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
+from fastapi import FastAPI
 
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
@@ -33,13 +34,20 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """On SIGTERM: not ready any more, no new connections, open streams may end within the drain time."""
+    """On SIGTERM or Ctrl-C: not ready any more, no new connections, open streams may end within the drain time.
+
+    A second signal ends at once. Either way `run` returns: the process decides its own exit code.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_draining: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_draining = on_draining
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        health = getattr(self.config.loaded_app, "state", None)
-        if health is not None and hasattr(health, "health"):
-            health.health.draining = True
-        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._on_draining()
 
 
 def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = None) -> None:
@@ -47,20 +55,26 @@ def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = 
     listener = bind(settings.host, settings.port)
     try:
         host, port = listener.getsockname()[:2]
-        config = uvicorn.Config(
-            create_app(settings),
-            loop="uvloop",
-            http="httptools",
-            log_level=settings.log_level,
-            access_log=False,
-            log_config=None,
-            lifespan="on",
-            server_header=False,
-            timeout_graceful_shutdown=max(int(settings.timeouts.drain), 1),
-            ws="none",
-        )
+        app = create_app(settings)
         if on_listening is not None:
             on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        DrainingServer(config).run(sockets=[listener])
+        DrainingServer(_config(app, settings), app.state.health.drain).run(sockets=[listener])
     finally:
         listener.close()
+
+
+def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        log_level=settings.log_level,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(round(settings.timeouts.drain), 1),
+    )

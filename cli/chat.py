@@ -1,0 +1,143 @@
+"""`llmops chat`: a terminal chat with any OpenAI endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmops.errors import InputError, LlmopsError
+
+if TYPE_CHECKING:
+    from llmops.cli.openai_client import ChatClient
+
+DEFAULT_URL = "http://127.0.0.1:9000/v1"
+HELP = "/reset forgets the conversation, /system TEXT changes the system prompt, /quit or Ctrl-D ends."
+
+
+@click.command("chat")
+@click.option("--url", envvar=["LLMOPS_URL", "OPENAI_BASE_URL"], default=DEFAULT_URL, show_default=True)
+@click.option("--model", help="Which model to talk to.  [default: the first that is served]")
+@click.option("--system", help="A system prompt.")
+@click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and leave.")
+@click.option("--temperature", type=click.FloatRange(0, 2))
+@click.option("--top-p", type=click.FloatRange(0, 1))
+@click.option("--max-tokens", type=click.IntRange(1))
+@click.option("--seed", type=int)
+@click.option("--stop", multiple=True, help="A string that ends the answer; may be repeated.")
+@click.option("--hide-reasoning", is_flag=True, help="Do not show what a reasoning model thinks.")
+def command(
+    url: str, model: str | None, system: str | None, once: str | None, hide_reasoning: bool, **sampling: Any
+) -> None:
+    """Chat in the terminal with any OpenAI endpoint.
+
+    Ctrl-C stops the answer, not the program. An API key is read from LLMOPS_API_KEY or OPENAI_API_KEY.
+    """
+    from llmops.cli.openai_client import ChatClient
+
+    client = ChatClient(url)
+    options = {name: value for name, value in sampling.items() if value not in (None, ())}
+    with contextlib.closing(client):
+        chat = Chat(client, model or _first_model(client), options, hide_reasoning)
+        chat.system(system)
+        if once is not None:
+            chat.answer_once(sys.stdin.read() if once == "-" else once)
+        else:
+            _converse(chat)
+
+
+@dataclass
+class Chat:
+    """A conversation: its history and how answers are shown."""
+
+    client: ChatClient
+    model: str
+    options: dict[str, Any]
+    hide_reasoning: bool = False
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def system(self, text: str | None) -> None:
+        """Set or remove the system prompt, which stays when the conversation is forgotten."""
+        rest = [message for message in self.messages if message["role"] != "system"]
+        self.messages = ([{"role": "system", "content": text}] if text else []) + rest
+
+    def reset(self) -> None:
+        self.messages = [message for message in self.messages if message["role"] == "system"]
+
+    def answer_once(self, text: str) -> None:
+        """Print the answer and nothing else."""
+        if not text.strip():
+            raise InputError("--once needs a text to answer; it is empty.")
+        self.messages.append({"role": "user", "content": text})
+        self._stream()
+        click.echo()
+
+    def answer(self, text: str) -> None:
+        """One turn. Ctrl-C keeps what has come; an error takes the turn back."""
+        self.messages.append({"role": "user", "content": text})
+        said: list[str] = []
+        try:
+            self._stream(said)
+        except KeyboardInterrupt:
+            click.secho(" [stopped]", dim=True, nl=False)
+        except LlmopsError as error:
+            self.messages.pop()
+            click.secho(error.message, fg="red", err=True)
+            return
+        click.echo()
+        if said:
+            self.messages.append({"role": "assistant", "content": "".join(said)})
+        else:
+            self.messages.pop()
+
+    def _stream(self, said: list[str] | None = None) -> None:
+        for delta in self.client.chat(self.model, self.messages, self.options):
+            if not delta.reasoning:
+                if said is not None:
+                    said.append(delta.text)
+                click.echo(delta.text, nl=False)
+            elif not self.hide_reasoning and said is not None:
+                click.secho(delta.text, dim=True, nl=False)
+            sys.stdout.flush()
+
+
+def _first_model(client: ChatClient) -> str:
+    models = client.models()
+    if not models:
+        raise InputError(f"{client.url} serves no model; name one with --model.")
+    return models[0]
+
+
+def _converse(chat: Chat) -> None:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() line editing and history
+
+    click.secho(f"{chat.model} at {chat.client.url}. {HELP}", dim=True)
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            click.secho("\nCtrl-D or /quit ends.", dim=True)
+            continue
+        if line in ("/quit", "/exit"):
+            return
+        if line.startswith("/"):
+            _do(chat, line)
+        elif line:
+            chat.answer(line)
+
+
+def _do(chat: Chat, line: str) -> None:
+    name, _, text = line.partition(" ")
+    if name == "/reset":
+        chat.reset()
+    elif name == "/system":
+        chat.system(text.strip() or None)
+    else:
+        click.secho(HELP, dim=True)

@@ -1,0 +1,104 @@
+"""A small client for any OpenAI endpoint, over plain httpx: models, and chat completions as they stream."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+
+from llmops.errors import InputError, ServerError
+
+KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
+
+
+class Delta(NamedTuple):
+    """A stretch of an answer: of its text, or of the thinking before it."""
+
+    text: str
+    reasoning: bool = False
+
+
+class ChatClient:
+    """Talks to `url` (with or without /v1). The key comes from LLMOPS_API_KEY or OPENAI_API_KEY."""
+
+    def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        base = url.rstrip("/")
+        self.url = base if base.endswith("/v1") else base + "/v1"
+        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10))
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise InputError(f"--url {url} is not a URL: {error}") from error
+
+    def models(self) -> list[str]:
+        """Names of the served models. Raises ServerError."""
+        try:
+            response = self._http.get("/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+        _raise_for(response)
+        try:
+            return [str(model["id"]) for model in response.json()["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerError(f"{self.url} does not answer like an OpenAI endpoint.") from error
+
+    def chat(self, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> Iterator[Delta]:
+        """Stream one answer. Leaving the iterator early closes the connection, which stops the generation.
+
+        Raises ServerError for what the server refuses, and when the connection breaks.
+        """
+        body = {"model": model, "messages": messages, "stream": True, **options}
+        try:
+            with self._http.stream("POST", "/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    _raise_for(response)
+                for line in response.iter_lines():
+                    yield from _deltas(line)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _unreachable(self, error: Exception) -> ServerError:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return ServerError(
+                f"Nothing answers at {self.url}. Start a server with `llmops up`, or name another with --url."
+            )
+        return ServerError(f"The connection to {self.url} broke: {error or type(error).__name__}.")
+
+
+def _deltas(line: str) -> Iterator[Delta]:
+    data = line.removeprefix("data:").strip()
+    if not line.startswith("data:") or data == "[DONE]":
+        return
+    event = json.loads(data)
+    if event.get("error"):
+        raise ServerError(f"The server failed in the middle of the answer: {_message_of(event)}")
+    for choice in event.get("choices") or []:
+        delta = choice.get("delta") or {}
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        if isinstance(thought, str) and thought:
+            yield Delta(thought, reasoning=True)
+        if delta.get("content"):
+            yield Delta(delta["content"])
+
+
+def _raise_for(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    try:
+        message = _message_of(response.json())
+    except ValueError:
+        message = response.text[:200] or response.reason_phrase
+    raise ServerError(f"The server refused ({response.status_code}): {message}")
+
+
+def _message_of(body: Any) -> str:
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

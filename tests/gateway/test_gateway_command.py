@@ -1,0 +1,160 @@
+"""`llmops gateway` and `llmops chat` as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import signal
+import socket
+import sys
+
+import pytest
+from gateway_conftest import Step, eventually
+
+LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
+
+
+async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *LLMOPS,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+
+
+async def outcome(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    process = await start(*arguments, **environment)
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_port_0_prints_the_chosen_port_and_sigterm_ends_with_0(stack):
+    process = await start("gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}")
+    line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+    url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
+    stack.say("Hello")
+    for _ in range(100):
+        code, out, _ = await outcome("chat", "--url", url, "--once", "Hi")
+        if code == 0:
+            break
+    assert out == "Hello\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = await asyncio.wait_for(process.communicate(), 15)
+    assert process.returncode == 0, err.decode()
+    assert "Traceback" not in err.decode()
+
+
+async def test_a_taken_port_is_one_sentence():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, err = await outcome("gateway", "--port", str(port))
+    assert code == 1
+    assert err.startswith(f"Error: The gateway cannot listen on 127.0.0.1:{port}")
+    assert "--port" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tritom: x:1\n", "Unknown setting `tritom`"),
+        ("limits: {bodybytes: 5}\n", "Unknown setting `limits.bodybytes`"),
+        ("port: many\n", "The setting `port`"),
+        ("models: {smollm2: {tokeniser_dir: /x}}\n", "Unknown setting `models.smollm2.tokeniser_dir`"),
+        ("- a\n", "must be a mapping"),
+        ("a: [\n", "not valid YAML"),
+    ],
+)
+async def test_a_wrong_configuration_is_one_sentence(tmp_path, text, said):
+    config = tmp_path / "gateway.yaml"
+    config.write_text(text)
+    code, _, err = await outcome("gateway", "--config", str(config))
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+async def test_an_unknown_environment_setting_is_refused():
+    code, _, err = await outcome("gateway", LLMOPS_TRITOM="x:1")
+    assert code == 2
+    assert "LLMOPS_TRITOM" in err
+
+
+async def test_chat_says_what_is_wrong(stack):
+    code, _, err = await outcome("chat", "--url", "http://127.0.0.1:9", "--once", "x")
+    assert (code, "Nothing answers at http://127.0.0.1:9/v1" in err) == (1, True)
+    url = str(stack.client.base_url)
+    code, _, err = await outcome("chat", "--url", url, "--model", "nope", "--once", "x")
+    assert (code, "'nope' does not exist" in err) == (1, True)
+
+
+async def test_chat_sends_the_key_the_history_and_the_sampling_flags(stack):
+    stack.say("Hello")
+    master, slave = pty.openpty()
+    chat = await asyncio.create_subprocess_exec(
+        *LLMOPS,
+        "chat",
+        "--url",
+        str(stack.client.base_url),
+        "--system",
+        "S",
+        "--seed",
+        "7",
+        "--max-tokens",
+        "9",
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    os.write(master, b"one\n")
+    await eventually(lambda: len(stack.triton.requests) == 1, 20)
+    os.write(master, b"two\n")
+    await eventually(lambda: len(stack.triton.requests) == 2, 20)
+    sent = stack.triton.requests[-1]
+    expected = "<system>S\n<user>one\n<assistant>Hello\n<user>two\n<assistant>"
+    assert sent["input_ids"] == stack.tokenizer.encode(expected)
+    assert (sent["seed"], sent["request_output_len"]) == ([7], [9])
+    os.write(master, b"/quit\n")
+    assert await asyncio.wait_for(chat.wait(), 10) == 0
+    os.close(master)
+
+
+async def test_ctrl_c_stops_the_answer_and_not_the_program(stack):
+    async def endless(tensors):
+        while True:
+            yield Step((5,), wait=0.01)
+
+    stack.triton.script = endless
+    master, slave = pty.openpty()
+    chat = await asyncio.create_subprocess_exec(
+        *LLMOPS,
+        "chat",
+        "--url",
+        str(stack.client.base_url),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    os.write(master, b"go on for ever\n")
+    await eventually(lambda: stack.triton.active == 1, 20)
+    await asyncio.sleep(0.2)
+    chat.send_signal(signal.SIGINT)
+    await stack.idle(3)
+    stack.say("Hello")
+    os.write(master, b"again\n")
+    await eventually(lambda: len(stack.triton.requests) == 2, 10)
+    os.write(master, b"/quit\n")
+    assert await asyncio.wait_for(chat.wait(), 10) == 0
+    shown = os.read(master, 100_000).decode()
+    assert "[stopped]" in shown
+    os.close(master)

@@ -1,0 +1,41 @@
+"""Flags win over the environment, that over the file, that over the defaults."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmops.errors import InputError
+from llmops.gateway.settings import load_settings
+
+
+def test_order(tmp_path, monkeypatch):
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        "triton: file:1\nhost: 0.0.0.0\nport: 1111\ntimeouts: {idle: 5, total: 6}\n"
+        "models: {smollm2: {tokenizer_dir: /srv/tokenizer}}\n"
+    )
+    monkeypatch.setenv("LLMOPS_PORT", "2222")
+    monkeypatch.setenv("LLMOPS_TRITON", "env:2")
+    monkeypatch.setenv("LLMOPS_TIMEOUTS__IDLE", "7")
+    settings = load_settings(config, triton="flag:3", port=None)
+    assert settings.triton == "flag:3"
+    assert settings.port == 2222
+    assert settings.host == "0.0.0.0"
+    assert (settings.timeouts.idle, settings.timeouts.total, settings.timeouts.connect) == (7, 6, 5)
+    assert settings.models["smollm2"].card_fields() == {"tokenizer_dir": "/srv/tokenizer"}
+
+
+def test_defaults():
+    settings = load_settings()
+    assert (settings.triton, settings.port) == ("127.0.0.1:8001", 9000)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        load_settings(tmp_path / "none.yaml")
+
+
+def test_a_value_out_of_range(monkeypatch):
+    monkeypatch.setenv("LLMOPS_LIMITS__BODY_BYTES", "-1")
+    with pytest.raises(InputError, match=r"limits\.body_bytes"):
+        load_settings()
