@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from llmops.build.plan.search import Plan
 
 
+QUANT = "bf16, fp8, fp8_pc_pt, fp8_block, int8_wo, int8_sq, int4_wo, int4_awq, w4a8_awq, mxfp4"
+
+
 class Seconds(click.ParamType):
     """A duration: 500ms, 0.5s, 0.5 (seconds)."""
 
@@ -37,7 +40,10 @@ class Seconds(click.ParamType):
 @click.option("--compare", metavar="GPU,GPU…", help="Several kinds of GPU, compared by cost.")
 @click.option("--gpus", "max_gpus", type=int, default=64, show_default=True, help="How many GPUs there are.")
 @click.option(
-    "--quant", default="auto", show_default=True, help="bf16, fp8, fp8_block, int8, int8_sq, int4_awq, w4a8_awq, mxfp4."
+    "--quant",
+    default="auto",
+    show_default=True,
+    help=f"Weights: {QUANT}.",
 )
 @click.option(
     "--kv-dtype", default="auto", show_default=True, help="KV cache: bf16, fp8, int8; auto follows the weights."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmops.build.architecture import Architecture
 from llmops.build.plan.gpus import Gpu
-from llmops.build.plan.precision import Precision
+from llmops.build.plan.precision import PER_CHANNEL, Precision
 
 SIZES = (1, 2, 4, 8)
 
@@ -107,7 +107,7 @@ def _experts(model: Architecture, layout: Layout) -> str | None:
 
 def _groups(model: Architecture, precision: Precision, layout: Layout) -> str | None:
     """Row-parallel inputs are cut across scale groups only where the group size divides the rank's share."""
-    size = precision.block or (precision.group if precision.group and precision.group < 1 << 20 else None)
+    size = precision.block or (precision.group if precision.group != PER_CHANNEL else None)
     if size is None:
         return None
     for name, width in _row_inputs(model, precision, layout):

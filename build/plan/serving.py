@@ -11,6 +11,8 @@ from llmops.build.plan.workload import Workload
 
 # 95 % of a normal distribution lie below the mean and this many standard deviations.
 Z95 = 1.645
+# … and of an exponential tail, in standard deviations.
+EXPONENTIAL_TAIL = math.log(20)
 # Share of a step's tokens that steady traffic may take; above it the queue of prompts grows steeply.
 PROMPT_LOAD = 0.85
 
@@ -85,10 +87,10 @@ class Replica:
         """The steady state with this many sequences in flight on average."""
         load, pp = self.workload, self.steps.layout.pp
         mean, plain = self._cycle(concurrency)
-        burst = min(self.full_batch, concurrency + Z95 * math.sqrt(concurrency)) if bursts else concurrency
+        burst = self._burst(concurrency, mean) if bursts else concurrency
         tpot_p95 = self._cycle(burst)[0] / load.tokens_per_step
         rate = concurrency * load.tokens_per_step / (load.osl * mean)
-        ttft, ttft_p95 = self._first_token(concurrency, mean)
+        ttft, ttft_p95 = self._first_token(concurrency, rate, mean, plain)
         return Point(
             concurrency=concurrency,
             rate=rate,
@@ -114,23 +116,42 @@ class Replica:
         mixed = self.steps.seconds(batch, length, self._prompts(prompts), load.draft_tokens)
         return pp * (plain + (mixed - plain) * admitted / prompts), pp * plain
 
+    def _burst(self, concurrency: float, cycle: float) -> float:
+        """95th percentile of the sequences in flight. Random arrivals alone make their variance the mean; as a fuller
+        batch is slower and so grows fuller, it is larger by 1 / (1 - elasticity of the cycle)."""
+        elasticity = min(0.8, (self._cycle(1.25 * concurrency + 1)[0] / cycle - 1) / (0.25 + 1 / concurrency))
+        return min(self.full_batch, concurrency + Z95 * math.sqrt(concurrency / (1 - max(0.0, elasticity))))
+
     def _prompts(self, count: int) -> Prefill:
         return Prefill(count, self.workload.new_tokens, self.workload.isl - self.workload.new_tokens)
 
-    def _first_token(self, concurrency: float, cycle: float) -> tuple[float, float]:
-        """Mean and 95th percentile of the TTFT: the step under way, the prompts that are ahead, and the prompt."""
+    def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float]:
+        """Mean and 95th percentile of the TTFT. A request waits for the end of the step it falls into (more likely a
+        long one), then for its own step, with the other prompts that came meanwhile; and where a step has no more
+        room, for the steps before. Prompts arrive at random, so a step's length varies with their number."""
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
         length = load.isl + load.osl // 2
-        own = pp * self.steps.seconds(batch, length, self._prompts(1), load.draft_tokens)
+        prompt = pp * self.steps.seconds(batch, length, self._prompts(1), load.draft_tokens) - plain
+        share = min(0.95, rate * prompt)
+        variance = prompt**2 * rate * cycle / (1 - share**2)
+        biased = cycle + variance / cycle
+        others = rate * biased
+        queue, tail = self._queue(concurrency, plain + prompt)
+        mean = biased / 2 + plain + prompt * (1 + others)
+        spread = math.sqrt(biased**2 / 12 + variance / 3 + prompt**2 * others)
+        return mean + queue, mean + EXPONENTIAL_TAIL * spread + tail
+
+    def _queue(self, concurrency: float, step: float) -> tuple[float, float]:
+        """Mean and 95th percentile of the wait for room in a step: a queue of as many servers as prompts fit, each
+        taking a step (Sakasegawa's formula, constant service); a prompt longer than the room takes several steps."""
+        load, pp = self.workload, self.steps.layout.pp
         room = max(1.0, self.max_num_tokens - concurrency / pp * (1 + load.draft_tokens))
-        passes = math.ceil(load.new_tokens / room)
-        busy = min(0.999, concurrency / pp * self._prompt_tokens_per_sequence / room)
-        service = own * max(1.0, load.new_tokens / room) / max(1.0, room // load.new_tokens)
-        wait = busy * service / (2 * (1 - busy))
-        tail = service / (2 * (1 - busy)) * math.log(busy / 0.05) if busy > 0.05 else 0.0
-        extra = (passes - 1) * cycle
-        return cycle / 2 + own + extra + wait, 0.95 * cycle + own + extra + max(wait, tail)
+        servers = max(1.0, room // load.new_tokens)
+        busy = min(0.99, concurrency / pp * self._prompt_tokens_per_sequence / room)
+        wait = busy ** (math.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy)) * step / 2
+        passes = (math.ceil(load.new_tokens / room) - 1) * step
+        return wait + passes, 3 * wait + passes
 
 
 def highest(point_at: Callable[[float], Point], top: float, holds: Callable[[Point], bool]) -> Point | None:

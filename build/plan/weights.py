@@ -32,7 +32,8 @@ def stage_weights(model: Architecture, precision: Precision, layout: Layout, sta
     total: Counter[str] = Counter()
     for layer in range(first, first + layout.stage_layers(model.num_layers, stage)):
         total.update(layer_weights(model, precision, layout, shapes.is_moe_layer(model, layer)))
-    table = shapes.padded_vocab(model, layout.tp) // layout.tp * model.hidden_size * _dtype_bytes(model)
+    rows = shapes.padded_vocab(model, layout.tp) // layout.tp
+    table = precision.table_bytes(rows, model.hidden_size, _dtype_bytes(model))
     last = stage == layout.pp - 1
     if stage == 0:
         total["embedding"] = table

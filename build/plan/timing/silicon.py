@@ -28,8 +28,10 @@ _GEMM = {
     "none": "bfloat16",
     "fp8": "fp8",
     "fp8_block": "fp8_block",
-    "int8": "int8_wo",
+    "int8_wo": "int8_wo",
     "int4_awq": "int4_wo",
+    "int4_wo": "int4_wo",
+    "fp8_pc_pt": "fp8",
     "int8_sq": "sq",
 }
 _MOE = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "mxfp4": "w4a16_mxfp4", "w4a8_awq": "w4afp8"}

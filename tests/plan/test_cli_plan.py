@@ -1,0 +1,155 @@
+"""`llmops plan` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.build.plan.buildplan import BuildPlan
+from llmops.cli.plan import command
+from llmops.errors import CheckpointError, InputError, LlmopsError
+
+TASK = ["--quant", "fp8", "--isl", "3000", "--osl", "400", "--qps", "5", "--ttft-p95", "500ms", "--tpot-p95", "50ms"]
+
+WANTED = """h100-sxm|TTFT|TPOT|weights: mlp|KV cache|activations|CUDA graphs|communication|sequences|without paging|
+per million tokens|cheaper above|max_batch_size|tokens/s per user|Rejected|roofline (h100-sxm)""".replace(
+    "\n", ""
+).split("|")
+
+
+@pytest.fixture
+def config(models, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(models.LLAMA31_70B_CONFIG))
+    return path
+
+
+def run(*arguments, width: int = 80):
+    result = CliRunner(env={"COLUMNS": str(width)}).invoke(command, [*map(str, arguments), "--timing", "roofline"])
+    if isinstance(result.exception, LlmopsError):
+        raise result.exception
+    return result
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_report_fits_the_terminal_and_answers_the_questions(config, width):
+    result = run(config, *TASK, "--price", "h100-sxm=2.5", "--api-price", "0.6,0.9", width=width)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= width
+    flat = re.sub(r"[\s│]+", " ", result.stdout)
+    for words in WANTED:
+        assert words in flat, words
+
+
+def test_json_has_every_figure_and_adds_up(config):
+    data = json.loads(run(config, *TASK, "--json").stdout)
+    best = data["candidates"][0]
+    memory = best["memory"]
+    fixed = sum(memory[name] for name in ("activations", "cuda_graphs", "communication", "runtime", "kv_cache", "left"))
+    assert sum(memory["weights"].values()) + fixed == memory["total"]
+    assert best["point"]["tpot_p95"] <= 0.05
+    assert best["capacity_requests_per_second"] >= 5
+    assert best["cost"]["hourly"] == pytest.approx(2.99 * best["gpus"])
+    assert BuildPlan.from_dict(data).tp_size == best["layout"]["tp"]
+
+
+def test_html_is_one_file_that_loads_nothing(config, tmp_path):
+    page = tmp_path / "report.html"
+    result = run(config, *TASK, "--html", page)
+    text = page.read_text()
+    assert f"Wrote {page}".replace("\n", "") in result.stdout.replace("\n", "")
+    assert not re.search(r"(src|href)=|https?://|<script", text)
+    assert text.count("<svg") == 1
+    assert "Rejected" in text
+
+
+def test_markup_in_a_name_is_escaped(models, tmp_path):
+    folder = tmp_path / "<b>&[red]"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(models.LLAMA31_70B_CONFIG))
+    page = tmp_path / "report.html"
+    result = run(folder, *TASK, "--html", page)
+    assert "<b>&[red]" in result.stdout.replace("\n", "")
+    assert "<b>" not in page.read_text()
+
+
+def test_the_saved_plan_is_what_was_shown(config, tmp_path):
+    path = tmp_path / "plan.json"
+    shown = run(config, *TASK, "--save", path).stdout
+    saved = BuildPlan.load(path)
+    assert f"TP{saved.tp_size}" in shown
+    assert f"max_batch_size {saved.max_batch_size}" in re.sub(r"[\s│]+", " ", shown)
+    assert saved.quantisation == saved.kv_cache_dtype == "fp8"
+    assert BuildPlan.from_dict(saved.to_dict()) == saved
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpu", "h1000-sxm"], "unknown GPU 'h1000-sxm': known are h100-sxm.*did you mean h100-sxm"),
+        (["--gpu", "h100", "--compare", "h100,h200"], "exclude each other"),
+        (["--price", "b200-sxm=3"], "b200-sxm is not planned for"),
+        (["--price", "h100-sxm=cheap"], "write the dollars per hour"),
+        (["--price", "h100-sxm=-1"], "write the dollars per hour"),
+        (["--api-price", "1"], "per million input and output"),
+        (["--api-price", "0,0"], "not both zero"),
+        (["--quant", "fp5"], "unknown quantisation 'fp5': take one of auto, bf16, fp8"),
+        (["--kv-dtype", "fp4"], "unknown KV cache dtype"),
+        (["--timing", "guess"], "unknown --timing"),
+        (["--tp", "8", "--gpus", "4"], "needs 8 GPUs, but --gpus is 4"),
+        (["--tpot-p95", "1ms"], "best reachable"),
+        (["--html", "/nowhere/at/all.html"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_sentence(config, arguments, words):
+    result = CliRunner().invoke(command, [str(config), "--timing", "roofline", *arguments])
+    assert isinstance(result.exception, InputError), result.output
+    assert result.exception.exit_code == 2
+    assert re.search(words, result.exception.message)
+    assert "\n" not in result.exception.message
+
+
+@pytest.mark.parametrize("value", ["fast", "0ms", "-5ms", "5 minutes"])
+def test_a_duration_that_is_none(config, value):
+    result = CliRunner().invoke(command, [str(config), f"--ttft-p95={value}"])
+    assert result.exit_code == 2
+    assert "is not a duration" in result.output
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match=r"does not exist; name a config\.json"):
+        run(tmp_path / "none.json")
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "does not hold a JSON object"),
+        ('{"architectures": ["BertModel"]}', "BertModel is not supported"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "has no `"),
+    ],
+)
+def test_a_config_that_is_none(tmp_path, content, words):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match=words):
+        run(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("{", "is not JSON"), ("{}", "is not a build plan"), ('{"format": 1, "tp_size": 0}', "is not a build plan")],
+)
+def test_a_file_that_is_no_plan(tmp_path, content, words):
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=words):
+        BuildPlan.load(path)
+    with pytest.raises(InputError, match="does not exist"):
+        BuildPlan.load(tmp_path / "other.json")

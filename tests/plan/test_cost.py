@@ -1,0 +1,33 @@
+"""Money by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmops.build.plan.cost import ApiPrice, fleet_cost
+from llmops.build.plan.serving import Point
+from llmops.build.plan.workload import Workload
+
+POINT = Point(10, 2.0, 0.1, 0.2, 0.02, 0.03, prefill_share=0.25, tokens_per_second=400, gpus=4)
+
+
+def test_a_fleet_of_8_at_2_dollars():
+    """$16/h; 2 requests/s are 7.2 M input and 1.44 M output tokens an hour; a quarter of the time goes to prompts."""
+    cost = fleet_cost(2.0, 8, 2.0, 4.0, POINT, Workload(1000, 200), None)
+    assert cost.hourly == 16
+    assert cost.input_per_million == pytest.approx(16 * 0.25 / 7.2)
+    assert cost.output_per_million == pytest.approx(16 * 0.75 / 1.44)
+    spent = 7.2 * cost.input_per_million + 1.44 * cost.output_per_million
+    assert spent == pytest.approx(16)
+
+
+def test_break_even():
+    """A request costs 1000 x $1 + 200 x $5 per million = $0.002; $16/h buy 8000 of them, 2.22 a second."""
+    cost = fleet_cost(2.0, 8, 2.0, 4.0, POINT, Workload(1000, 200), ApiPrice(1.0, 5.0))
+    assert cost.break_even_rate == pytest.approx(8000 / 3600)
+    assert cost.break_even_tokens_per_day == pytest.approx(8000 * 24 * 1200)
+
+
+def test_no_break_even_beyond_the_capacity():
+    cheap = fleet_cost(2.0, 8, 2.0, 4.0, POINT, Workload(1000, 200), ApiPrice(0.1, 0.1))
+    assert cheap.break_even_rate is None

@@ -1,0 +1,43 @@
+"""KV cache by hand."""
+
+from __future__ import annotations
+
+from llmops.build.plan.kv import sequence_bytes, sequences, token_bytes
+from llmops.build.plan.layout import Layout
+
+
+def test_bytes_per_token(models):
+    assert token_bytes(models.LLAMA31_70B, "bf16") == 327_680  # 2 x 80 layers x 8 heads x 128 x 2 bytes
+    assert token_bytes(models.LLAMA2_7B, "bf16") == 524_288  # 2 x 32 x 32 x 128 x 2
+    assert token_bytes(models.LLAMA31_70B, "fp8") == 163_840
+
+
+def test_split_over_ranks_and_stages(models):
+    assert token_bytes(models.LLAMA31_70B, "bf16", Layout(tp=8)) == 327_680 // 8
+    assert token_bytes(models.LLAMA31_70B, "bf16", Layout(tp=2, pp=4)) == 327_680 // 8
+    # 4 KV heads on 8 ranks: one head each, held twice
+    assert token_bytes(models.QWEN25_7B, "bf16", Layout(tp=8)) == token_bytes(models.QWEN25_7B, "bf16", Layout(tp=4))
+
+
+def test_mla_keeps_one_latent_on_every_rank(models):
+    expected = 61 * (512 + 64) * 2
+    assert token_bytes(models.DEEPSEEK_V3, "bf16") == expected
+    assert token_bytes(models.DEEPSEEK_V3, "bf16", Layout(tp=8)) == expected
+
+
+def test_300_sequences_of_4k_in_400_gb(models):
+    assert sequences(400 * 10**9, models.LLAMA31_70B, "bf16", Layout(), 4096) == 298
+
+
+def test_sequences_take_whole_blocks_of_32_tokens(models):
+    one, full, more = (sequence_bytes(models.LLAMA31_8B, "bf16", Layout(), length) for length in (1, 32, 33))
+    assert one == full == 32 * token_bytes(models.LLAMA31_8B, "bf16")
+    assert more == 2 * full
+
+
+def test_sliding_window_layers_stop_growing(models):
+    """GPT-OSS: every other layer sees 128 tokens, so beyond that a token costs half."""
+    per_layer = 2 * 8 * 64 * 2
+    at = {length: sequence_bytes(models.GPT_OSS_20B, "bf16", Layout(), length) for length in (128, 4096, 8192)}
+    assert at[128] == 24 * 128 * per_layer
+    assert at[8192] - at[4096] == 12 * 4096 * per_layer

@@ -1,0 +1,169 @@
+"""Searching layouts: targets are kept, the cheapest comes first, the others have a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmops.build.plan.gpus import find_gpu
+from llmops.build.plan.precision import PRECISIONS
+from llmops.build.plan.request import PlanRequest
+from llmops.build.plan.search import Plan, search
+from llmops.build.plan.summary import batch_limit, build_plan
+from llmops.build.plan.timing.roofline import Roofline
+from llmops.build.plan.workload import Workload
+from llmops.errors import InputError
+
+LOAD = Workload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
+
+
+def request(models, load: Workload = LOAD, model: str = "LLAMA31_70B", gpus: tuple[str, ...] = ("h100-sxm",), **fields):
+    kinds = tuple(find_gpu(name) for name in gpus)
+    shapes = getattr(models, model)
+    fields.setdefault("target", "pytorch")
+    return PlanRequest(model, shapes, PRECISIONS["fp8"], "fp8", load, kinds, **fields)
+
+
+def plan(*args, **fields) -> Plan:
+    return search(request(*args, **fields), Roofline)
+
+
+@pytest.fixture(scope="module")
+def seventy(models) -> Plan:
+    return plan(models)
+
+
+def test_every_layout_is_ranked_or_rejected_with_a_reason(seventy):
+    ranked = {candidate.name for candidate in seventy.candidates if not candidate.workers}
+    rejected = {rejection.layout for rejection in seventy.rejections}
+    assert len(ranked) + len(rejected) == 16
+    assert not ranked & rejected
+    assert all(rejection.reason and "\n" not in rejection.reason for rejection in seventy.rejections)
+
+
+def test_the_targets_are_kept_at_the_rate(seventy):
+    for candidate in seventy.candidates:
+        for point in (candidate.point, candidate.best):
+            assert point.ttft_p95 <= 1.0
+            assert point.tpot_p95 <= 0.04
+        assert candidate.capacity >= 20
+        assert candidate.gpus <= 64
+        if not candidate.workers:
+            assert candidate.point.rate * candidate.replicas == pytest.approx(20, rel=0.02)
+            assert (candidate.replicas - 1) * candidate.best.rate < 20
+
+
+def test_the_cheapest_comes_first(seventy):
+    assert [c.cost.hourly for c in seventy.candidates] == sorted(c.cost.hourly for c in seventy.candidates)
+
+
+def test_disaggregated_serving_is_among_them(seventy):
+    pair = next(candidate.workers for candidate in seventy.candidates if candidate.workers)
+    assert pair.rate >= 20
+    assert pair.gpus == pair.prefills * pair.prefill.layout.gpus + pair.decodes * pair.decode.layout.gpus
+
+
+def test_prices_decide_between_kinds(models):
+    kinds = ("h100-sxm", "h200-sxm")
+    base = request(models, gpus=kinds)
+    for cheap in kinds:
+        priced = tuple(gpu.at_price(0.5 if gpu.name == cheap else 50) for gpu in base.gpus)
+        assert search(replace(base, gpus=priced), Roofline).best.gpu.name == cheap
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"prefix_hit": 0.8}, {"tpot_p95": 0.08}, {"ttft_p95": 4.0}, {"osl": 150}],
+)
+def test_less_work_or_weaker_targets_never_cost_more(models, seventy, change):
+    assert plan(models, replace(LOAD, **change)).best.cost.hourly <= seventy.best.cost.hourly
+
+
+def test_a_larger_rate_needs_more_gpus(models, seventy):
+    assert plan(models, replace(LOAD, qps=40), max_gpus=256).best.gpus > seventy.best.gpus
+
+
+def test_pinned_sizes_are_the_only_ones(models):
+    found = plan(models, tp=4, pp=1, disaggregated=False)
+    assert [candidate.name for candidate in found.candidates] == ["TP4"]
+    assert not found.rejections
+
+
+def test_experts_can_be_split(models):
+    names = {candidate.name for candidate in plan(models, model="MIXTRAL_8X7B").candidates}
+    assert "TP2 EP2" in names
+
+
+def test_the_best_batch_fits_in_the_cache(seventy):
+    for candidate in seventy.candidates:
+        assert 1 <= batch_limit(candidate) <= candidate.paged
+
+
+def test_128k_on_8_gpus(models):
+    found = plan(models, Workload(1000, 200), max_gpus=8, tp=8, max_seq_len=131072)
+    best = found.best
+    per_sequence = best.kv_token * 131072
+    assert best.contiguous == best.memory.kv_cache // per_sequence
+    assert build_plan(found).max_seq_len == 131072
+
+
+def test_a_model_larger_than_the_fleet(models):
+    """405.85e9 parameters: 4.2e9 of embedding and head in two bytes, the rest in one, over two GPUs."""
+    with pytest.raises(InputError, match=r"does not fit on 2 GPUs: .* 205 GB of weights \(fp8\).*more GPUs"):
+        plan(models, Workload(1000, 200), model="LLAMA31_405B", max_gpus=2)
+
+
+def test_an_impossible_target_says_what_can_be_reached(models):
+    with pytest.raises(InputError, match=r"best reachable are TTFT p95 \d+ ms and TPOT \d+\.\d ms") as caught:
+        plan(models, replace(LOAD, tpot_p95=0.001))
+    reachable = float(str(caught.value).split("TPOT ")[1].split(" ms")[0])
+    plan(models, replace(LOAD, qps=0.01, tpot_p95=reachable / 1e3 * 1.05))
+
+
+def test_too_few_gpus_for_the_rate(models):
+    with pytest.raises(InputError, match=r"20 requests/s need at least (\d+) GPUs, 4 are given") as caught:
+        plan(models, max_gpus=4)
+    need = int(str(caught.value).split("at least ")[1].split(" ")[0])
+    assert plan(models, max_gpus=need).best.gpus <= need
+
+
+def test_a_gpu_that_cannot_run_the_precision(models):
+    with pytest.raises(InputError, match="fp8 needs SM89; a100-sxm is SM80"):
+        plan(models, gpus=("a100-sxm",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tp": 8, "pp": 2, "max_gpus": 8}, "--tp 8 x --pp 2 needs 16 GPUs, but --gpus is 8"),
+        ({"ep": 2}, "dense model without experts"),
+        ({"tp": 0}, "--tp 0: at least 1"),
+        ({"max_seq_len": 2000}, "is 2300 tokens, more than --max-seq-len 2000"),
+        ({"max_seq_len": 200_000}, "more than the 131072 positions"),
+        ({"load": Workload(131_000, 1000)}, "132000 tokens, more than the 131072 positions"),
+        ({"max_num_tokens": 1000, "load": Workload(2000, 300, chunked_prefill=False)}, "without chunked prefill"),
+        ({"kv_fraction": 1.5}, "--kv-fraction 1.5"),
+        ({"model": "DEEPSEEK_V3", "target": "tensorrt"}, "cannot be built for --target tensorrt; take one of pytorch"),
+        ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 3}, "--ep 3 must divide --tp 4"),
+    ],
+)
+def test_contradictions(models, fields, words):
+    with pytest.raises(InputError) as caught:
+        request(models, **fields)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"isl": 0}, "--isl 0"),
+        ({"osl": -5}, "--osl -5"),
+        ({"prefix_hit": 1.0}, "--prefix-hit"),
+        ({"qps": 0.0}, "--qps 0"),
+        ({"acceptance": 1.2}, "--acceptance"),
+    ],
+)
+def test_a_workload_that_makes_no_sense(fields, words):
+    with pytest.raises(InputError, match=words):
+        Workload(**fields)

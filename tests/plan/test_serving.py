@@ -1,0 +1,140 @@
+"""The steady state: Little's law, order, and an event-by-event simulation of in-flight batching."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+
+import pytest
+
+from llmops.build.plan.disaggregated import decode_worker, match, prefill_worker
+from llmops.build.plan.gpus import find_gpu
+from llmops.build.plan.layout import Layout
+from llmops.build.plan.precision import PRECISIONS
+from llmops.build.plan.serving import Replica, highest
+from llmops.build.plan.step import Prefill, StepModel
+from llmops.build.plan.timing.roofline import Roofline
+from llmops.build.plan.workload import Workload
+
+H100 = Roofline(find_gpu("h100-sxm"))
+
+
+def replica(models, workload: Workload, batch: int = 256, pp: int = 1) -> Replica:
+    steps = StepModel(models.LLAMA31_8B, PRECISIONS["fp8"], "fp8", Layout(pp=pp), H100)
+    return Replica(steps, workload, batch, 8192)
+
+
+def test_littles_law(models):
+    """Sequences in flight = requests/s x seconds each spends decoding."""
+    point = replica(models, Workload(1000, 200)).at(40)
+    assert point.rate * 200 * point.tpot == pytest.approx(40)
+    assert point.tokens_per_second == pytest.approx(point.rate * 200)
+
+
+def test_more_in_flight_is_slower_for_each_and_more_in_all(models):
+    points = [replica(models, Workload(1000, 200)).at(count) for count in (1, 4, 16, 64, 200)]
+    assert [p.tpot for p in points] == sorted(p.tpot for p in points)
+    assert [p.rate for p in points] == sorted(p.rate for p in points)
+    assert all(p.tpot_p95 >= p.tpot and p.ttft_p95 >= p.ttft for p in points)
+
+
+def test_a_prefix_cache_shortens_the_first_token(models):
+    cold, warm = (replica(models, Workload(4000, 200, prefix_hit=hit)).at(16) for hit in (0.0, 0.9))
+    assert warm.ttft < cold.ttft / 2
+    assert warm.rate > cold.rate
+
+
+def test_drafts_that_are_accepted_speed_up_a_small_batch(models):
+    plain = replica(models, Workload(1000, 200)).at(4)
+    good, useless = (replica(models, Workload(1000, 200, draft_tokens=3, acceptance=a)).at(4) for a in (0.8, 0.0))
+    assert Workload(1000, 200, draft_tokens=3, acceptance=0.8).tokens_per_step == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+    assert good.tpot < plain.tpot < useless.tpot
+
+
+def test_stages_do_not_change_the_work_but_delay_a_token(models):
+    one, two = (replica(models, Workload(1000, 200), pp=pp).at(64) for pp in (1, 2))
+    assert two.rate > one.rate
+    assert two.per_gpu < one.per_gpu
+
+
+def test_highest_stops_at_the_target(models):
+    machine = replica(models, Workload(1000, 200))
+    found = highest(machine.at, 250, lambda point: point.tpot_p95 <= 0.015)
+    assert found is not None
+    assert found.tpot_p95 <= 0.015 < machine.at(found.concurrency * 1.03).tpot_p95
+    assert highest(machine.at, 250, lambda point: point.tpot_p95 <= 1e-4) is None
+
+
+@pytest.mark.parametrize("concurrency", [8, 40, 90])
+def test_simulated_traffic_agrees(models, concurrency):
+    """Poisson arrivals into an engine that batches in flight, every step timed by the same step model: the formulas
+    are within 15 %."""
+    load = Workload(1000, 200)
+    machine = replica(models, load)
+    point = machine.at(concurrency)
+    ttft, tpot = simulate(machine, point.rate, requests=1500)
+    assert sum(tpot) / len(tpot) == pytest.approx(point.tpot, rel=0.15)
+    assert percentile(tpot, 95) == pytest.approx(point.tpot_p95, rel=0.15)
+    assert sum(ttft) / len(ttft) == pytest.approx(point.ttft, rel=0.15)
+    assert percentile(ttft, 95) == pytest.approx(point.ttft_p95, rel=0.15)
+
+
+def simulate(machine: Replica, rate: float, requests: int) -> tuple[list[float], list[float]]:
+    """TTFT and TPOT of each request, the first tenth (filling up) left out."""
+    draw, load, now = random.Random(7), machine.workload, 0.0
+    arrivals = deque()
+    for _ in range(requests):
+        now += draw.expovariate(rate)
+        arrivals.append(now)
+    clock, running, ttft, tpot = 0.0, [], [], []
+    while arrivals or running:
+        if not running and arrivals[0] > clock:
+            clock = arrivals[0]
+        room = (machine.max_num_tokens - len(running)) // load.isl
+        admitted = []
+        while (
+            arrivals
+            and arrivals[0] <= clock
+            and len(admitted) < room
+            and len(running) + len(admitted) < machine.max_batch
+        ):
+            admitted.append(arrivals.popleft())
+        prefill = Prefill(len(admitted), load.isl) if admitted else None
+        clock += machine.steps.seconds(len(running), load.isl + load.osl // 2, prefill)
+        for request in running:
+            request[1] -= 1
+            if request[1] == 0:
+                tpot.append((clock - request[0]) / (load.osl - 1))
+        running = [request for request in running if request[1] > 0]
+        for arrival in admitted:
+            ttft.append(clock - arrival)
+            running.append([clock, load.osl - 1])
+    skip = requests // 10
+    return ttft[skip:], tpot[skip:]
+
+
+def percentile(values: list[float], share: int) -> float:
+    return sorted(values)[int(len(values) * share / 100)]
+
+
+def test_disaggregated_sides_match(models):
+    load = Workload(3000, 300, ttft_p95=0.5, tpot_p95=0.02)
+    machine = replica(models, load)
+    prefill, decode = prefill_worker(machine, H100), decode_worker(machine)
+    assert prefill is not None
+    assert decode is not None
+    assert prefill.latency_p95 <= 0.5
+    assert decode.latency_p95 <= 0.02
+    pair = match(prefill, decode, 40.0, 64)
+    assert pair is not None
+    assert pair.prefills == -(-40 // prefill.rate)
+    assert pair.rate >= 40
+    assert (pair.prefills - 1) * prefill.rate < 40
+    assert (pair.decodes - 1) * decode.rate < 40
+    assert match(prefill, decode, 40.0, pair.gpus - 1) is None
+
+
+def test_a_prefill_worker_that_cannot_keep_the_target_is_no_worker(models):
+    machine = replica(models, replace(Workload(3000, 300), ttft_p95=0.001))
+    assert prefill_worker(machine, H100) is None
