@@ -14,10 +14,9 @@ from llmops.errors import CheckpointError, InputError, LlmopsError
 
 TASK = ["--quant", "fp8", "--isl", "3000", "--osl", "400", "--qps", "5", "--ttft-p95", "500ms", "--tpot-p95", "50ms"]
 
-WANTED = """h100-sxm|TTFT|TPOT|weights: mlp|KV cache|activations|CUDA graphs|communication|sequences|without paging|
-per million tokens|cheaper above|max_batch_size|tokens/s per user|Rejected|roofline (h100-sxm)""".replace(
-    "\n", ""
-).split("|")
+WANTED = """h100-sxm|TTFT|TPOT|weights: mlp|KV cache|activations|CUDA graphs|communication|sequences
+without paging|per million tokens|cheaper above|max_batch_size|tokens/s per user|Rejected
+roofline (h100-sxm)""".replace("\n", "|").split("|")
 
 
 @pytest.fixture

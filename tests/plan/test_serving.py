@@ -73,7 +73,7 @@ def test_simulated_traffic_agrees(models, concurrency):
     load = Workload(1000, 200)
     machine = replica(models, load)
     point = machine.at(concurrency)
-    ttft, tpot = simulate(machine, point.rate, requests=1500)
+    ttft, tpot = simulate(machine, point.rate, requests=4000)
     assert sum(tpot) / len(tpot) == pytest.approx(point.tpot, rel=0.15)
     assert percentile(tpot, 95) == pytest.approx(point.tpot_p95, rel=0.15)
     assert sum(ttft) / len(ttft) == pytest.approx(point.ttft, rel=0.15)
