@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -63,7 +64,7 @@ def added_latency(triton_: Service, gateway_: Service, section: Section, streams
     for _ in range(rounds):
         for name, url in (("gateway", gateway_.address), ("direct", f"grpc://{triton_.address}")):
             # staggered by an open loop: all at once would measure the queue in front of one Python thread
-            load = {"rate": streams / 2.0, "arrival": "poisson", "requests": streams * 4, "warmup": 8}
+            load: dict[str, Any] = {"rate": streams / 2.0, "arrival": "poisson", "requests": streams * 4, "warmup": 8}
             runs[name].append(run(url, output=int(2.0 / PERIOD), **load))
     ttft, itl = _pooled(runs, "ttft"), _pooled(runs, "itl")
     section.add(f"added TTFT p50, {streams} streams", ttft["gateway"].p50 - ttft["direct"].p50, "ms", 3)

@@ -55,8 +55,13 @@ def gateway(triton_address: str, *arguments: str) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
-def process(command: list[str], address_pattern: str, env: dict[str, str] | None = None) -> Iterator[tuple[int, str]]:
-    """Start `command`; yields its pid and what `address_pattern`'s group matched in its output. Ended on leaving."""
+def process(
+    command: list[str], address_pattern: str | None, env: dict[str, str] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Start `command`; yields its pid and what `address_pattern`'s group matched in its output ("" for no pattern).
+
+    The process is ended on leaving.
+    """
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -64,9 +69,9 @@ def process(command: list[str], address_pattern: str, env: dict[str, str] | None
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
     )
-    found = _Reader(child, re.compile(address_pattern.encode()))
+    found = _Reader(child, re.compile((address_pattern or "").encode()))
     try:
-        yield child.pid, found.wait()
+        yield child.pid, found.wait() if address_pattern else ""
     finally:
         child.terminate()
         try:
@@ -93,7 +98,7 @@ class _Reader(threading.Thread):
             self._lines = [*self._lines[-20:], line]
             match = self._pattern.search(line)
             if match is not None and self._address is None:
-                self._address = match.group(1).decode()
+                self._address = match.group(match.re.groups).decode()
                 self._event.set()
         self._event.set()
 

@@ -54,9 +54,9 @@ def read_document(path: Path) -> Document:
         raise InputError(f"{path} is not JSON: {error}.") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}).")
-    summary = Summary(**{k: _distribution(v) if k in _DISTRIBUTIONS else v for k, v in data["summary"].items()})
-    steps = [Step(**step) for step in data["sweep"]]
-    return Document(data["options"], data["machine"], summary, steps, data["records"], data["origin"], data["created"])
+    figures: dict[str, Any] = {k: _distribution(v) if k in _DISTRIBUTIONS else v for k, v in data["summary"].items()}
+    rest = {name: data[name] for name in ("options", "machine", "records", "origin", "created")}
+    return Document(summary=Summary(**figures), sweep=[Step(**step) for step in data["sweep"]], **rest)
 
 
 _DISTRIBUTIONS = ("ttft", "itl", "tpot", "e2e", "overhead")

@@ -1,0 +1,151 @@
+"""The whole stack against its bare engine and against llama.cpp: `python -m llmops.perf.engine_vs_gateway ENGINE`.
+
+Same machine, same load (64 tokens in, 64 out, greedy, end of text ignored), by turns in one run: OpenVINO's pipeline
+without anything around it, the same engine through Triton and the gateway, and llama.cpp's server on the same GGUF.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.perf.harness.figures import Section
+from llmops.perf.harness.load import run
+from llmops.perf.harness.stack import Service, gateway, triton
+from llmops.perf.peers.llamacpp import llamacpp, tokens_per_second
+
+STREAMS = {1: 3, 8: 24, 32: 96}  # concurrency: requests
+ROUNDS = 2
+# against llama.cpp, by streams; against the bare pipeline at 32 streams
+AIMS = {8: 1.1, 32: 1.5}
+BARE_AIM = 0.95
+
+Measure = Callable[[int, int], float]  # (streams, requests) -> output tokens/s
+
+
+@contextlib.contextmanager
+def bare(engine: Path) -> Iterator[Measure]:
+    """The pipeline in a process of its own."""
+    command = [sys.executable, "-m", "llmops.perf.bare_openvino", str(engine)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        assert "ready" in child.stdout.readline(), "the bare pipeline did not start"
+        yield lambda streams, requests: _ask(child, f"{streams} {requests} 64 64\n")
+    finally:
+        child.stdin.close()
+        child.wait()
+
+
+def _ask(child: subprocess.Popen[str], line: str) -> float:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(line)
+    child.stdin.flush()
+    return float(json.loads(child.stdout.readline()))
+
+
+@contextlib.contextmanager
+def served(engine: Path) -> Iterator[tuple[Service, Service]]:
+    """The same engine on the real Triton, and the gateway."""
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder, "repository")
+        generate_repository(read_engines([str(engine)]), repository)
+        with triton(repository) as server, gateway(server.address) as front:
+            yield server, front
+
+
+def through_gateway(front: Service) -> Measure:
+    return lambda streams, requests: _tokens_per_second(front.address, "completions", streams, requests)
+
+
+def through_grpc(server: Service) -> Measure:
+    return lambda streams, requests: _tokens_per_second(f"grpc://{server.address}", "engine", streams, requests)
+
+
+def _tokens_per_second(url: str, via: str, streams: int, requests: int) -> float:
+    document = run(url, concurrency=streams, requests=requests, warmup=0, via=via, extra={"temperature": 0})
+    assert not document.summary.errors, document.summary.errors
+    return document.summary.output_tokens_per_second
+
+
+def compare(systems: dict[str, Measure]) -> dict[int, dict[str, float]]:
+    """Median tokens/s by streams and system; the systems take turns in each round."""
+    for measure in systems.values():
+        measure(4, 8)
+    found: dict[int, dict[str, float]] = {}
+    for streams, requests in STREAMS.items():
+        rounds = [{name: measure(streams, requests) for name, measure in systems.items()} for _ in range(ROUNDS)]
+        found[streams] = {name: statistics.median(r[name] for r in rounds) for name in systems}
+    return found
+
+
+def prefix_cache(front: Service, section: Section) -> None:
+    """TTFT of a 2,000-token prompt, cold and repeated."""
+    cold: list[float] = []
+    warm: list[float] = []
+    for seed in (1, 2, 3):
+        load: dict[str, Any] = {"concurrency": 1, "requests": 1, "warmup": 0, "via": "completions", "seed": seed}
+        for times in (cold, warm):
+            ttft = run(front.address, 2000, 4, **load).summary.ttft
+            assert ttft is not None
+            times.append(ttft.p50)
+    section.add("TTFT, 2,000 tokens, cold", statistics.median(cold), "ms")
+    section.add("TTFT, 2,000 tokens, warm prefix", statistics.median(warm), "ms", statistics.median(cold) / 5)
+
+
+def measure(engine: Path, gguf: Path | None) -> Section:
+    """All figures of this script; without `gguf`, without llama.cpp."""
+    section = Section("Engine path", "python -m llmops.perf.engine_vs_gateway ENGINE --gguf GGUF", __doc__ or "")
+    section.text = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        systems = {"bare pipeline": stack.enter_context(bare(engine))}
+        server, front = stack.enter_context(served(engine))
+        systems |= {"Triton gRPC": through_grpc(server), "gateway": through_gateway(front)}
+        if gguf is not None:
+            peer = stack.enter_context(llamacpp(gguf))
+            systems["llama.cpp"] = lambda streams, requests: tokens_per_second(peer, streams, requests)
+        _report(compare(systems), section)
+        prefix_cache(front, section)
+    section.seconds = time.monotonic() - begun
+    return section
+
+
+def _report(found: dict[int, dict[str, float]], section: Section) -> None:
+    for streams, rates in found.items():
+        for name, rate in rates.items():
+            section.add(f"{name}, {streams} streams", rate, "tokens/s")
+        aim = BARE_AIM if streams == max(found) else None
+        ratio = rates["gateway"] / rates["bare pipeline"]
+        section.add(f"gateway / bare pipeline, {streams} streams", ratio, "×", aim, "least")
+        if "llama.cpp" in rates:
+            ratio = rates["gateway"] / rates["llama.cpp"]
+            section.add(f"gateway / llama.cpp, {streams} streams", ratio, "×", AIMS.get(streams), "least")
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True))
+@click.option("--gguf", type=click.Path(path_type=Path, exists=True), help="The file ENGINE was made from.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here as well.")
+def main(engine: Path, gguf: Path | None, json_path: Path | None) -> None:
+    """Measure ENGINE bare, through Triton, through the gateway, and llama.cpp on GGUF."""
+    section = measure(engine, gguf)
+    if json_path is not None:
+        section.write_json(json_path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Statistics, sweep, comparison and the HTML page."""
+
+import json
+import re
+import statistics
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.errors import InputError
+from llmops.perf.clients.shape import Shape
+from llmops.perf.load.runner import Run
+from llmops.perf.load.slo import Slo, is_good, parse_slo
+from llmops.perf.load.sweep import Step, highest_rate
+from llmops.perf.records import Record
+from llmops.perf.report.compare import differing_options, rows
+from llmops.perf.report.document import Document, read_document
+from llmops.perf.report.html import page
+from llmops.perf.report.quantiles import intervals, percentile
+from llmops.perf.report.statistics import summarise
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=200), st.sampled_from([50, 90, 95, 99]))
+def test_percentiles_are_those_of_the_standard_library(values, p):
+    expected = statistics.quantiles(values, n=100, method="inclusive")[p - 1]
+    assert percentile(sorted(values), p) == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+def test_confidence_intervals_hold_the_true_percentile_about_19_times_in_20():
+    import random
+
+    rng, held = random.Random(5), 0
+    for _ in range(400):
+        low, high = intervals(sorted(rng.random() for _ in range(300)), (90,))["p90"]
+        held += low <= 0.9 <= high
+    assert 0.92 <= held / 400 <= 0.99
+
+
+def record(start, *times, **given):
+    base = {"first": times[0], "end": times[-1], "chunks": list(times), "tokens_out": len(times)}
+    return Record(start, **{**base, **given})
+
+
+def test_a_summary_of_three_requests_by_hand():
+    records = [
+        record(0.0, 0.1, 0.2, 0.3, tokens_in=5, counted=False),
+        record(0.0, 0.3, 0.5, 0.7, tokens_in=7, counted=False),
+        record(0.5, 1.0, error="timeout"),
+        record(0.5, 0.6, cancelled=True),
+    ]
+    summary = summarise(Run(0.0, 1.0, records), [Slo("ttft", 0.2)])
+    assert (summary.completed, summary.failed, summary.cancelled) == (2, 1, 1)
+    assert (summary.ttft.p50, summary.itl.p50, summary.e2e.maximum) == pytest.approx((200, 150, 700))
+    assert (summary.tpot.minimum, summary.tpot.maximum) == pytest.approx((100, 200))
+    assert summary.output_tokens_per_second == 8
+    assert summary.total_tokens_per_second == 20
+    assert summary.goodput_share == pytest.approx(1 / 3, abs=1e-4)
+    assert summary.errors == {"timeout": 1}
+
+
+def test_objectives_are_of_single_requests():
+    slow_gap = record(0.0, 0.1, 0.2, 0.9)
+    assert is_good(slow_gap, [parse_slo("ttft:150"), parse_slo("e2e:1000ms")])
+    assert not is_good(slow_gap, [parse_slo("itl:500")])
+    assert is_good(slow_gap, [parse_slo("tpot:450")])
+    assert is_good(record(0.0, 0.1), [parse_slo("tpot:1"), parse_slo("itl:1")])
+
+
+@pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:0", "ttft:-5", "latency:5", "e2e:fast"])
+def test_objectives_that_make_no_sense_are_refused(text):
+    with pytest.raises(InputError, match="not understood"):
+        parse_slo(text)
+
+
+@given(st.floats(0.5, 200), st.floats(0.5, 50))
+async def test_the_sweep_finds_the_capacity(capacity, start):
+    tried = []
+
+    async def measure(rate):
+        tried.append(rate)
+        return Step(rate, rate <= capacity, 1.0, rate, 1.0, 1.0, 100)
+
+    best = await highest_rate(measure, start, ceiling=1000)
+    if capacity < start / 32:
+        assert best is None
+    else:
+        assert capacity / 1.09 <= best.rate <= capacity
+    assert len(tried) <= 16
+
+
+def test_a_step_whose_answers_get_slower_and_slower_does_not_hold():
+    growing = Run(0.0, 60.0, [record(i, i + 0.1, i + 0.5 + 0.05 * i) for i in range(60)])
+    steady = Run(0.0, 60.0, [record(i, i + 0.1, i + 0.5) for i in range(60)])
+    assert not Step.of(1.0, growing, [Slo("ttft", 0.2)], 0.99).holds
+    assert Step.of(1.0, steady, [Slo("ttft", 0.2)], 0.99).holds
+
+
+def document(*records, **options):
+    run = Run(0.0, max(r.end for r in records), list(records))
+    given = {"url": "http://host/v1", "model": "m", "slos": [], **options}
+    return Document(given, {"cpu": "x"}, summarise(run, []), records=[r.to_json(0.0) for r in records])
+
+
+def many(ttft, count=400):
+    return [record(i * 0.01, i * 0.01 + ttft + 0.00001 * (i % 40), i * 0.01 + ttft + 0.5) for i in range(count)]
+
+
+def test_a_comparison_tells_a_difference_from_noise():
+    base, same, slower = (document(*many(ttft)) for ttft in (0.1, 0.1, 0.15))
+    verdicts = {row.label: row.verdict for row in rows(base.summary, same.summary)}
+    assert set(verdicts.values()) == {"same"}
+    row = next(row for row in rows(base.summary, slower.summary) if row.label == "TTFT p50, ms")
+    assert row.verdict == "worse"
+    assert row.change == pytest.approx(0.5, rel=0.01)
+    faster = next(row for row in rows(slower.summary, base.summary) if row.label == "TTFT p50, ms")
+    assert faster.verdict == "better"
+
+
+def test_a_comparison_names_what_was_not_the_same_load():
+    a, b = document(*many(0.1), concurrency=8), document(*many(0.1), concurrency=16, url="http://other/v1")
+    assert differing_options(a, b) == ["concurrency: 8 against 16"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "other"}'])
+def test_a_file_that_is_no_report_is_refused(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"x\.json is not"):
+        read_document(path)
+
+
+class Outside(HTMLParser):
+    """Collects what a page would load, and checks that every tag is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.loads, self.open = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.loads += [value for name, value in attrs if name in ("src", "href", "srcset")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.loads += [value for name, value in attrs if name in ("src", "href", "srcset")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing():
+    steps = [Step(1.0, True, 1.0, 1.0, 10.0, 20.0, 9), Step(2.0, False, 0.4, 1.5, 90.0, None, 9)]
+    html = page(replace(document(*many(0.1), model="<script>alert(1)</script>"), sweep=steps))
+    reader = Outside()
+    reader.feed(html)
+    assert (reader.loads, reader.open) == ([], [])
+    assert "<script" not in html
+    assert not re.search(r"url\(|@import", html)
+    assert html.count("<svg") == 9
+
+
+def test_a_page_without_a_single_answer_can_be_drawn():
+    html = page(document(record(0.0, 0.1, error="connect", chunks=[], first=None, tokens_out=0)))
+    assert "No data" in html
+
+
+def event(text, finish=None, **more):
+    return json.dumps({"id": "x", "choices": [{"delta": {"content": text}, "finish_reason": finish}], **more}).encode()
+
+
+@given(st.text(min_size=1), st.text())
+def test_a_token_event_is_known_by_its_shape_whatever_its_text(first, text):
+    shape = Shape.of(event(first))
+    assert shape.fits(event(text)) == bool(text)
+    assert not shape.fits(event(text, finish="stop"))
+    assert not shape.fits(event(text, usage={"completion_tokens": 3}))
+    assert not shape.fits(b"[DONE]")
