@@ -64,7 +64,7 @@ def _make(
     spec: BuildSpec, checkpoint: Checkpoint, target: Target, source: Source, key: str, workdir: Path, progress: Progress
 ) -> EngineManifest:
     with progress.stage("Writing the tokenizer"):
-        tokenizer = write_tokenizer(checkpoint, workdir / "tokenizer")
+        tokenizer = write_tokenizer(checkpoint, workdir / "tokenizer", progress.warn)
     _warn(checkpoint, progress)
     result = target.build(spec, checkpoint, workdir, progress)
     manifest = EngineManifest(

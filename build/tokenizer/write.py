@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.ref} has no tokenizer; {hint}.")
 
 
-def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo:
+def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str], None]) -> TokenizerInfo:
     """Fills `directory`. Raises CheckpointError when the tokenizer is damaged or does not fit the model."""
     check_tokenizer(checkpoint)
     directory.mkdir(parents=True)
@@ -33,7 +34,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo:
         _from_folder(checkpoint, directory)
     if checkpoint.chat_template is not None:
         (directory / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
-    _check_written(checkpoint, directory)
+    _check_written(checkpoint, directory, warn)
     special = checkpoint.special_tokens
     return TokenizerInfo(
         vocab_size=checkpoint.architecture.vocab_size,
@@ -97,7 +98,7 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
         )
 
 
-def _check_written(checkpoint: Checkpoint, directory: Path) -> None:
+def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str], None]) -> None:
     from tokenizers import Tokenizer
 
     try:
@@ -105,10 +106,21 @@ def _check_written(checkpoint: Checkpoint, directory: Path) -> None:
         json.loads((directory / CONFIG).read_text())
     except Exception as error:  # tokenizers raises bare Exception
         raise CheckpointError(f"the tokenizer of {checkpoint.ref} is damaged ({error}); download it again.") from error
-    size, limit = tokenizer.get_vocab_size(with_added_tokens=True), checkpoint.architecture.vocab_size
-    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    limit = checkpoint.architecture.vocab_size
+    highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
     if highest >= limit:
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.ref} ({size} tokens, ids up to {highest}) does not fit the model, whose "
-            f"vocabulary ends at {limit - 1}; they belong to different checkpoints."
+            f"the tokenizer of {checkpoint.ref} has ids up to {highest}, the model's vocabulary ends at {limit - 1}; "
+            "they belong to different checkpoints."
         )
+    beyond = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items() if index >= limit}
+    if beyond:
+        _drop_tokens(directory / TOKENIZER, limit)
+        warn(f"dropped {', '.join(beyond.values())} from the tokenizer: the model has no embedding for them.")
+
+
+def _drop_tokens(path: Path, limit: int) -> None:
+    """Added tokens past the embedding (image placeholders of text-only models): the engine could only fail on them."""
+    content = json.loads(path.read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < limit]
+    path.write_text(json.dumps(content, ensure_ascii=False))

@@ -59,6 +59,7 @@ class _Decoder:
         hidden = ops.gather(embedding, ops.convert(self.input_ids, "i32"), _int(0))
         for index in range(self.arch.num_layers):
             hidden = self.layer(hidden, index)
+            self.weights.forget()
             on_layer()
         hidden = self.norm(hidden, "model.norm.weight")
         logits = ops.matmul(hidden, self.head(embedding), False, True)

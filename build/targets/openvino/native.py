@@ -24,11 +24,13 @@ def write_model(
         rms_norm_eps=float(checkpoint.config.get("rms_norm_eps", 1e-6)),
         inverse_frequencies=inverse_frequencies(checkpoint.config, architecture.head_dim),
     )
+    # The model's constants point into what these two hold, so both have to live until it is written.
+    weights, storage = open_weights(checkpoint), _storage(quant, group_size)
     with progress.stage("Reading weights", total=architecture.num_layers):
-        weights = open_weights(checkpoint)
-        model = build_decoder(shape, weights, _storage(quant, group_size), progress.advance)
+        model = build_decoder(shape, weights, storage, progress.advance)
     with progress.stage("Writing the model"):
         ov.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)
+    del model, weights, storage
 
 
 def _storage(quant: str, group_size: int | None) -> Storage:

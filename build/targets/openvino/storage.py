@@ -29,32 +29,29 @@ class Storage(Protocol):
         """`embedding`: the matrix is the token embedding or the output head."""
 
 
+_TYPES = {"f32": ov.Type.f32, "f16": ov.Type.f16, "bf16": ov.Type.bf16}
+
+
 class AsStored:
     """The checkpoint's own bits; 16-bit floats are widened, which is exact."""
 
     def __init__(self) -> None:
-        # An ov.Tensor over a numpy array does not keep the array alive.
+        # An ov.Tensor over a numpy array does not keep the array alive; this object has to outlive the model.
         self._shared: list[NDArray[Any]] = []
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:
-        if weight.element == "f32":
-            return op.Constant(weight.data, shared_memory=True)
-        kind = ov.Type.bf16 if weight.element == "bf16" else ov.Type.f16
-        self._shared.append(weight.data)
-        tensor = ov.Tensor(weight.data, ov.Shape(weight.data.shape), kind)
-        return ops.convert(op.Constant(tensor, shared_memory=True), "f32")
+        data = weight.float32() if weight.blocks else weight.data
+        self._shared.append(data)
+        tensor = ov.Tensor(data, ov.Shape(weight.shape), _TYPES[weight.element])
+        constant = op.Constant(tensor, shared_memory=True)
+        return constant if weight.element == "f32" else ops.convert(constant, "f32")
 
 
 class Int8:
     """Unsigned 8 bits, one scale and zero point per output channel."""
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:
-        values = weight.float32()
-        low, high = np.minimum(values.min(-1, keepdims=True), 0), np.maximum(values.max(-1, keepdims=True), 0)
-        scale = _scale(low, high, 255)
-        zero = np.clip(np.round(-low / scale), 0, 255)
-        quantised = np.clip(np.round(values / scale) + zero, 0, 255)
-        return _widened(_integers(quantised, ov.Type.u8), ops.convert(_integers(zero, ov.Type.u8), "f16"), scale)
+        return _Affine.of(weight, 255, weight.shape[1], on_grid=False).node(ov.Type.u8)
 
 
 @dataclass(frozen=True)
@@ -69,51 +66,66 @@ class Int4:
     group_size: int
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:
-        rows, columns = weight.data.shape
-        if embedding or columns % self.group_size:
+        if embedding or weight.shape[1] % self.group_size:
             return Int8().matrix(weight)
-        grouped = weight.float32().reshape(rows, columns // self.group_size, self.group_size)
-        keep_grid = weight.block_bits is not None and weight.block_bits <= 4 and self.group_size == _GGUF_BLOCK
-        wide = _on_grid(grouped) if keep_grid else _rounded(grouped)
-        return ops.reshape(wide, ops.constant(np.array([rows, columns], dtype=np.int64)), False)
+        on_grid = weight.block_bits is not None and weight.block_bits <= 4 and self.group_size == _GGUF_BLOCK
+        return _Affine.of(weight, 15, self.group_size, on_grid).node(ov.Type.u4)
 
 
 _GGUF_BLOCK = 32
+# Elements that are rounded at once: the temporary arrays stay small beside the weights.
+_CHUNK = 2 << 20
 
 
-def _rounded(grouped: NDArray[np.float32]) -> Node:
-    low, high = np.minimum(grouped.min(-1, keepdims=True), 0), np.maximum(grouped.max(-1, keepdims=True), 0)
-    scale = _scale(low, high, 15)
-    zero = np.clip(np.round(-low / scale), 0, 15)
-    quantised = np.clip(np.round(grouped / scale) + zero, 0, 15)
-    return _widened(_integers(quantised, ov.Type.u4), ops.convert(_integers(zero, ov.Type.u4), "f16"), scale)
+@dataclass(frozen=True)
+class _Affine:
+    """Groups along the last axis: value = (integers - zero) * scale. All (rows, groups, group_size or 1)."""
+
+    integers: NDArray[np.uint8]
+    zero: NDArray[Any]
+    scale: NDArray[np.float16]
+
+    @classmethod
+    def of(cls, weight: Weight, levels: int, group_size: int, on_grid: bool) -> _Affine:
+        rows, columns = weight.shape
+        groups = columns // group_size
+        integers = np.empty((rows, groups, group_size), np.uint8)
+        zero = np.empty((rows, groups, 1), np.float16 if on_grid else np.uint8)
+        scale = np.empty((rows, groups, 1), np.float16)
+        step = max(1, _CHUNK // columns)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            values = weight.float32(part).reshape(-1, groups, group_size)
+            integers[part], zero[part], scale[part] = _quantised(values, levels, on_grid)
+        return cls(integers, zero, scale)
+
+    def node(self, kind: ov.Type) -> Node:
+        """The matrix in float32, (rows, groups * group_size)."""
+        whole = self.zero.dtype == np.uint8
+        zero = ops.convert(_constant(self.zero, kind), "f16") if whole else op.Constant(self.zero)
+        shifted = ops.subtract(ops.convert(_constant(self.integers, kind), "f16"), zero)
+        wide = ops.multiply(shifted, op.Constant(self.scale))
+        rows, groups, group_size = self.integers.shape
+        flat = ops.constant(np.array([rows, groups * group_size], dtype=np.int64))
+        return ops.convert(ops.reshape(wide, flat, False), "f32")
 
 
-def _on_grid(grouped: NDArray[np.float32]) -> Node:
-    low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
-    scale = _scale(low, high, 15)
-    zero = (-low / scale).astype(np.float16)
-    quantised = np.clip(np.round(grouped / scale + zero.astype(np.float32)), 0, 15)
-    return _widened(_integers(quantised, ov.Type.u4), op.Constant(zero), scale)
-
-
-def _scale(low: NDArray[np.float32], high: NDArray[np.float32], levels: int) -> NDArray[np.float32]:
+def _quantised(
+    values: NDArray[np.float32], levels: int, on_grid: bool
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
+    if not on_grid:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
     # Rounded to float16 first, as it is stored, so that the integers are the best ones for the scale in use.
     scale = ((high - low) / levels).astype(np.float16).astype(np.float32)
     scale[scale == 0] = 1
-    return scale
+    zero = (-low / scale).astype(np.float16) if on_grid else np.clip(np.round(-low / scale), 0, levels)
+    return np.clip(np.round(values / scale + zero.astype(np.float32)), 0, levels), zero, scale
 
 
-def _widened(integers: Node, zero: Node, scale: NDArray[np.float32]) -> Node:
-    """(integers - zero) * scale in float32; `zero` in float16."""
-    shifted = ops.subtract(ops.convert(integers, "f16"), zero)
-    return ops.convert(ops.multiply(shifted, op.Constant(scale.astype(np.float16))), "f32")
-
-
-def _integers(values: NDArray[Any], kind: ov.Type) -> op.Constant:
-    flat = values.astype(np.uint8).reshape(-1)
+def _constant(values: NDArray[np.uint8], kind: ov.Type) -> op.Constant:
     tensor = ov.Tensor(kind, ov.Shape(values.shape))
-    tensor.data.reshape(-1)[:] = flat if kind == ov.Type.u8 else _packed(flat)
+    tensor.data.reshape(-1)[:] = values.reshape(-1) if kind == ov.Type.u8 else _packed(values.reshape(-1))
     return op.Constant(tensor, shared_memory=True)
 
 

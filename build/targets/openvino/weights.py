@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,25 +17,45 @@ from llmops.errors import CheckpointError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SAFETENSORS = {"F32": ("f32", np.float32), "F16": ("f16", np.float16), "BF16": ("bf16", np.uint16)}
+_FLOATS = {"F32": ("f32", np.float32), "F16": ("f16", np.float16), "BF16": ("bf16", np.uint16)}
 
 
 @dataclass(frozen=True)
 class Weight:
-    """`data` has the stored bits: float32, float16, or for `element` bf16 the upper halves of float32 as uint16.
-
-    `block_bits` is set where the values came from GGUF blocks of that many bits, and so lie on a coarse grid.
+    """One tensor as it is stored. `data` is float32, float16, for `element` bf16 the upper halves of float32 as uint16,
+    and for a GGML block format (`blocks` names it) the bytes of each row's blocks.
     """
 
     data: NDArray[Any]
+    shape: tuple[int, ...]
     element: str
-    block_bits: int | None = None
+    blocks: str | None = None
 
-    def float32(self) -> NDArray[np.float32]:
-        """A copy in float32; exact, also from bfloat16."""
+    @property
+    def block_bits(self) -> int | None:
+        """Bits per value where the values lie on the grid of a block format."""
+        return block_bits(self.blocks) if self.blocks else None
+
+    def float32(self, rows: slice = slice(None)) -> NDArray[np.float32]:
+        """Some rows in float32; exact for every stored form."""
+        data = self.data[rows]
+        if self.blocks:
+            return _dequantised(data, self.blocks)
         if self.element == "bf16":
-            return (self.data.astype(np.uint32) << 16).view(np.float32)
-        return self.data.astype(np.float32, copy=False)
+            return (data.astype(np.uint32) << 16).view(np.float32)
+        return data.astype(np.float32, copy=False)
+
+
+def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        return dequantize(data, GGMLQuantizationType[blocks])
+    except NotImplementedError as error:
+        raise CheckpointError(
+            f"weights stored as {blocks} cannot be read: the gguf package cannot dequantise it."
+        ) from error
 
 
 class WeightSource(Protocol):
@@ -43,10 +65,26 @@ class WeightSource(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def forget(self) -> None:
+        """Give the pages that were read back to the system; those still in use are read again when they are touched."""
+
 
 def open_weights(checkpoint: Checkpoint) -> WeightSource:
     """The source that fits the checkpoint's format."""
     return GgufWeights(checkpoint) if checkpoint.format == "gguf" else SafetensorsWeights(checkpoint)
+
+
+class _MappedFile:
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.array = np.frombuffer(self.map, np.uint8)
+
+    def bytes(self, info: TensorInfo) -> NDArray[np.uint8]:
+        return self.array[info.offset : info.offset + info.nbytes]
+
+    def forget(self) -> None:
+        self.map.madvise(mmap.MADV_DONTNEED)
 
 
 class SafetensorsWeights:
@@ -54,61 +92,55 @@ class SafetensorsWeights:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.maps = {name: np.memmap(checkpoint.location(name), np.uint8, "r") for name in checkpoint.weight_files}
+        self.maps = {name: _MappedFile(checkpoint.location(name)) for name in checkpoint.weight_files}
+
+    def forget(self) -> None:
+        for file in self.maps.values():
+            file.forget()
 
     def has(self, name: str) -> bool:
         return name in self.checkpoint.tensors
 
     def get(self, name: str) -> Weight:
         info = _find(self.checkpoint, name, name)
-        if info.dtype not in _SAFETENSORS:
+        if info.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{self.checkpoint.ref}: {name} is stored as {info.dtype}; the openvino target reads "
-                f"{', '.join(_SAFETENSORS)}. Use the checkpoint before quantisation."
+                f"{', '.join(_FLOATS)}. Use the checkpoint before quantisation."
             )
-        element, dtype = _SAFETENSORS[info.dtype]
-        raw = self.maps[info.file][info.offset : info.offset + info.nbytes]
+        element, dtype = _FLOATS[info.dtype]
+        raw = self.maps[info.file].bytes(info)
         if info.offset % np.dtype(dtype).itemsize:
             raw = np.array(raw)  # older writers do not align the data section
-        return Weight(raw.view(dtype).reshape(info.shape), element)
+        return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
 
 
 class GgufWeights:
-    """Dequantised to float32, which is exact for every GGML block format; F16 and BF16 are kept as they are."""
+    """Also memory-mapped; block formats stay packed until their rows are asked for."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.map = np.memmap(checkpoint.path, np.uint8, "r")
+        self.file = _MappedFile(checkpoint.path)
         self.architecture = checkpoint.architecture
+
+    def forget(self) -> None:
+        self.file.forget()
 
     def has(self, name: str) -> bool:
         return _gguf_name(name) in self.checkpoint.tensors
 
     def get(self, name: str) -> Weight:
         info = _find(self.checkpoint, _gguf_name(name), name)
-        weight = self._read(info)
+        weight = self._stored(info)
         heads = self._rotary_heads(name)
         return replace(weight, data=_unpermute(weight.data, heads)) if heads else weight
 
-    def _read(self, info: TensorInfo) -> Weight:
-        raw = self.map[info.offset : info.offset + info.nbytes]
-        if info.dtype in _SAFETENSORS:
-            element, dtype = _SAFETENSORS[info.dtype]
-            return Weight(np.array(raw).view(dtype).reshape(info.shape), element)
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        kind = GGMLQuantizationType[info.dtype]
-        block, block_bytes = GGML_QUANT_SIZES[kind]
-        rows = raw.reshape(*info.shape[:-1], info.shape[-1] // block * block_bytes)
-        try:
-            values = dequantize(rows, kind).reshape(info.shape)
-        except NotImplementedError as error:
-            raise CheckpointError(
-                f"{self.checkpoint.ref}: {info.name} is stored as {info.dtype}, "
-                "which the gguf package cannot dequantise."
-            ) from error
-        return Weight(values, "f32", block_bits(info.dtype))
+    def _stored(self, info: TensorInfo) -> Weight:
+        raw = self.file.bytes(info)
+        if info.dtype in _FLOATS:
+            element, dtype = _FLOATS[info.dtype]
+            return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
+        return Weight(raw.reshape(*info.shape[:-1], -1), info.shape, "f32", info.dtype)
 
     def _rotary_heads(self, name: str) -> int:
         """GGUF stores q and k of the llama family with interleaved rotary halves; other families as in Hugging Face."""
@@ -120,6 +152,7 @@ class GgufWeights:
 
 
 def _unpermute(data: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Whole rows move, so it works on packed rows too."""
     half = data.shape[0] // heads // 2
     split = data.reshape(heads, half, 2, *data.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(data.shape)
