@@ -3,9 +3,9 @@
     python -m llmops.perf.engine_study int8=ENGINE int4=ENGINE2 int8,INFERENCE_PRECISION_HINT=f32=ENGINE \\
         --llama /path/to/other/venv/bin/python --gguf MODEL.gguf
 
-Contenders take turns within each round, so that a ratio compares neighbours in time. Rounds in which other processes
-took much of the machine are marked, not dropped. Prompts are random tokens; nothing is streamed from llama.cpp, which
-costs it least. An engine is an engine folder, or a folder with openvino_model.xml.
+Contenders take turns within each round, so that a ratio compares neighbours in time. What other processes took of the
+machine is printed with each round: where it is much, the rates mean little. Prompts are random tokens; nothing is
+streamed from llama.cpp, which costs it least. An engine is an engine folder, or a folder with openvino_model.xml.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -209,15 +210,12 @@ def _value(text: str) -> Any:
     return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
-def _rounds(contenders: list[Contender], streams: list[int], rounds: int, output: int) -> list[Sample]:
+def _rounds(contenders: list[Contender], streams: list[int], rounds: int, output: int) -> Iterator[list[Sample]]:
+    """The samples of one round after the other."""
     for contender in contenders:
         contender.run(2, 4)  # kernels are chosen, and memory touched, by the first batch
-    samples = []
-    for turn in range(rounds):
-        for count in streams:
-            samples += [measure(contender, count, output) for contender in contenders]
-        print(f"round {turn + 1} of {rounds}: others took up to {max(s.others for s in samples):.2f} cores", flush=True)
-    return samples
+    for _ in range(rounds):
+        yield [measure(contender, count, output) for count in streams for contender in contenders]
 
 
 @click.command()
@@ -248,16 +246,20 @@ def main(
         own = [OpenVino(name, model, properties, stack) for name, model, properties in wanted]
         peers: list[Contender] = [LlamaServer(llama, gguf, max(counts), stack)] if llama and gguf else []
         print("\n".join(f"{engine.name}: loaded in {engine.load_seconds:.1f} s" for engine in own), flush=True)
-        samples = _rounds([*peers, *own], counts, rounds, output_tokens)
-        print("\n" + table(samples, [c.name for c in [*peers, *own]], counts) + "\n")
+        contenders = [*peers, *own]
+        names, samples = [contender.name for contender in contenders], list[Sample]()
+        for done, batch in enumerate(_rounds(contenders, counts, rounds, output_tokens), start=1):
+            samples += batch
+            print(f"\nround {done} of {rounds}; others took up to {max(s.others for s in batch):.2f} cores\n")
+            print(table(samples, names, counts), flush=True)
+            if json_path:
+                json_path.write_text(json.dumps([asdict(sample) for sample in samples], indent=1) + "\n")
         if prefix:
             for engine in own:
                 cold, warm = engine.prefix()
                 print(
                     f"{engine.name}: {PREFIX_TOKENS} tokens cold {cold:.2f} s, again {warm:.3f} s ({warm / cold:.3f})"
                 )
-    if json_path:
-        json_path.write_text(json.dumps([asdict(sample) for sample in samples], indent=1) + "\n")
 
 
 if __name__ == "__main__":

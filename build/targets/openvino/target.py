@@ -147,7 +147,8 @@ def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> dict[str, Any]:
     exact = spec.quant == "none"
     kv_cache = {"auto": "f32" if exact else "u8"}.get(spec.kv_cache, spec.kv_cache)
     properties = {"KV_CACHE_PRECISION": kv_cache}
-    if exact:
+    # A float32 cache goes with float32 arithmetic only: where the CPU has bfloat16, OpenVINO's default, it fails.
+    if exact or kv_cache == "f32":
         properties["INFERENCE_PRECISION_HINT"] = "f32"
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
