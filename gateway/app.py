@@ -20,6 +20,7 @@ from llmops.gateway.openai.endpoints.completions import Completions
 from llmops.gateway.openai.endpoints.embeddings import Embeddings
 from llmops.gateway.openai.endpoints.models import ModelList
 from llmops.gateway.openai.endpoints.responses import Responses
+from llmops.gateway.openai.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from llmops.gateway.openai.responses.store import MemoryStore
 from llmops.gateway.openai.responses.types import ResponsesRequest
 from llmops.gateway.openai.service import Service
@@ -31,7 +32,14 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.triton.embedding import TritonEmbedder
 from llmops.gateway.workers import Workers
 
-BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest)
+BODIES: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
@@ -78,6 +86,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 def _add_openai_routes(app: FastAPI, service: Service, embedder: Embedder, responses: Responses) -> None:
     models = ModelList(service, embedder)
     embeddings = Embeddings(service, embedder)
+    tokens = Tokens(service)
     chat, completions = ChatCompletions(service), Completions(service)
     router = APIRouter(prefix="/v1", tags=["openai"])
     router.post("/chat/completions", openapi_extra=body_of(ChatRequest))(chat.handle)
@@ -88,6 +97,8 @@ def _add_openai_routes(app: FastAPI, service: Service, embedder: Embedder, respo
     router.delete("/responses/{response_id}")(responses.delete)
     router.post("/responses/{response_id}/cancel")(responses.cancel)
     router.get("/responses/{response_id}/input_items")(responses.input_items)
+    app.post("/tokenize", tags=["tokens"], openapi_extra=body_of(TokenizeRequest))(tokens.tokenize)
+    app.post("/detokenize", tags=["tokens"], openapi_extra=body_of(DetokenizeRequest))(tokens.detokenize)
     router.get("/models")(models.handle)
     router.get("/models/{model:path}")(models.handle_one)
     app.include_router(router)

@@ -92,6 +92,10 @@ class Engine(ABC):
     @abstractmethod
     async def open(self, request: EngineRequest) -> TokenStream: ...
 
+    async def close(self) -> None:
+        """Release what the engine holds; open streams end with UnavailableError."""
+        return
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:

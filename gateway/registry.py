@@ -11,7 +11,7 @@ import jinja2
 
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, ModelNotFoundError, UnavailableError
-from llmops.gateway.messages import ModelCard
+from llmops.gateway.messages import Engine, ModelCard
 from llmops.gateway.serving import ServedModel
 from llmops.gateway.settings import GatewaySettings, ModelOverrides
 from llmops.gateway.text.template import ChatTemplate
@@ -32,7 +32,9 @@ class ModelRegistry:
         self._client: TritonClient | None = None
         self._bases: dict[str, ServedModel] = {}
         self._models: dict[str, ServedModel] = {}
-        self._engine_models: dict[str, str] = {}
+        self._ready: frozenset[str] = frozenset()
+        self._waiting: dict[str, str] = {}
+        self._retired: list[Engine] = []
         self._problem: str | None = "The gateway has not reached Triton yet."
         self._reading = asyncio.Lock()
         self._watcher: asyncio.Task | None = None
@@ -46,25 +48,31 @@ class ModelRegistry:
         model = self._models.get(name)
         if model is not None:
             return model
-        if not self._models:
+        if name in self._waiting:
+            raise UnavailableError(self._waiting[name])
+        if self._problem is not None or not self._models:
             raise UnavailableError(self._problem or "Triton serves no model yet.")
         raise ModelNotFoundError(name)
 
     def all(self) -> list[ServedModel]:
         return list(self._models.values())
 
+    def is_ready(self, name: str) -> bool:
+        """Whether the model could serve when Triton was last asked."""
+        model = self._models.get(name)
+        return model is not None and (model.parent or name) in self._ready
+
     async def ready(self) -> str | None:
         """None when Triton and every model can serve; otherwise what is missing, in one sentence."""
         if not await self._triton.server_ready():
             return f"Triton at {self._triton.address} is not ready."
-        if not self._models:
-            await self.refresh()
+        await self.refresh()
+        if self._waiting:
+            return next(iter(self._waiting.values()))
         if not self._models:
             return self._problem or "Triton serves no engine model."
-        for name, engine_model in self._engine_models.items():
-            if not await self._triton.model_ready(engine_model):
-                return f"The model {name} is not ready."
-        return None
+        missing = sorted(set(self._bases) - self._ready)
+        return f"The model {missing[0]} is not ready." if missing else None
 
     async def refresh(self) -> None:
         """Read Triton's models and cards anew. Problems are kept for the answers, and logged once."""
@@ -72,10 +80,12 @@ class ModelRegistry:
             async with self._reading:
                 await self._read_models()
         except ApiError as error:
-            self._note(error.message)
+            self._ready = frozenset()
+            if error.message != self._problem:
+                log.warning("%s", error.message)
+            self._problem = error.message
         else:
-            if self._models:
-                self._problem = None
+            self._problem = None
 
     async def start(self) -> None:
         """Connect, and keep the list fresh in the background until `close`."""
@@ -86,69 +96,82 @@ class ModelRegistry:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+        for engine in [*self._retired, *(base.engine for base in self._bases.values())]:
+            await engine.close()
         if self._client is not None:
             await self._client.close()
 
     async def _watch(self) -> None:
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:
+                # the list as it was is better than none; a bug must not stop the watch for ever
+                log.exception("reading Triton's models failed")
             await asyncio.sleep(self._settings.refresh_seconds)
 
     async def _read_models(self) -> None:
-        found = await self._find_engine_models()
-        bases: dict[str, ServedModel] = {}
-        for name, engine_model in found.items():
-            try:
-                bases[name] = await self._load(name, engine_model)
-            except LlmopsError as error:
-                self._note(f"The model {name} cannot be served: {error.message}")
-        self._engine_models = {name: found[name] for name in bases}
-        self._bases = bases
-        self._models = {model.name: model for base in bases.values() for model in _with_adapters(base)}
+        engine_models = await self._triton.engine_models()
+        named = {over.engine_model: name for name, over in self._settings.models.items() if over.engine_model}
+        engine_models.update({model: await self._triton.model_ready(model) for model in named})
+        ready, waiting = set(), {}
+        for engine_model, is_ready in engine_models.items():
+            name = named.get(engine_model, engine_model.removesuffix(ENGINE_SUFFIX))
+            if not is_ready:
+                if name not in self._bases:
+                    waiting[name] = f"The model {name} is not ready."
+                continue
+            problem = await self._load(name, engine_model)
+            if problem is None:
+                ready.add(name)
+            else:
+                waiting[name] = problem
+        self._forget(set(self._bases) - {named.get(one, one.removesuffix(ENGINE_SUFFIX)) for one in engine_models})
+        self._ready, self._waiting = frozenset(ready), waiting
+        self._models = {model.name: model for base in self._bases.values() for model in _with_adapters(base)}
 
-    async def _find_engine_models(self) -> dict[str, str]:
-        """Served name to engine model: what is configured, and what ends in -tensorrt_llm."""
-        ready = await self._triton.engine_models()
-        named = {name: over.engine_model for name, over in self._settings.models.items() if over.engine_model}
-        found = {name: model for name, model in named.items() if await self._triton.model_ready(model)}
-        for model in ready:
-            if model not in named.values():
-                found[model.removesuffix(ENGINE_SUFFIX)] = model
-        return found
-
-    async def _load(self, name: str, engine_model: str) -> ServedModel:
+    async def _load(self, name: str, engine_model: str) -> str | None:
+        """Make the model servable, anew when its card has changed. Returns what is wrong with it, if anything is."""
         overrides = self._settings.models.get(name, ModelOverrides()).card_fields()
-        card = parse_card(await self._triton.card_text(engine_model), {"name": name, **overrides})
-        known = self._bases.get(name)
-        if known is not None and known.card == card:
-            return known
-        model = await asyncio.to_thread(self._assemble, card, engine_model)
+        text = await self._triton.card_text(engine_model)
+        try:
+            card = parse_card(text, {"name": name, **overrides})
+            if name in self._bases and self._bases[name].card == card:
+                return None
+            model = await asyncio.to_thread(self._assemble, card, engine_model)
+        except LlmopsError as error:
+            problem = f"The model {name} cannot be served: {error.message}"
+            if self._waiting.get(name) != problem:
+                log.warning("%s", problem)
+            return problem
+        self._forget({name} & set(self._bases))
+        self._bases[name] = model
         log.info("serving model %s (target %s, %d tokens of context)", name, card.target, card.max_seq_len)
-        return model
+        return None
+
+    def _forget(self, names: set[str]) -> None:
+        """Models that went or changed. Their open streams may end, so their engines are closed only at the end."""
+        for name in names:
+            self._retired.append(self._bases.pop(name).engine)
 
     def _assemble(self, card: ModelCard, engine_model: str) -> ServedModel:
         tokenizer = TextTokenizer(Path(card.tokenizer_dir))
-        template = _template(tokenizer)
+        template = self._template(tokenizer)
         transport = StepStreams if StepStreams.name in card.transports else RequestStreams
         engine = transport(self._triton.start_call, engine_model, card)
         return ServedModel(card.name, card, tokenizer, template, engine)
 
-    def _note(self, problem: str) -> None:
-        if problem != self._problem:
-            log.warning("%s", problem)
-        self._problem = problem
+    def _template(self, tokenizer: TextTokenizer) -> ChatTemplate | None:
+        if tokenizer.chat_template is None:
+            return None
+        seconds = self._settings.limits.template_seconds
+        try:
+            return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, seconds=seconds)
+        except jinja2.TemplateSyntaxError as error:
+            log.warning("the chat template is not usable: %s", error)
+            return None
 
 
 def _with_adapters(base: ServedModel) -> list[ServedModel]:
     adapters = [replace(base, name=one.name, parent=base.name, lora_id=one.id) for one in base.card.adapters]
     return [base, *adapters]
-
-
-def _template(tokenizer: TextTokenizer) -> ChatTemplate | None:
-    if tokenizer.chat_template is None:
-        return None
-    try:
-        return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
-    except jinja2.TemplateSyntaxError as error:
-        log.warning("the chat template is not usable: %s", error)
-        return None

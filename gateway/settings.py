@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from llmops.errors import InputError
 
@@ -82,10 +82,15 @@ class GatewaySettings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # init_settings carries the flags and the file, already merged in that order by `load_settings`
-        return sources["init_settings"], sources["env_settings"]
+        # what `load_settings` gives is already merged from flags, environment and file
+        return init_settings, env_settings
 
 
 def load_settings(config: Path | None = None, **flags: Any) -> GatewaySettings:
@@ -101,12 +106,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> GatewaySettings:
 
 def _from_environment() -> dict[str, Any]:
     """What the environment sets, un-validated, so that it can be laid over the file key by key."""
-    source = GatewaySettings.model_config
-    from pydantic_settings import EnvSettingsSource
-
-    return EnvSettingsSource(
-        GatewaySettings, env_prefix=source["env_prefix"], env_nested_delimiter=source["env_nested_delimiter"]
-    )()
+    return EnvSettingsSource(GatewaySettings, env_prefix=PREFIX, env_nested_delimiter="__")()
 
 
 def _refuse_unknown_environment() -> None:

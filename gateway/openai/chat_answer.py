@@ -64,7 +64,8 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
 async def start_chat(service: Service, body: ChatRequest, model: ServedModel, answer_id: str, started: float) -> Answer:
     """Submit the request; `started` is when it arrived (perf_counter). Raises what is wrong with it."""
     limits = service.limits
-    size = sum(len(m.content) if isinstance(m.content, str) else 4096 for m in body.messages)
+    # a message costs its template some work however short it is
+    size = sum(64 + (len(m.content) if isinstance(m.content, str) else 4096) for m in body.messages)
     plan = await service.workers.run(lambda: plan_chat(model, body, limits), size + 1024 * len(body.tools or ()))
     wanted, field = _wanted_length(body)
     length = output_length(wanted, len(plan.input_ids), model.card, param=field)
@@ -94,8 +95,8 @@ async def start_chat(service: Service, body: ChatRequest, model: ServedModel, an
         )
         for index in range(request.n)
     ]
-    meter = service.metrics.meter(model.name, started, len(plan.input_ids))
     stream = await open_streams(model.engine, [request])
+    meter = service.metrics.meter(model.name, started, len(plan.input_ids))
     return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids))
 
 

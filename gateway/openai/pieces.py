@@ -26,7 +26,7 @@ class Reasoning(NamedTuple):
 class ToolCall(NamedTuple):
     """A part of tool call `index`: the first has `id` and `name`, the following ones add to `arguments` (JSON text)."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     id: str | None = None
     name: str | None = None
     arguments: str = ""

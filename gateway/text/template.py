@@ -11,9 +11,20 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.text.guard import GuardedEnvironment, TemplateTimeoutError, time_limit
+
+# what a template can fail with on messages that its author did not think of
+_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class TemplateRaisedError(jinja2.TemplateError):
@@ -33,9 +44,10 @@ class GenerationTag(Extension):
 class ChatTemplate:
     """A compiled chat template and the special tokens it may name."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises jinja2.TemplateSyntaxError when `source` is no template."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, seconds: float = 1.0) -> None:
+        """Rendering may take `seconds`. Raises jinja2.TemplateSyntaxError when `source` is no template."""
         self.source = source
+        self._seconds = seconds
         self._special_tokens = dict(special_tokens)
         self._template = _environment().from_string(source)
 
@@ -56,19 +68,22 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(context)
+            with time_limit(self._seconds):
+                return self._template.render(context)
+        except TemplateTimeoutError as error:
+            raise InvalidRequestError(
+                f"The chat template needs more than {self._seconds:g} s for these messages.", param="messages"
+            ) from error
         except TemplateRaisedError as error:
             raise InvalidRequestError(f"The chat template refused the messages: {error}", param="messages") from error
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+        except _FAILURES as error:
             raise InvalidRequestError(
                 f"The chat template cannot render these messages: {error}", param="messages"
             ) from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-    )
+def _environment() -> GuardedEnvironment:
+    environment = GuardedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -55,15 +55,22 @@ class TritonClient:
             return False
         return bool(answer.ready)
 
-    async def engine_models(self) -> list[str]:
-        """Names of the repository's ready engine models. Raises UnavailableError."""
-        return await self.ready_models(ENGINE_SUFFIX)
+    async def engine_models(self) -> dict[str, bool]:
+        """The repository's engine models, and whether each is ready. Raises UnavailableError."""
+        return await self._models(ENGINE_SUFFIX)
 
     async def ready_models(self, suffix: str) -> list[str]:
         """Names of the repository's ready models that end in `suffix`. Raises UnavailableError."""
-        request = service_pb2.RepositoryIndexRequest(ready=True)
-        answer = await self._ask(self._stub.RepositoryIndex, request)
-        return sorted({model.name for model in answer.models if model.name.endswith(suffix)})
+        return [name for name, ready in (await self._models(suffix)).items() if ready]
+
+    async def _models(self, suffix: str) -> dict[str, bool]:
+        answer = await self._ask(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
+        models: dict[str, bool] = {}
+        for model in answer.models:
+            if model.name.endswith(suffix):
+                # one entry per version; an old version that was unloaded does not matter
+                models[model.name] = models.get(model.name, False) or model.state == "READY"
+        return dict(sorted(models.items()))
 
     async def infer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
         """One request, one response. Raises what `error_of` makes of the model's error, or UnavailableError."""

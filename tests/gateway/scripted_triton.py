@@ -55,6 +55,7 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     requests: list[dict] = field(default_factory=list)
     active: int = 0
     ready: bool = True
+    state: str = "READY"
     _server: aio.Server | None = None
 
     async def start(self) -> None:
@@ -77,7 +78,7 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(self, request, context):
         answer = service_pb2.RepositoryIndexResponse()
         answer.models.add(name=self.card["name"], version="1", state="READY")
-        answer.models.add(name=self.card["name"] + "-tensorrt_llm", version="1", state="READY")
+        answer.models.add(name=self.card["name"] + "-tensorrt_llm", version="1", state=self.state)
         return answer
 
     async def ModelConfig(self, request, context):

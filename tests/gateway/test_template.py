@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -60,3 +62,34 @@ def test_the_sandbox_holds(source):
 def test_variables_do_not_replace_the_messages():
     template = ChatTemplate("{{ messages | length }} {{ thinking }}", {})
     assert template.render(MESSAGES, variables={"messages": [], "thinking": True}) == "3 True"
+
+
+SLOW = {
+    "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+    "loops over the text": "{% set t = messages[0].content * 2000 %}"
+    "{% for a in t %}{% for b in t %}{% endfor %}{% endfor %}",
+    "recursion": "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_template_that_runs_away_is_stopped(name):
+    template = ChatTemplate(SLOW[name], {}, seconds=0.2)
+    started = time.monotonic()
+    with pytest.raises(InvalidRequestError, match=r"needs more than 0\.2 s"):
+        template.render(MESSAGES)
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("source", ["{{ 'x' * 10000000000 }}", "{{ [1] * 10000000000 }}", "{{ 9 ** 9 ** 9 ** 9 }}"])
+def test_a_template_cannot_fill_the_memory(source):
+    with pytest.raises(InvalidRequestError, match="too l"):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def test_loop_variables_work_under_the_guard():
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ';' if not loop.last }}"
+        "{{ loop.previtem.role if loop.previtem is defined }}{% endfor %}"
+    )
+    assert ChatTemplate(source, {}).render(MESSAGES) == "1/3;2/3;user3/3assistant"

@@ -129,8 +129,8 @@ class Completions:
             for sequence in range(request.n)
         ]
         prompt_tokens = sum(map(len, encoded))
-        meter = service.metrics.meter(model.name, context.started, prompt_tokens)
         stream = await open_streams(model.engine, requests)
+        meter = service.metrics.meter(model.name, context.started, prompt_tokens)
         return Answer(stream, choices, meter, service.timeouts, prompt_tokens)
 
 

@@ -21,16 +21,21 @@ class ModelList:
         self._service, self._embedder = service, embedder
 
     async def handle(self, request: Request) -> Response:
-        data = [*map(describe, self._service.models.all()), *map(describe_encoder, self._embedder.all())]
+        models = self._service.models
+        data = [describe(model, models.is_ready(model.name)) for model in models.all()]
+        data += map(describe_encoder, self._embedder.all())
         return json_response({"object": "list", "data": data})
 
     async def handle_one(self, request: Request) -> Response:
         name = request.path_params["model"]
         encoder = next((model for model in self._embedder.all() if model.card.name == name), None)
-        return json_response(describe_encoder(encoder) if encoder else describe(self._service.models.get(name)))
+        if encoder is not None:
+            return json_response(describe_encoder(encoder))
+        models = self._service.models
+        return json_response(describe(models.get(name), models.is_ready(name)))
 
 
-def describe(model: ServedModel) -> dict[str, Any]:
+def describe(model: ServedModel, ready: bool) -> dict[str, Any]:
     """OpenAI's model object, with what else a client may want to know."""
     return {
         "id": model.name,
@@ -40,6 +45,7 @@ def describe(model: ServedModel) -> dict[str, Any]:
         "parent": model.parent,
         "root": model.parent or model.name,
         "max_model_len": model.card.max_seq_len,
+        "ready": ready,
         "target": model.card.target,
         "capabilities": {**asdict(model.card.capabilities), "chat": model.template is not None},
     }

@@ -1,0 +1,45 @@
+"""/tokenize and /detokenize, and what the model list tells."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+async def test_a_prompt_there_and_back(stack):
+    text = "Hello world! 你好 🙂"
+    body = {"model": "tiny", "prompt": text, "return_token_strs": True}
+    told = (await stack.client.post("/tokenize", json=body)).json()
+    ids = stack.tokenizer.encode(text)
+    assert (told["tokens"], told["count"], told["max_model_len"]) == (ids, len(ids), 256)
+    assert told["token_strs"] == [stack.tokenizer.token(i) for i in ids]
+    back = (await stack.client.post("/detokenize", json={"model": "tiny", "tokens": ids})).json()
+    assert back == {"prompt": text}
+
+
+async def test_messages_count_what_a_chat_would_use(stack):
+    stack.say("Hello")
+    told = (await stack.client.post("/tokenize", json=stack.chat_body)).json()
+    assert told["count"] == (await stack.chat()).json()["usage"]["prompt_tokens"]
+    assert told["tokens"] == stack.triton.requests[-1]["input_ids"]
+
+
+async def test_bad_token_requests(stack):
+    both = await stack.client.post("/tokenize", json={**stack.chat_body, "prompt": "x"})
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "prompt")
+    negative = await stack.client.post("/detokenize", json={"model": "tiny", "tokens": [1, -1]})
+    assert (negative.status_code, negative.json()["error"]["param"]) == (400, "tokens[1]")
+    unknown = await stack.client.post("/tokenize", json={"model": "nope", "prompt": "x"})
+    assert unknown.status_code == 404
+
+
+async def test_readiness_of_a_model(stack):
+    assert (await stack.client.get("/v1/models/tiny")).json()["ready"] is True
+    stack.triton.state = "UNAVAILABLE"
+    for _ in range(100):
+        model = (await stack.client.get("/v1/models/tiny")).json()
+        if model["ready"] is False:
+            break
+        await asyncio.sleep(0.02)
+    else:
+        raise AssertionError("the model list still says ready")
+    assert (await stack.client.get("/health/ready")).status_code == 503
