@@ -11,6 +11,7 @@ from llmops.build.atomic import Workplace, check_space
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.encoder import build_encoder, open_encoder
 from llmops.build.manifest import FILE_NAME, EngineManifest, Source
+from llmops.build.plan.buildplan import BuildPlan
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, SilentProgress, Target
 from llmops.build.targets.registry import get_target
@@ -33,6 +34,8 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
         _check_output(spec.output)
         return build_encoder(spec, encoder, progress)
     checkpoint = open_checkpoint(spec.checkpoint)
+    if spec.plan:
+        BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
     target = get_target(spec.target)
     target.validate(spec, checkpoint)
     check_tokenizer(checkpoint)
@@ -80,7 +83,7 @@ def _make(
         limits=result.limits,
         tokenizer=tokenizer,
         complete=result.complete,
-        plan=result.plan,
+        plan=result.plan or spec.plan,
         quality=result.quality,
         extra=result.extra,
     )

@@ -19,7 +19,8 @@ class BuildSpec:
     """One build. Lengths in tokens; None leaves the choice to the target (its limits, the model's context).
 
     `checkpoint` is what the user typed, `quant` and `kv_cache` are checked by the target, `options` are the
-    target's own settings (`--set KEY=VALUE`). GPUs = tp * pp; ep divides tp.
+    target's own settings (`--set KEY=VALUE`), `plan` is the BuildPlan that set the fields.
+    GPUs = tp * pp; ep divides tp.
     """
 
     checkpoint: str
@@ -40,6 +41,7 @@ class BuildSpec:
     calib_size: int | None = None
     calib_seq_len: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -68,4 +70,6 @@ class BuildSpec:
         """What of the spec decides the engine: all but where it comes from and where it goes."""
         fields = asdict(self)
         del fields["checkpoint"], fields["output"]
+        if self.plan:  # what it predicts decides nothing
+            fields["plan"] = {name: value for name, value in self.plan.items() if name not in ("predicted", "model")}
         return fields

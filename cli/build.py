@@ -27,13 +27,27 @@ if TYPE_CHECKING:
 @click.option("--max-batch-size", type=int, help="Requests in one batch.")
 @click.option("--max-seq-len", type=int, help="Prompt plus answer, in tokens. Default: the model's context.")
 @click.option("--max-num-tokens", type=int, help="Tokens in one engine step.")
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Build what `llmops plan --save FILE` planned: target, precision, layout and limits come from it.",
+)
 @click.option("--calib-dataset", help="Text for calibration (a file, or a dataset name).")
 @click.option("--calib-size", type=int, help="Samples for calibration.")
 @click.option("--calib-seq-len", type=int, help="Tokens per calibration sample.")
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--set", "options", multiple=True, metavar="KEY=VALUE", help="A setting of the target's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-def command(checkpoint: str, as_json: bool, options: tuple[str, ...], **fields: Any) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context,
+    checkpoint: str,
+    as_json: bool,
+    options: tuple[str, ...],
+    plan_file: Path | None,
+    **fields: Any,
+) -> None:
     """Build an engine folder from CHECKPOINT.
 
     CHECKPOINT is a Hugging Face folder, a GGUF file, a hub id (owner/name, downloaded) or the bundled model smollm2.
@@ -43,12 +57,31 @@ def command(checkpoint: str, as_json: bool, options: tuple[str, ...], **fields: 
     from llmops.build.progress import make_progress
     from llmops.build.spec import BuildSpec
 
+    if plan_file:
+        fields |= _planned(ctx, plan_file, fields)
     spec = BuildSpec(checkpoint=checkpoint, options=_options(options), **fields)
     manifest, cached = build(spec, make_progress())
     if as_json:
         click.echo(manifest.model_dump_json(indent=2))
     else:
         click.echo(_summary(manifest, spec.output, cached))
+
+
+def _planned(ctx: click.Context, file: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields that the plan sets, and the plan. Raises InputError when a flag says something else."""
+    from llmops.build.plan.buildplan import BuildPlan
+    from llmops.errors import InputError
+
+    plan = BuildPlan.load(file)
+    fields = {name: value for name, value in plan.build_options().items() if value is not None}
+    for name, value in fields.items():
+        typed = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if typed and given[name] != value:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(
+                f"{flag} {given[name]} contradicts {file}, which plans {value}; drop the flag or make another plan."
+            )
+    return {**fields, "plan": plan.to_dict()}
 
 
 def _options(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from llmops.build.architecture import Architecture
 from llmops.errors import InputError
 
+_AS_STORED = ("fp8_block", "mxfp4")
 FORMAT: Literal[1] = 1
 
 
@@ -21,6 +23,9 @@ class BuildPlan(BaseModel):
 
     format: Literal[1] = FORMAT
     model: str
+    architecture: str
+    hidden_size: int
+    num_layers: int
     target: Literal["tensorrt", "pytorch", "openvino"]
     gpu: str
     quantisation: str
@@ -41,6 +46,32 @@ class BuildPlan(BaseModel):
     @property
     def world_size(self) -> int:
         return self.tp_size * self.pp_size
+
+    def check(self, model: Architecture) -> None:
+        """Raises InputError when this plan was made for a model of other shapes."""
+        planned = f"{self.architecture}, {self.num_layers} layers of {self.hidden_size}"
+        given = f"{model.hf_class}, {model.num_layers} layers of {model.hidden_size}"
+        if planned != given:
+            raise InputError(
+                f"the plan is for {self.model} ({planned}), not for this checkpoint ({given}); make a plan for it."
+            )
+
+    def build_options(self) -> dict[str, Any]:
+        """The options of `llmops build` that this plan sets, by their names there. A checkpoint that is quantised
+        already (fp8_block, mxfp4) is built as it is."""
+        return {
+            "target": self.target,
+            "quant": "none" if self.quantisation in _AS_STORED else self.quantisation,
+            "kv_cache": "auto" if self.kv_cache_dtype == "bf16" else self.kv_cache_dtype,
+            "group_size": self.group_size,
+            "tp": self.tp_size,
+            "pp": self.pp_size,
+            "ep": self.ep_size,
+            "gpu": self.gpu,
+            "max_batch_size": self.max_batch_size,
+            "max_num_tokens": self.max_num_tokens,
+            "max_seq_len": self.max_seq_len,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump()

@@ -21,6 +21,9 @@ def build_plan(plan: Plan, candidate: Candidate | None = None) -> BuildPlan:
     chosen, request = candidate or plan.best, plan.request
     return BuildPlan(
         model=request.name,
+        architecture=request.model.hf_class,
+        hidden_size=request.model.hidden_size,
+        num_layers=request.model.num_layers,
         target=request.target,  # type: ignore[arg-type]
         gpu=chosen.gpu.name,
         quantisation=request.precision.name,

@@ -68,13 +68,14 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
     cost, replicas = best.cost, "" if best.workers else f", {best.replicas} replica{'s' * (best.replicas > 1)}"
     answer_rate = f"{best.capacity * load.osl:,.0f} output tokens/s"
     slots = f"without paging {best.contiguous:,} slots of {best.limits.max_seq_len:,}"
+    kept = " keep the targets" if load.ttft_p95 or load.tpot_p95 else ""
     lines = [
         ("layout", best.name + replicas),
         ("GPUs", f"{best.gpus} x {best.gpu.name} on {best.nodes} node{'s' * (best.nodes > 1)}"),
         ("TTFT", f"{milliseconds(point.ttft)} mean, {milliseconds(point.ttft_p95)} p95"),
         ("TPOT", f"{milliseconds(point.tpot)} mean, {milliseconds(point.tpot_p95)} p95"),
         ("output tokens/s", f"{point.per_gpu:,.0f} per GPU, {point.per_user:,.0f} per user"),
-        ("highest rate", f"{best.capacity:.2f} requests/s ({answer_rate}) keep the targets"),
+        ("highest rate", f"{best.capacity:.2f} requests/s ({answer_rate}){kept}"),
         ("KV cache", f"{best.kv_token:,} bytes per token and GPU"),
         ("sequences", f"{best.paged:,} of {load.length:,} tokens fit per replica; {slots}"),
         ("cost", f"{dollars(cost.hourly)}/h, {dollars(cost.monthly)}/month at {dollars(best.gpu.price)} per GPU-hour"),

@@ -1,0 +1,121 @@
+"""The plan's bytes of weights against what ModelOpt and OpenVINO really write: within 1 %."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.build.architecture import Architecture
+from llmops.build.plan.layout import Layout
+from llmops.build.plan.precision import OPENVINO, PRECISIONS
+from llmops.build.plan.weights import checkpoint_weights, rank_weights, stage_weights
+from llmops.errors import InputError
+
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float16",
+}
+SMOLLM2 = {"architecture": "LlamaForCausalLM", "hidden_size": 576, "num_layers": 30, "model": "smollm2"}
+
+
+def quantised(preset: str):
+    """A random Llama of those shapes, quantised with ModelOpt."""
+    torch = pytest.importorskip("torch")
+    quantization = pytest.importorskip("modelopt.torch.quantization")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    fields = {name: value for name, value in SMALL.items() if name not in ("architectures", "torch_dtype")}
+    model = LlamaForCausalLM(LlamaConfig(**fields, tie_word_embeddings=False)).float()
+    tokens = torch.arange(32).reshape(1, 32)
+    return quantization.quantize(model, getattr(quantization, preset), lambda each: each(tokens))
+
+
+@pytest.mark.parametrize(("preset", "name", "tp"), [("FP8_DEFAULT_CFG", "fp8", 4), ("INT4_AWQ_CFG", "int4_awq", 2)])
+def test_modelopt_ranks(tmp_path, preset, name, tp):
+    model = quantised(preset)
+    import torch
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint
+
+    with torch.inference_mode():
+        export_tensorrt_llm_checkpoint(model, "llama", torch.float16, tmp_path, inference_tensor_parallel=tp)
+    planned = sum(rank_weights(Architecture.from_hf_config(SMALL), PRECISIONS[name], Layout(tp)).values())
+    for rank in range(tp):
+        assert tensor_bytes(tmp_path / f"rank{rank}.safetensors") == pytest.approx(planned, rel=0.01)
+
+
+def tensor_bytes(path) -> int:
+    """Bytes of a rank's tensors. ModelOpt writes the scales of groups in FP32 when it calibrates in FP32; the engine
+    holds them in FP16."""
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    total = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = tensor["data_offsets"]
+            total += (end - begin) // (2 if name.endswith("weights_scaling_factor") and len(tensor["shape"]) > 1 else 1)
+    return total
+
+
+def plan_file(tmp_path, **fields):
+    sizes = {"tp_size": 1, "pp_size": 1, "ep_size": 1}
+    limits = {"max_batch_size": 7, "max_num_tokens": 512, "max_seq_len": 1024, "kv_cache_fraction": 0.8}
+    kind = {"target": "openvino", "gpu": "cpu", "quantisation": "int8", "kv_cache_dtype": "bf16"}
+    plan = {**sizes, **limits, **kind, **SMOLLM2, **fields}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    return path
+
+
+def build(*arguments):
+    from llmops.cli.build import command
+
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if result.exception:
+        raise result.exception
+    return result
+
+
+@pytest.mark.parametrize(("quant", "group"), [("int8", None), ("int4", 64)])
+def test_build_obeys_the_plan_and_writes_what_it_said(tmp_path, quant, group):
+    pytest.importorskip("openvino")
+    path = plan_file(tmp_path, quantisation=quant, group_size=group)
+    build("smollm2", "-o", tmp_path / "engine", "--plan", path)
+    manifest = json.loads((tmp_path / "engine" / "engine.json").read_text())
+    assert manifest["limits"] == {"max_batch_size": 7, "max_seq_len": 1024, "max_num_tokens": 512}
+    assert manifest["plan"]["kv_cache_fraction"] == 0.8
+    from llmops.build.checkpoint import open_checkpoint
+
+    precision = replace(OPENVINO[quant], group=group or OPENVINO[quant].group)
+    planned = sum(checkpoint_weights(open_checkpoint("smollm2").architecture, precision).values())
+    written = (tmp_path / "engine" / "model" / "openvino_model.bin").stat().st_size
+    assert written == pytest.approx(planned, rel=0.01)
+
+
+def test_a_flag_that_contradicts_the_plan(tmp_path):
+    path = plan_file(tmp_path)
+    with pytest.raises(InputError, match=r"--max-batch-size 9 contradicts .*, which plans 7"):
+        build("smollm2", "-o", tmp_path / "engine", "--plan", path, "--max-batch-size", "9")
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_plan_for_another_model(tmp_path):
+    path = plan_file(tmp_path, model="meta-llama/Llama-3.1-8B", hidden_size=4096, num_layers=32)
+    with pytest.raises(InputError, match=r"the plan is for meta-llama/Llama-3\.1-8B .*not for this checkpoint"):
+        build("smollm2", "-o", tmp_path / "engine", "--plan", path)
+    assert not (tmp_path / "engine").exists()
+
+
+def test_every_rank_of_a_stage_is_planned_alike():
+    model = Architecture.from_hf_config(SMALL)
+    stages = [sum(stage_weights(model, PRECISIONS["fp8"], Layout(pp=2), stage).values()) for stage in (0, 1)]
+    assert stages[1] - stages[0] == 512 * 2  # the final norm
