@@ -6,6 +6,7 @@ import json
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from llmops.gateway.errors import BodyTooLargeError, CancelledStreamError, InvalidRequestError
@@ -54,8 +55,8 @@ def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
         return InvalidRequestError("The body must be a JSON object.")
     # a value that fits no branch of a union has one error per branch: the one that got furthest tells most
     field = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(field, key=lambda one: len(_path(one["loc"], value)))
-    param = "".join(_path(first["loc"], value)).lstrip(".") or None
+    first = max(field, key=lambda one: len(_path(one, value)))
+    param = "".join(_path(first, value)).lstrip(".") or None
     if first["type"] == "missing":
         message = f"Missing required parameter: '{param}'."
         return InvalidRequestError(message, param=param, code="missing_required_parameter")
@@ -66,14 +67,15 @@ def _code(kind: str) -> str:
     return "invalid_type" if kind.endswith("_type") else "invalid_value"
 
 
-def _path(location: tuple[int | str, ...], value: Any) -> list[str]:
+def _path(error: ErrorDetails, value: Any) -> list[str]:
     """Pydantic names the branches of unions in its locations; only what is in the body, or missing there, is kept."""
     path = []
-    for part in location:
+    missing = error["loc"][-1] if error["type"] == "missing" else None
+    for part in error["loc"]:
         if isinstance(part, int) and isinstance(value, list) and part < len(value):
             path.append(f"[{part}]")
             value = value[part]
-        elif isinstance(part, str) and isinstance(value, dict) and (part in value or part == location[-1]):
+        elif isinstance(part, str) and isinstance(value, dict) and (part in value or part == missing):
             path.append(f".{part}")
             value = value.get(part)
     return path

