@@ -20,10 +20,11 @@ def command(config: Path | None, triton: str | None, host: str | None, port: int
 
     Settings come from flags, then LLMOPS_… environment variables (LLMOPS_PORT, LLMOPS_TIMEOUTS__IDLE), then --config.
     """
-    from llmops.gateway.logs import configure_logging
-    from llmops.gateway.server import run
     from llmops.gateway.settings import load_settings
 
     settings = load_settings(config, triton=triton, host=host, port=port, log_level=log_level)
+    from llmops.gateway.logs import configure_logging
+    from llmops.gateway.server import run
+
     configure_logging(settings.log_level)
     run(settings, lambda url: click.echo(f"llmops gateway listens on {url} (Triton at {settings.triton})"))

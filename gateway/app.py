@@ -72,7 +72,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     add_handlers(app)
     app.add_middleware(ContextMiddleware, metrics=metrics)
     service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
-    health = Health(registry.ready, metrics)
+    health = Health(registry, metrics)
     app.state.health = health
     responses = Responses(service, MemoryStore())
     _add_openai_routes(app, service, embedder, responses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
@@ -11,12 +11,22 @@ from starlette.responses import JSONResponse, Response
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.observability.metrics import Metrics
 
+GENERATE_SECONDS = 10.0
+
+
+class Probes(Protocol):
+    """What can be asked of the models: None when all is well, otherwise in one sentence what is missing."""
+
+    async def ready(self) -> str | None: ...
+
+    async def generates(self, seconds: float) -> str | None: ...
+
 
 class Health:
-    """`ready` says None, or in one sentence what is missing. While draining, nothing is ready."""
+    """`/health/ready?generate=true` also has every model make a token. While draining, nothing is ready."""
 
-    def __init__(self, ready: Callable[[], Awaitable[str | None]], metrics: Metrics) -> None:
-        self._ready = ready
+    def __init__(self, probes: Probes, metrics: Metrics) -> None:
+        self._probes = probes
         self._metrics = metrics
         self.draining = False
 
@@ -27,7 +37,9 @@ class Health:
         return JSONResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        missing = "The gateway is shutting down." if self.draining else await self._ready()
+        missing = "The gateway is shutting down." if self.draining else await self._probes.ready()
+        if missing is None and request.query_params.get("generate", "false").lower() in ("1", "true"):
+            missing = await self._probes.generates(GENERATE_SECONDS)
         if missing is not None:
             raise UnavailableError(missing, code="not_ready")
         return JSONResponse({"status": "ready"})

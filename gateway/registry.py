@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import jinja2
 
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, ModelNotFoundError, UnavailableError
-from llmops.gateway.messages import Engine, ModelCard
+from llmops.gateway.messages import Engine, EngineRequest, ModelCard, Sampling
 from llmops.gateway.serving import ServedModel
 from llmops.gateway.settings import GatewaySettings, ModelOverrides
 from llmops.gateway.text.template import ChatTemplate
@@ -73,6 +74,17 @@ class ModelRegistry:
             return self._problem or "Triton serves no engine model."
         missing = sorted(set(self._bases) - self._ready)
         return f"The model {missing[0]} is not ready." if missing else None
+
+    async def generates(self, seconds: float) -> str | None:
+        """None when every model has just made a token within `seconds`; otherwise which did not, and why."""
+        for name, model in list(self._bases.items()):
+            try:
+                await asyncio.wait_for(_make_one_token(model), seconds)
+            except asyncio.TimeoutError:
+                return f"The model {name} made no token within {seconds:g} s."
+            except ApiError as error:
+                return f"The model {name} cannot generate: {error.message}"
+        return None
 
     async def refresh(self) -> None:
         """Read Triton's models and cards anew. Problems are kept for the answers, and logged once."""
@@ -175,3 +187,14 @@ class ModelRegistry:
 def _with_adapters(base: ServedModel) -> list[ServedModel]:
     adapters = [replace(base, name=one.name, parent=base.name, lora_id=one.id) for one in base.card.adapters]
     return [base, *adapters]
+
+
+async def _make_one_token(model: ServedModel) -> None:
+    start = model.card.bos_id if model.card.bos_id is not None else 0
+    request = EngineRequest(f"ready-{secrets.token_hex(8)}", [start], 1, Sampling(temperature=0))
+    stream = await model.engine.open(request)
+    try:
+        async for _ in stream:
+            pass
+    finally:
+        stream.cancel()

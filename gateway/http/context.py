@@ -23,13 +23,18 @@ class RequestContext:
     waited: float = 0.0
     ignored: list[str] = field(default_factory=list)
 
+    @property
+    def overhead(self) -> float:
+        """Seconds since the arrival that were not spent waiting for the engine."""
+        return max(perf_counter() - self.started - self.waited, 0.0)
+
     def headers(self) -> dict[str, str]:
         """x-request-id, openai-processing-ms, the gateway's own part of it, and what was ignored."""
         total = perf_counter() - self.started
         headers = {
             "x-request-id": self.request_id,
             "openai-processing-ms": str(round(total * 1000)),
-            "x-llmops-overhead-ms": f"{max(total - self.waited, 0) * 1000:.2f}",
+            "x-llmops-overhead-ms": f"{self.overhead * 1000:.2f}",
         }
         if self.ignored:
             headers["x-llmops-ignored"] = ", ".join(self.ignored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmops.gateway.http.context import KEY, new_context
+from llmops.gateway.http.context import KEY, RequestContext, new_context
 from llmops.gateway.http.failures import bug
 from llmops.gateway.observability.metrics import Metrics
 
@@ -34,7 +34,7 @@ class ContextMiddleware:
                 present = {name for name, _ in message["headers"]}
                 extra = [(name.encode(), value.encode()) for name, value in context.headers().items()]
                 message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
-                self._count(scope, message["status"])
+                self._count(scope, message["status"], context)
             await send(message)
 
         try:
@@ -44,7 +44,9 @@ class ContextMiddleware:
                 raise
             await bug(context, error)(scope, receive, send_with_headers)
 
-    def _count(self, scope: Scope, status: int) -> None:
+    def _count(self, scope: Scope, status: int, context: RequestContext) -> None:
         # only known routes become a label; anything else would let clients grow the metrics at will
         route = getattr(scope.get("route"), "path", "unknown")
+        if context.waited:
+            self._metrics.overhead.labels("total").observe(context.overhead)
         self._metrics.requests.labels(route, str(status)).inc()

@@ -100,8 +100,8 @@ class Answer:
         self.meter.tokens(choice.completion_tokens - before)
         if choice.done and not was_done:
             self._open -= 1
-            if self._open == 0:
-                # a stop string is the gateway's own: the engine would go on to max_tokens
+            if self._open == 0 and any(isinstance(one.stop_reason, str) for one in self.choices):
+                # stop strings are the gateway's own: the engine would go on to max_tokens
                 self._over = True
                 self._stream.cancel()
         return Advance(choice, text, choice.done and not was_done)

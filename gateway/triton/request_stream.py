@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -39,29 +40,39 @@ class RequestStreams(Transport):
 class RequestStream(TokenStream):
     """One request's call. `cancel` ends it at once and lets a waiting reader go."""
 
-    __slots__ = ("_call", "_cancelled", "_done", "_reader")
+    __slots__ = ("_call", "_cancelled", "_done", "_final", "_reader")
 
     def __init__(self, call: Any, reader: ResponseReader) -> None:
         self._call = call
         self._reader = reader
+        self._final = False
         self._done = False
         self._cancelled = False
 
     async def __anext__(self) -> TokenBatch:
         if self._cancelled:
             raise CancelledStreamError()
-        while not self._done:
+        while not self._final:
+            if self._done:
+                raise StopAsyncIteration
             response = await self._read()
             if response.error_message:
                 self.cancel()
                 raise error_of(response.error_message)
             inner = response.infer_response
             if FINAL_FLAG in inner.parameters and inner.parameters[FINAL_FLAG].bool_param:
-                self._done = True
+                self._final = True
             batch = self._reader.read(inner)
             if batch is not None:
                 return batch
+        await self._read_end()
         raise StopAsyncIteration
+
+    async def _read_end(self) -> None:
+        """Let the call end by itself: to drop it now would cancel it, which Triton would have to handle."""
+        if not self._done:
+            with suppress(ApiError):
+                await self._read()
 
     async def _read(self) -> Any:
         try:
@@ -80,9 +91,8 @@ class RequestStream(TokenStream):
         return response
 
     def cancel(self) -> None:
-        self._done = True
-        if not self._cancelled:
-            self._cancelled = True
+        if not self._done:
+            self._done = self._cancelled = True
             self._call.cancel()
 
 

@@ -168,3 +168,14 @@ async def test_a_slow_client_does_not_slow_another(stack):
     assert (await stack.chat()).json()["choices"][0]["message"]["content"] == "Hello world!"
     writer.close()
     await stack.idle()
+
+
+async def test_ready_with_a_real_generation(stack):
+    stack.say("Hello")
+    assert (await stack.client.get("/health/ready?generate=true")).status_code == 200
+    assert stack.triton.requests[-1]["request_output_len"] == [1]
+    stack.steps(Step(error="the engine is stuck", final=True))
+    assert (await stack.client.get("/health/ready")).status_code == 200
+    response = await stack.client.get("/health/ready?generate=true")
+    assert response.status_code == 503
+    assert "the engine is stuck" in response.json()["error"]["message"]

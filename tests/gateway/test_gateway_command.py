@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 
-import pytest
 from gateway_conftest import Step, eventually
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
@@ -61,30 +60,13 @@ async def test_a_taken_port_is_one_sentence():
     assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("tritom: x:1\n", "Unknown setting `tritom`"),
-        ("limits: {bodybytes: 5}\n", "Unknown setting `limits.bodybytes`"),
-        ("port: many\n", "The setting `port`"),
-        ("models: {smollm2: {tokeniser_dir: /x}}\n", "Unknown setting `models.smollm2.tokeniser_dir`"),
-        ("- a\n", "must be a mapping"),
-        ("a: [\n", "not valid YAML"),
-    ],
-)
-async def test_a_wrong_configuration_is_one_sentence(tmp_path, text, said):
+async def test_a_wrong_configuration_is_one_sentence(tmp_path):
     config = tmp_path / "gateway.yaml"
-    config.write_text(text)
+    config.write_text("limits: {bodybytes: 5}\n")
     code, _, err = await outcome("gateway", "--config", str(config))
     assert code == 2
-    assert said in err
-    assert "Traceback" not in err
-
-
-async def test_an_unknown_environment_setting_is_refused():
-    code, _, err = await outcome("gateway", LLMOPS_TRITOM="x:1")
-    assert code == 2
-    assert "LLMOPS_TRITOM" in err
+    assert err.startswith("Error: Unknown setting `limits.bodybytes`")
+    assert len(err.strip().splitlines()) == 1
 
 
 async def test_chat_says_what_is_wrong(stack):

@@ -39,3 +39,26 @@ def test_a_value_out_of_range(monkeypatch):
     monkeypatch.setenv("LLMOPS_LIMITS__BODY_BYTES", "-1")
     with pytest.raises(InputError, match=r"limits\.body_bytes"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tritom: x:1\n", "Unknown setting `tritom`"),
+        ("port: many\n", "The setting `port`"),
+        ("models: {smollm2: {tokeniser_dir: /x}}\n", r"Unknown setting `models\.smollm2\.tokeniser_dir`"),
+        ("- a\n", "must be a mapping"),
+        ("a: [\n", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file(tmp_path, text, said):
+    config = tmp_path / "gateway.yaml"
+    config.write_text(text)
+    with pytest.raises(InputError, match=said):
+        load_settings(config)
+
+
+def test_an_unknown_environment_setting(monkeypatch):
+    monkeypatch.setenv("LLMOPS_TRITOM", "x:1")
+    with pytest.raises(InputError, match="LLMOPS_TRITOM"):
+        load_settings()
