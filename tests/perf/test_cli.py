@@ -1,0 +1,132 @@
+"""`llmops bench` as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from llmops.perf.delay_server import Delays, DelayServer
+from llmops.perf.load.loop import run_async
+
+LLMOPS = Path(sys.executable).parent / "llmops"
+
+
+@contextmanager
+def delay_server(**delays):
+    """The server in a thread with a loop of its own; yields it."""
+    box, ready = {}, threading.Event()
+
+    async def serve():
+        import asyncio
+
+        async with DelayServer(Delays(**delays)) as server:
+            box.update(server=server, stop=asyncio.Event(), loop=asyncio.get_running_loop())
+            ready.set()
+            await box["stop"].wait()
+
+    thread = threading.Thread(target=lambda: run_async(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield box["server"]
+    finally:
+        box["loop"].call_soon_threadsafe(box["stop"].set)
+        thread.join(10)
+
+
+def bench(*arguments, **given):
+    command = [str(LLMOPS), "bench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **given)
+
+
+def test_a_run_writes_json_and_a_page_that_compare_reads(tmp_path):
+    with delay_server(ttft=0.02, itl=0.002) as server:
+        for name in ("a", "b"):
+            files = ["--json", tmp_path / f"{name}.json", "--html", tmp_path / f"{name}.html"]
+            result = bench(server.url, "-c", 4, "-n", 12, "-o", 8, "--slo", "ttft:500", *files)
+            assert result.returncode == 0, result.stderr
+    assert "TTFT" in result.stdout
+    assert "100.0 %" in result.stdout
+    data = json.loads((tmp_path / "a.json").read_text())
+    assert data["summary"]["completed"] == len(data["records"]) == 12
+    assert data["options"]["model"] == "delay"
+    compared = bench("--compare", tmp_path / "a.json", tmp_path / "b.json")
+    assert compared.returncode == 0
+    assert "TTFT p50" in compared.stdout
+
+
+def test_json_to_stdout_is_nothing_but_json():
+    with delay_server(ttft=0, itl=0) as server:
+        result = bench(server.url, "-n", 3, "-o", 2, "--json", "-")
+    assert json.loads(result.stdout)["summary"]["completed"] == 3
+    assert "TTFT" in result.stderr
+
+
+def test_the_request_body_is_what_the_options_say():
+    with delay_server(ttft=0, itl=0) as server:
+        options = ["--extra", '{"temperature": 0}', "-o", 5, "-n", 1, "--warmup", 0, "--no-usage", "--tools", 2]
+        assert bench(server.url, *options).returncode == 0
+        body = server.served[0].body
+    assert (body["temperature"], body["max_tokens"], body["stream"]) == (0, 5, True)
+    assert len(body["tools"]) == 2
+    assert "stream_options" not in body
+
+
+def test_secrets_stay_out_of_the_report(tmp_path):
+    with delay_server(ttft=0, itl=0) as server:
+        options = ["--api-key", "sk-secret", "-H", "X-Token: hidden", "-n", 1, "--json", tmp_path / "r.json"]
+        assert bench(server.url, *options).returncode == 0
+    text = (tmp_path / "r.json").read_text()
+    assert "sk-secret" not in text
+    assert "hidden" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ftp://x/v1", "-m", "m"], "not an http:// or https:// address"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "-c", 2, "-r", 3], "--rate (open loop) and --concurrency"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--sweep"], "give at least one --slo"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "-i", "lots"], "Length 'lots' is not understood"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--slo", "ttft"], "SLO 'ttft' is not understood"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--extra", "[1]"], "--extra must be a JSON object"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/nowhere/at/all.json"], "does not exist; create it first"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--trace", "/nowhere.jsonl"], "cannot be read"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--via", "engine"], "does not fit http://127.0.0.1:1/v1"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "-r", "-1", "--warmup", 0], "must be above 0"),
+        (["--compare", "/nowhere/a.json", "/nowhere/b.json"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, message):
+    result = bench(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_server_that_is_not_there_is_said_before_the_load():
+    result = bench("http://127.0.0.1:1/v1", "-m", "m", "-n", 1000)
+    assert result.returncode == 1
+    assert "warm-up requests" in result.stderr
+    assert "connect" in result.stderr
+
+
+def test_ctrl_c_ends_a_run_at_once_and_writes_nothing(tmp_path):
+    with delay_server(ttft=0.05, itl=0.05) as server:
+        command = [str(LLMOPS), "bench", server.url, "-d", "60", "-c", "4", "--json", str(tmp_path / "r.json")]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 20
+        while len(server.served) < 6 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(child.pid, signal.SIGINT)
+        _, stderr = child.communicate(timeout=10)
+    assert child.returncode == 130
+    assert "Traceback" not in stderr
+    assert list(tmp_path.iterdir()) == []
