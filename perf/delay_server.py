@@ -94,7 +94,7 @@ class DelayServer:
         await self._answer(served, writer, drop, chat=path.endswith("/chat/completions"))
 
     async def _answer(self, served: Served, writer: asyncio.StreamWriter, drop: bool, chat: bool) -> None:
-        count = int(served.body.get("max_tokens") or 16)
+        count = int(served.body.get("max_tokens") or served.body.get("max_completion_tokens") or 16)
         stream = bool(served.body.get("stream"))
         if stream:
             writer.write(STREAM_HEAD)

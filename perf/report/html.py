@@ -12,7 +12,7 @@ from llmops.perf.report.document import Document
 from llmops.perf.report.notes import notes
 from llmops.perf.report.plots import plots
 from llmops.perf.report.statistics import PERCENTILES, Summary
-from llmops.perf.report.terminal import ROWS, rates
+from llmops.perf.report.terminal import ROWS, milliseconds, rates
 
 STYLE = """
 :root{--bg:#fff;--fg:#1b1f24;--soft:#667;--line:#e3e6ea;--a:#1a73e8;--b:#d9730d;--c:#2e8b57}
@@ -78,7 +78,7 @@ def _latencies(summary: Summary) -> str:
         value = getattr(summary, key)
         if value is not None:
             figures = (value.mean, value.p50, value.p90, value.p95, value.p99, value.maximum)
-            rows.append([label, *(f"{figure:,.2f}" for figure in figures), f"{value.count:,}"])
+            rows.append([label, *(milliseconds(figure) for figure in figures), f"{value.count:,}"])
     return _grid(["", "mean", *(f"p{p}" for p in PERCENTILES), "max", "n"], rows)
 
 

@@ -14,7 +14,7 @@ ROWS = (
     ("ttft", "TTFT"),
     ("itl", "ITL"),
     ("tpot", "TPOT"),
-    ("e2e", "End to end"),
+    ("e2e", "E2E"),
     ("overhead", "Overhead"),
 )
 
@@ -39,8 +39,13 @@ def _latencies(summary: Summary) -> Table:
         value: Distribution | None = getattr(summary, key)
         if value is not None:
             cells = (value.mean, value.p50, value.p90, value.p95, value.p99, value.maximum)
-            table.add_row(label, *(f"{cell:,.2f}" for cell in cells), f"{value.count:,}")
+            table.add_row(label, *(milliseconds(cell) for cell in cells), f"{value.count:,}")
     return table
+
+
+def milliseconds(value: float) -> str:
+    """Four digits or so: 0.28, 14.03, 538.1, 1,465."""
+    return f"{value:,.{0 if value >= 1000 else 1 if value >= 100 else 2}f}"
 
 
 def _rates(summary: Summary) -> Table:
