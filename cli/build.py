@@ -39,15 +39,7 @@ if TYPE_CHECKING:
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--set", "options", multiple=True, metavar="KEY=VALUE", help="A setting of the target's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-@click.pass_context
-def command(
-    ctx: click.Context,
-    checkpoint: str,
-    as_json: bool,
-    options: tuple[str, ...],
-    plan_file: Path | None,
-    **fields: Any,
-) -> None:
+def command(checkpoint: str, as_json: bool, options: tuple[str, ...], plan_file: Path | None, **fields: Any) -> None:
     """Build an engine folder from CHECKPOINT.
 
     CHECKPOINT is a Hugging Face folder, a GGUF file, a hub id (owner/name, downloaded) or the bundled model smollm2.
@@ -58,7 +50,7 @@ def command(
     from llmops.build.spec import BuildSpec
 
     if plan_file:
-        fields |= _planned(ctx, plan_file, fields)
+        fields |= _planned(plan_file, fields)
     spec = BuildSpec(checkpoint=checkpoint, options=_options(options), **fields)
     manifest, cached = build(spec, make_progress())
     if as_json:
@@ -67,15 +59,15 @@ def command(
         click.echo(_summary(manifest, spec.output, cached))
 
 
-def _planned(ctx: click.Context, file: Path, given: dict[str, Any]) -> dict[str, Any]:
+def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The fields that the plan sets, and the plan. Raises InputError when a flag says something else."""
     from llmops.build.plan.buildplan import BuildPlan
     from llmops.errors import InputError
 
-    plan = BuildPlan.load(file)
+    plan, context = BuildPlan.load(file), click.get_current_context()
     fields = {name: value for name, value in plan.build_options().items() if value is not None}
     for name, value in fields.items():
-        typed = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         if typed and given[name] != value:
             flag = "--" + name.replace("_", "-")
             raise InputError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -60,9 +60,9 @@ def published() -> Iterator[Row]:
     """The rows of throughput.csv."""
     with (DATA / "throughput.csv").open() as file:
         for line in csv.DictReader(file):
-            sizes = (int(line[name]) for name in ("tp", "isl", "osl"))
-            yield Row(*(line[k] for k in ("release", "gpu", "model", "quantisation")), *sizes,
-                      float(line["output_tokens_per_second"]))  # fmt: skip
+            tp, isl, osl = (int(line[name]) for name in ("tp", "isl", "osl"))
+            rate = float(line["output_tokens_per_second"])
+            yield Row(line["release"], line["gpu"], line["model"], line["quantisation"], tp, isl, osl, rate)
 
 
 def predict(row: Row, times: OpTimes) -> Row:
@@ -78,7 +78,7 @@ def predict(row: Row, times: OpTimes) -> Row:
     except Refused:
         return row
     rate = finite_run(replica, REQUESTS[row.isl, row.osl])
-    return Row(**{**row.__dict__, "predicted": rate})
+    return replace(row, predicted=rate)
 
 
 def finite_run(replica: Replica, requests: int) -> float:

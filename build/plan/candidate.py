@@ -22,11 +22,14 @@ GB = 1e9
 
 
 class Refused(Exception):
-    """A layout that is out, with the reason in one line. `point` is its best latency when a target was missed."""
+    """A layout that is out, with the reason in one line. `memory`: it does not fit; `missed`: the latency it reaches
+    where a target asks for less; `needs`: the GPUs it takes for the rate when there are fewer."""
 
-    def __init__(self, reason: str, point: Point | None = None, memory: Memory | None = None) -> None:
+    def __init__(
+        self, reason: str, *, memory: Memory | None = None, missed: Point | None = None, needs: int | None = None
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.point, self.memory = reason, point, memory
+        self.reason, self.memory, self.missed, self.needs = reason, memory, missed, needs
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,14 @@ def evaluate(request: PlanRequest, gpu: Gpu, fitted: Fitted) -> Candidate:
     replica, layout = fitted.replica, fitted.layout
     best = highest(replica.at, replica.steady_batch, lambda point: holds(request, point))
     if best is None:
-        raise Refused(*_missed(request, replica.at(1.0)))
+        alone = replica.at(1.0)
+        raise Refused(_missed(request, alone), missed=alone)
     qps = request.workload.qps
     replicas = math.ceil(qps / best.rate - 1e-9) if qps else 1
     gpus = replicas * layout.gpus
     if gpus > request.max_gpus:
-        raise Refused(f"{gpus} GPUs for {qps:g} requests/s ({best.rate:.2f} each); {request.max_gpus} given", best)
+        each = f"{best.rate:.2f} each"
+        raise Refused(f"{gpus} GPUs for {qps:g} requests/s ({each}); {request.max_gpus} given", needs=gpus)
     point = at_rate(replica, qps / replicas, best) if qps else best
     rate, capacity = (qps or best.rate), best.rate * replicas
     return Candidate(
@@ -154,12 +159,12 @@ def evaluate(request: PlanRequest, gpu: Gpu, fitted: Fitted) -> Candidate:
     )
 
 
-def _missed(request: PlanRequest, alone: Point) -> tuple[str, Point]:
+def _missed(request: PlanRequest, alone: Point) -> str:
     load = request.workload
     if load.tpot_p95 is not None and alone.tpot_p95 > load.tpot_p95:
-        return f"TPOT is {1e3 * alone.tpot_p95:.1f} ms even for one request; target {1e3 * load.tpot_p95:g} ms", alone
+        return f"TPOT is {1e3 * alone.tpot_p95:.1f} ms even for one request; target {1e3 * load.tpot_p95:g} ms"
     target = 1e3 * (load.ttft_p95 or 0)
-    return f"TTFT p95 is {1e3 * alone.ttft_p95:.0f} ms even for one request; target {target:g} ms", alone
+    return f"TTFT p95 is {1e3 * alone.ttft_p95:.0f} ms even for one request; target {target:g} ms"
 
 
 def at_rate(replica: Replica, rate: float, best: Point) -> Point:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -137,18 +136,19 @@ def _candidate(request: PlanRequest, gpu: Gpu, one: Fitted, pair: Disaggregated)
 
 def _nothing(request: PlanRequest, found: _Findings) -> str:
     """One sentence: what stands in the way, and what to change."""
-    points = [refused.point for refused in found.refused if refused.point]
-    load = request.workload
-    if points and any("even for one request" in refused.reason for refused in found.refused):
-        ttft, tpot = min(point.ttft_p95 for point in points), min(point.tpot_p95 for point in points)
+    needs = [refused.needs for refused in found.refused if refused.needs]
+    if needs:
+        given = f"{request.max_gpus} are given"
+        rate = f"{request.workload.qps:g} requests/s"
+        return f"{rate} need at least {min(needs)} GPUs, {given}; raise --gpus or lower --qps."
+    missed = [refused.missed for refused in found.refused if refused.missed]
+    if missed:
+        ttft, tpot = min(point.ttft_p95 for point in missed), min(point.tpot_p95 for point in missed)
         return (
             f"no layout keeps the latency targets: the best reachable are TTFT p95 {1e3 * ttft:.0f} ms and TPOT "
-            f"{1e3 * tpot:.1f} ms; raise the targets, allow more GPUs or take a smaller --quant."
+            f"{1e3 * tpot:.1f} ms, not always by the same layout; raise the targets, allow more GPUs or take a smaller "
+            "--quant."
         )
-    if points:
-        need = min(math.ceil((load.qps or 0) / point.rate) * point.gpus for point in points)
-        given = f"{request.max_gpus} are given"
-        return f"{load.qps:g} requests/s need at least {need} GPUs, {given}; raise --gpus or lower --qps."
     short = [refused.memory for refused in found.refused if refused.memory]
     if short:
         return _larger(request, min(memory.weight_bytes for memory in short))

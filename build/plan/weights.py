@@ -15,7 +15,8 @@ from llmops.build.plan.shapes import Linear
 def rank_weights(model: Architecture, precision: Precision, layout: Layout) -> dict[str, int]:
     """Bytes by part (attention, mlp, experts, router, norms, embedding, lm_head) on the rank that holds the most."""
     stages = [stage_weights(model, precision, layout, stage) for stage in range(layout.pp)]
-    return dict(max(stages, key=Counter.total))
+    largest: Counter[str] = max(stages, key=lambda parts: parts.total())
+    return dict(largest)
 
 
 def checkpoint_weights(model: Architecture, precision: Precision) -> dict[str, int]:
