@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from llmops.errors import InputError, ResourceError, ServerError
+from llmops.model_repository.drain import drain_engines
 from llmops.model_repository.embedded import Installation, find_installation
 from llmops.model_repository.repository import check_repository
 from llmops.model_repository.triton_log import LogLine, explain_failure, parse_line
@@ -105,8 +106,9 @@ class TritonServer:
                 raise ServerError(f"Triton ended unexpectedly with code {self.process.returncode}; see its log above")
 
     def stop(self, timeout: float = 40) -> int:
-        """SIGTERM, wait until in-flight requests are done, remove what is left. Returns Triton's exit code."""
+        """Drain, SIGTERM, wait until in-flight requests are done, remove what is left. Returns Triton's exit code."""
         if self.process.poll() is None:
+            drain_engines(self.grpc_address)
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout)

@@ -1,0 +1,239 @@
+"""Step streams on the real Triton and the real model, with real faults: killed, stopped and cut-off gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+PROMPT = "Once upon a time"
+
+
+class Gateway:
+    """`llmops gateway` as its own process, as users run it."""
+
+    def __init__(self, triton: str, tmp_path) -> None:
+        self.log = (tmp_path / f"gateway-{time.monotonic_ns()}.log").open("w+")
+        command = [sys.executable, "-m", "llmops.cli", "gateway", "--triton", triton, "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
+        self.url = self._wait()
+
+    def _wait(self) -> str:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            found = re.search(r"listens on (http://\S+)", open(self.log.name).read())
+            if found:
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(found[1] + "/health/ready", timeout=10).close()
+                    return found[1]
+            assert self.process.poll() is None, open(self.log.name).read()
+            time.sleep(0.1)
+        raise TimeoutError(open(self.log.name).read())
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def start_gateway(tmp_path):
+    started: list[Gateway] = []
+
+    def start(address: str) -> Gateway:
+        started.append(Gateway(address, tmp_path))
+        return started[-1]
+
+    yield start
+    for gateway in started:
+        gateway.close()
+
+
+def body(tokens: int, **more) -> dict:
+    return {
+        "model": "smollm2",
+        "prompt": PROMPT,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
+
+
+async def stream(url: str, tokens: int, started: asyncio.Event | None = None) -> tuple[str, list[dict]]:
+    """The text of one streamed completion, and all of its data objects."""
+    text, events = "", []
+    async with (
+        httpx.AsyncClient(timeout=60) as client,
+        client.stream("POST", url + "/v1/completions", json=body(tokens)) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                events.append(json.loads(line[6:]))
+                text += "".join(choice["text"] for choice in events[-1].get("choices", []))
+                if started is not None and text:
+                    started.set()
+    return text, events
+
+
+def active(metrics_url: str) -> int:
+    """Requests in the engine's batch, by NVIDIA's metric."""
+    text = urllib.request.urlopen(metrics_url, timeout=5).read().decode()
+    return sum(
+        int(float(value)) for value in re.findall(r'nv_trt_llm_request_metrics\{[^}]*"active"[^}]*\} ([\d.e+]+)', text)
+    )
+
+
+async def until_active(metrics_url: str, count: int, seconds: float) -> float:
+    """Seconds until the engine has `count` active requests."""
+    start = time.monotonic()
+    while (now := await asyncio.to_thread(active, metrics_url)) != count:
+        assert time.monotonic() - start < seconds, f"{now} active requests after {seconds} s, not {count}"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - start
+
+
+class Proxy:
+    """A TCP proxy in front of Triton whose connections can be cut."""
+
+    def __init__(self, target: str) -> None:
+        self._host, self._port = target.rsplit(":", 1)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.cuts = 0
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cut()
+        self._server.close()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(self._host, int(self._port))
+        self._writers |= {writer, up_writer}
+        await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer), return_exceptions=True)
+        self._writers -= {writer, up_writer}
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    def cut(self) -> None:
+        self.cuts += 1
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+async def test_a_killed_gateway_frees_its_slots_within_the_grace_time(triton, start_gateway) -> None:
+    gateway = start_gateway(triton.grpc_address)
+    started = [asyncio.Event() for _ in range(8)]
+    tasks = [asyncio.create_task(stream(gateway.url, 6000, event)) for event in started]
+    await asyncio.gather(*(event.wait() for event in started))
+    assert await asyncio.to_thread(active, triton.metrics_url) == 8
+    gateway.process.kill()
+    await until_active(triton.metrics_url, 0, seconds=7)
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, httpx.HTTPError)
+
+
+async def test_a_cut_connection_goes_on_without_a_lost_or_doubled_token(triton, start_gateway) -> None:
+    async with Proxy(triton.grpc_address) as proxy:
+        gateway = await asyncio.to_thread(start_gateway, proxy.address)
+        whole, _ = await stream(gateway.url, 160)
+        started = [asyncio.Event() for _ in range(4)]
+        tasks = [asyncio.create_task(stream(gateway.url, 160, event)) for event in started]
+        await asyncio.gather(*(event.wait() for event in started))
+        for _ in range(3):
+            await asyncio.sleep(0.3)
+            proxy.cut()
+        answers = await asyncio.gather(*tasks)
+    assert proxy.cuts == 4
+    for text, events in answers:
+        assert text == whole
+        assert events[-1]["usage"]["completion_tokens"] == 160
+
+
+async def test_a_stopped_gateway_does_not_slow_another_and_then_goes_on(triton, start_gateway) -> None:
+    stopped, other = start_gateway(triton.grpc_address), start_gateway(triton.grpc_address)
+    whole, _ = await stream(other.url, 200)
+    started = asyncio.Event()
+    waiting = asyncio.create_task(stream(stopped.url, 200, started))
+    await started.wait()
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    text, _ = await asyncio.wait_for(stream(other.url, 200), 30)
+    assert text == whole
+    os.kill(stopped.process.pid, signal.SIGCONT)
+    text, events = await waiting
+    assert text == whole
+    assert events[-1]["usage"]["completion_tokens"] == 200
+
+
+async def test_a_client_that_does_not_read_holds_up_nobody(triton, start_gateway) -> None:
+    gateway = start_gateway(triton.grpc_address)
+    host, port = gateway.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1)
+    payload = json.dumps(body(2000)).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}"
+    )
+    writer.write(head.encode() + b"\r\n\r\n" + payload)
+    await writer.drain()
+    await until_active(triton.metrics_url, 1, seconds=10)
+    text, events = await stream(gateway.url, 50)
+    assert text
+    assert events[-1]["usage"]["completion_tokens"] == 50
+    writer.transport.abort()
+    await until_active(triton.metrics_url, 0, seconds=2)
+
+
+async def test_a_restarted_triton_ends_streams_with_one_error_and_the_gateway_goes_on(
+    repository, start_gateway
+) -> None:
+    from llmops.model_repository.launch import Ports, start_triton
+
+    first = start_triton(repository, ports=Ports(0, 0, 0))
+    try:
+        await asyncio.to_thread(first.wait_ready, 120)
+        gateway = await asyncio.to_thread(start_gateway, first.grpc_address)
+        started = asyncio.Event()
+        task = asyncio.create_task(stream(gateway.url, 6000, started))
+        await started.wait()
+        os.killpg(first.process.pid, signal.SIGKILL)
+    finally:
+        first.stop()
+    second = await asyncio.to_thread(start_triton, repository, ports=Ports(0, first.ports.grpc, 0))
+    try:
+        await asyncio.to_thread(second.wait_ready, 120)
+        _, events = await task
+        assert [event["error"]["code"] for event in events if "error" in event] == ["engine_unavailable"]
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=30) as client:
+            deadline = time.monotonic() + 20
+            while (await client.get("/health/ready")).status_code != 200 and time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+        text, _ = await stream(gateway.url, 10)
+        assert text
+    finally:
+        before = time.monotonic()
+        await asyncio.to_thread(second.stop)
+    # the idle subscription was ended by the drain; without it Triton waits for its exit timeout of 30 s
+    assert time.monotonic() - before < 15
