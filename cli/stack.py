@@ -37,11 +37,11 @@ def build_engine(
     return spec.output
 
 
-def make_repository(engine: Path) -> Path:
-    """A Triton model repository beside the engine folder."""
+def make_repository(engine: Path, folder: Path | None) -> Path:
+    """A Triton model repository in `folder`, or beside the engine."""
     from llmops.model_repository.generate import generate_repository, read_engines
 
-    repository = engine.absolute().parent / f"{engine.absolute().name}-repository"
+    repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
     generate_repository(read_engines((str(engine),)), repository)
     return repository
 

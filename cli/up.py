@@ -39,7 +39,7 @@ def command(
     started = time.monotonic()
     with Stack(host, port, config) as stack:
         engine = build_engine(checkpoint, target, quant, tp, name, folder)
-        repository = make_repository(engine)
+        repository = make_repository(engine, folder)
         click.echo("Starting Triton ...", err=True)
         stack.start_triton(repository)
         stack.run_gateway(lambda url, model: _announce(url, model, time.monotonic() - started))

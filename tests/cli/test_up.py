@@ -1,0 +1,99 @@
+"""`llmops up` as a user runs it: one command, one answer, one Ctrl-C, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+
+class Up:
+    """A running `llmops up`; its stdout goes to a file, as a service manager would have it."""
+
+    def __init__(self, engine: Path, folder: Path) -> None:
+        self._log = folder / "up.log"
+        command = [sys.executable, "-m", "llmops.cli", "up", str(engine), "--port", "0", "--dir", str(folder)]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def wait_ready(self) -> str:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if found := re.search(r"Ready after \d+ s: (http://\S+)/v1 serves smollm2", self.output):
+                return found[1]
+            assert self.process.poll() is None, self.output
+            time.sleep(0.1)
+        raise TimeoutError(self.output)
+
+    def children(self) -> list[int]:
+        """Pids of all processes under this one: tritonserver and its stubs."""
+        found, queue = [], [self.process.pid]
+        while queue:
+            pid = queue.pop()
+            for task in Path("/proc", str(pid), "task").glob("*/children"):
+                new = [int(child) for child in task.read_text().split()]
+                found += new
+                queue += new
+        return found
+
+
+@pytest.fixture
+def up(engine_dir: Path, tmp_path: Path):
+    running = Up(engine_dir, tmp_path)
+    yield running
+    if running.process.poll() is None:
+        running.process.send_signal(signal.SIGINT)
+        running.process.wait(60)
+
+
+def test_one_command_one_answer_one_ctrl_c(up: Up) -> None:
+    url = up.wait_ready()
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"model": "smollm2", "temperature": 0, "max_tokens": 20, "messages": [question]}
+    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode())
+    request.add_header("content-type", "application/json")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        message = json.load(answer)["choices"][0]["message"]["content"]
+    assert message == "The capital of France is Paris."
+
+    children = up.children()
+    assert len(children) >= 4  # tritonserver and a stub for each Python model
+    segments = set(Path("/dev/shm").glob(f"llmops_{up.process.pid}_*"))
+    assert segments
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(60) == 0, up.output
+    assert [pid for pid in children if Path("/proc", str(pid)).exists()] == []
+    assert [path for path in segments if path.exists()] == []
+
+
+def test_the_end_of_triton_is_the_end_of_all(up: Up) -> None:
+    up.wait_ready()
+    triton = next(pid for pid in up.children() if "tritonserver" in Path("/proc", str(pid), "cmdline").read_text())
+    os.kill(triton, signal.SIGKILL)
+    assert up.process.wait(60) == 1
+    assert "Triton ended by itself" in up.output
+
+
+def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "llmops.cli", "up", "--port", str(port), "--dir", str(tmp_path / "x")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert not (tmp_path / "x").exists()
