@@ -9,4 +9,3 @@ def configure_logging(level: str) -> None:
     """Set up the process's logging; only command-line entry points call this."""
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING if level == "info" else level.upper())

@@ -72,7 +72,8 @@ def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         lifespan="on",
         access_log=False,
         log_config=None,
-        log_level=settings.log_level,
+        # its start and stop lines say nothing that ours do not
+        log_level="warning" if settings.log_level == "info" else settings.log_level,
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=75,
