@@ -58,7 +58,6 @@ class Workplace:
 
     def __enter__(self) -> Path:
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.output)
         self.folder.mkdir()
         self.lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

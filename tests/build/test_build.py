@@ -1,0 +1,282 @@
+"""Engine folders appear whole or not at all, once per content."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.build import atomic, engine
+from llmops.build.engine import build
+from llmops.build.manifest import EngineManifest
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.base import SilentProgress
+from llmops.cli.build import command
+from llmops.errors import InputError, LlmopsError, ResourceError
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def beside(output: Path) -> list[str]:
+    return sorted(path.name for path in output.parent.iterdir() if output.name in path.name and path != output)
+
+
+@pytest.fixture
+def spec(tiny: Path, tmp_path: Path) -> BuildSpec:
+    return BuildSpec(checkpoint=str(tiny), output=tmp_path / "out" / "engine")
+
+
+def test_the_manifest_tells_what_went_in(spec: BuildSpec, tiny: Path) -> None:
+    import hashlib
+    from importlib import metadata
+
+    manifest, cached = build(spec)
+    assert not cached
+    assert EngineManifest.load(spec.output) == manifest
+    assert {file.path: file.sha256 for file in manifest.source.files} == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tiny.iterdir()
+    }
+    assert manifest.versions["openvino"] == metadata.version("openvino")
+    assert (manifest.name, manifest.architecture, manifest.target) == ("tiny-llama", "LlamaForCausalLM", "openvino")
+    assert (manifest.limits.max_seq_len, manifest.tokenizer.vocab_size) == (256, 320)
+    assert (manifest.tokenizer.bos_id, manifest.tokenizer.end_ids, manifest.tokenizer.chat_template) == (0, [1], True)
+    assert manifest.complete
+
+
+def test_the_same_build_again_touches_nothing(spec: BuildSpec) -> None:
+    first, _ = build(spec)
+    before = {path: path.stat().st_mtime_ns for path in spec.output.rglob("*")}
+    second, cached = build(spec)
+    assert cached
+    assert second == first
+    assert {path: path.stat().st_mtime_ns for path in spec.output.rglob("*")} == before
+
+
+@pytest.mark.parametrize("change", ["flag", "weights", "damage"])
+def test_another_build_replaces_the_engine(change: str, copy_of_tiny: Path, tmp_path: Path) -> None:
+    output = tmp_path / "engine"
+    first, _ = build(BuildSpec(checkpoint=str(copy_of_tiny), output=output))
+    flags: dict[str, Any] = {}
+    if change == "flag":
+        flags = {"max_seq_len": 128}
+    elif change == "weights":
+        path = copy_of_tiny / "model.safetensors"
+        raw = bytearray(path.read_bytes())
+        raw[-2] ^= 1
+        path.write_bytes(raw)
+    else:
+        (output / "engine.json").write_text("{}")
+    second, cached = build(BuildSpec(checkpoint=str(copy_of_tiny), output=output, **flags))
+    assert not cached
+    assert (second.key == first.key) == (change == "damage")
+    assert EngineManifest.load(output) == second
+    assert beside(output) == []
+
+
+def test_a_folder_that_is_no_engine_is_left_alone(spec: BuildSpec) -> None:
+    spec.output.mkdir(parents=True)
+    (spec.output / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="exists and is not an engine folder"):
+        build(spec)
+    assert contents(spec.output) == {"thesis.tex": b"years of work"}
+
+
+def test_a_missing_chat_template_is_a_warning(copy_of_tiny: Path, tmp_path: Path) -> None:
+    (copy_of_tiny / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (copy_of_tiny / "chat_template.jinja").unlink(missing_ok=True)
+    progress = SilentProgress()
+    manifest, _ = build(BuildSpec(checkpoint=str(copy_of_tiny), output=tmp_path / "engine"), progress)
+    assert not manifest.tokenizer.chat_template
+    assert any("no chat template: the engine serves completions" in warning for warning in progress.warnings)
+
+
+def test_a_full_disk_is_noticed_before_the_work(spec: BuildSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("usage", (), {"free": 70 << 20})
+    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(engine, "_make", lambda *args: pytest.fail("the work was begun"))
+    with pytest.raises(ResourceError, match=r"the build needs about \d+ MiB in .*, where 70 MiB are free; make room"):
+        build(spec)
+    assert not spec.output.exists()
+
+
+def test_the_estimate_covers_what_is_written(tiny: Path, tmp_path: Path) -> None:
+    from llmops.build.checkpoint import open_checkpoint
+    from llmops.build.targets.openvino import target
+
+    for quant in ("none", "int8", "int4"):
+        spec = BuildSpec(checkpoint=str(tiny), output=tmp_path / quant, quant=quant)
+        build(spec)
+        written = sum(len(raw) for raw in contents(spec.output / "model").values())
+        assert written < target.disk_bytes(spec, open_checkpoint(str(tiny)))
+
+
+def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
+    """A real file system of 300 KiB, in a mount namespace of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = (
+        "import sys; from pathlib import Path; from llmops.build import engine; from llmops.build.spec import BuildSpec\n"
+        "engine.check_space = lambda *args: None\n"
+        "try: engine.build(BuildSpec(checkpoint=sys.argv[1], output=Path(sys.argv[2]) / 'engine'))\n"
+        "except Exception as error: print(type(error).__name__, error, list(Path(sys.argv[2]).iterdir()))\n"
+    )
+    mount = 'mount -t tmpfs -o size=300k none "$1" || exit 77; exec "$2" -c "$3" "$4" "$1"'
+    shell = ["unshare", "-rm", "sh", "-c", mount, "sh", str(disk), sys.executable, script, str(tiny)]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("mount namespaces are not allowed here")
+    assert done.stdout.startswith(f"ResourceError the disk of {disk} is full; nothing was left behind."), done
+    assert done.stdout.rstrip().endswith("[]")
+
+
+def test_no_space_from_the_operating_system_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="is full; nothing was left"), atomic.Workplace(tmp_path / "engine"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def start_slow_build(tiny: Path, output: Path) -> subprocess.Popen[str]:
+    """A build that waits, half done, with files already written."""
+    script = (
+        "import sys, time; from pathlib import Path; from llmops.build import engine\n"
+        "from llmops.build.targets.openvino import target\n"
+        "def wait(*args): print('half way', flush=True); time.sleep(60)\n"
+        "type(target).build = wait\n"
+        "sys.argv = ['llmops', 'build', sys.argv[1], '-o', sys.argv[2]]\n"
+        "from llmops.cli.main import main; main()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tiny), str(output)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "half way\n"
+    return child
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_build_leaves_nothing(number: signal.Signals, code: int, tiny: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out" / "engine"
+    child = start_slow_build(tiny, output)
+    assert len(beside(output)) == 1
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == code, errors
+    assert "Traceback" not in errors
+    assert list(output.parent.iterdir()) == []
+
+
+def test_an_interrupted_rebuild_keeps_the_old_engine(spec: BuildSpec, tiny: Path) -> None:
+    from dataclasses import replace
+
+    build(replace(spec, max_seq_len=128))
+    before = contents(spec.output)
+    child = start_slow_build(tiny, spec.output)
+    child.terminate()
+    child.communicate(timeout=30)
+    assert contents(spec.output) == before
+    assert beside(spec.output) == []
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(spec: BuildSpec, tiny: Path) -> None:
+    child = start_slow_build(tiny, spec.output)
+    child.kill()
+    child.communicate(timeout=30)
+    assert len(beside(spec.output)) == 1
+    build(spec)
+    assert beside(spec.output) == []
+
+
+def test_a_build_that_still_runs_is_not_taken_for_a_killed_one(spec: BuildSpec, tiny: Path) -> None:
+    child = start_slow_build(tiny, spec.output)
+    try:
+        running = beside(spec.output)
+        build(spec)
+        assert beside(spec.output) == running
+    finally:
+        child.kill()
+        child.communicate(timeout=30)
+
+
+def test_an_engine_that_was_moved_aside_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of the two renames fails."""
+    place, new = tmp_path / "engine", tmp_path / "new"
+    place.mkdir()
+    (place / "old").write_text("old")
+    new.mkdir()
+    rename = os.rename
+
+    def failing(source: Path, target: Path) -> None:
+        if Path(source) == new:
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        atomic.replace_folder(new, place)
+    assert contents(place) == {"old": b"old"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["engine", "new"]
+
+
+def test_json_output_is_the_manifest(spec: BuildSpec, tiny: Path) -> None:
+    result = CliRunner().invoke(command, [str(tiny), "-o", str(spec.output), "--json"], catch_exceptions=False)
+    assert json.loads(result.stdout) == json.loads((spec.output / "engine.json").read_text())
+    assert "Reading weights" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"name": "a b"}, "--name 'a b' cannot name a Triton model"),
+        ({"max_batch_size": 0}, "--max-batch-size 0 makes no sense"),
+        ({"tp": 8, "ep": 3}, "--ep 3 must divide --tp 8"),
+        ({"tp": 0}, "--tp must be at least 1"),
+    ],
+)
+def test_specs_that_make_no_sense(fields: dict, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        BuildSpec(checkpoint="x", output=tmp_path / "engine", **fields)
+
+
+def test_an_error_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "llmops.cli.main", "build", str(tmp_path), "-o", str(tmp_path / "e")]
+    script = "from llmops.cli.main import main; main()"
+    done = subprocess.run([run[0], "-c", script, *run[3:]], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_errors_are_of_the_project(spec: BuildSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename that the operating system refuses ends as a BuildError, not as a traceback."""
+    monkeypatch.setattr(atomic, "replace_folder", lambda *args: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+    with pytest.raises(LlmopsError, match="could not be moved"):
+        build(spec)
+    assert list(spec.output.parent.iterdir()) == []
+
+
+def test_repeated_builds_are_quick(spec: BuildSpec) -> None:
+    """The cached path loads no OpenVINO: its cost is what the imports cost."""
+    build(spec)
+    script = (
+        "import sys; from pathlib import Path; from llmops.build.engine import build\n"
+        "from llmops.build.spec import BuildSpec\n"
+        "_, cached = build(BuildSpec(checkpoint=sys.argv[1], output=Path(sys.argv[2])))\n"
+        "assert cached; print(sorted({'openvino', 'torch', 'transformers', 'numpy', 'gguf'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, spec.checkpoint, str(spec.output)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,142 @@
+"""Tokenizers rebuilt from GGUF metadata encode as the original does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import SentencePieceBPETokenizer, Tokenizer
+
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.targets.openvino.detokenizer import vocabulary_bytes
+from llmops.build.tokenizer import write_tokenizer
+from llmops.build.tokenizer.gguf import tokenizer_from_gguf
+from llmops.errors import CheckpointError
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="module")
+def smollm2_folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smollm2") / "tokenizer"
+    write_tokenizer(open_checkpoint(str(smollm2)), folder, pytest.fail)
+    return folder
+
+
+def test_smollm2_encodes_as_llama_cpp_does(smollm2_folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(smollm2_folder / "tokenizer.json"))
+    cases = json.loads((DATA / "smollm2_tokens.json").read_text())["texts"]
+    assert len(cases) > 20
+    for case in cases:
+        encoded = tokenizer.encode(case["text"])
+        assert encoded.ids == case["ids"], case["text"]
+        assert tokenizer.decode(encoded.ids, skip_special_tokens=False) == case["text"]
+
+
+def test_smollm2_folder_is_complete(smollm2_folder: Path) -> None:
+    import jinja2
+
+    assert sorted(path.name for path in smollm2_folder.iterdir()) == [
+        "chat_template.jinja",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    config = json.loads((smollm2_folder / "tokenizer_config.json").read_text())
+    assert (config["bos_token"], config["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    template = jinja2.Template((smollm2_folder / "chat_template.jinja").read_text())
+    text = template.render(messages=[{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_every_token_decodes_to_the_bytes_that_grammars_see(smollm2_folder: Path) -> None:
+    path = smollm2_folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    vocabulary, special = vocabulary_bytes(path, 49152)
+    assert special == list(range(17))
+    for text in ("Grüße 日本 🎉", 'x = {"a": [1, 2]}\n'):
+        assert b"".join(vocabulary[i] for i in tokenizer.encode(text).ids) == text.encode()
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> tuple[Tokenizer, Tokenizer]:
+    """A trained SentencePiece BPE, and the same one rebuilt from the tokens and scores that a GGUF would hold."""
+    original = SentencePieceBPETokenizer(add_prefix_space=True)
+    corpus = ["the cat sat on the mat", "a dog and a cat ran", "sitting on the dotted line"] * 10
+    original.train_from_iterator(corpus, vocab_size=120, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    vocabulary = original.get_vocab()
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    merges = [tuple(pair) for pair in json.loads(original.to_str())["model"]["merges"]]
+    rank = {left + right: -float(index) for index, (left, right) in reversed(list(enumerate(merges)))}
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [rank.get(token, -1e6) for token in tokens],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    return Tokenizer.from_str(original.to_str()), tokenizer_from_gguf(metadata)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(alphabet="acdeghilmnorst", min_size=1, max_size=9), min_size=1, max_size=6))
+def test_sentencepiece_from_scores(sentencepiece: tuple[Tokenizer, Tokenizer], words: list[str]) -> None:
+    original, rebuilt = sentencepiece
+    text = " ".join(words)
+    assert rebuilt.encode(text, add_special_tokens=False).tokens == original.encode(text).tokens
+    assert rebuilt.decode(rebuilt.encode(text).ids) == text
+    assert rebuilt.encode(text).ids[0] == 1  # SentencePiece models start with bos unless the file says otherwise
+
+
+@pytest.mark.parametrize(
+    ("metadata", "sentence"),
+    [
+        ({"tokenizer.ggml.model": "t5"}, "of kind 't5'; gpt2 and llama can be read"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "martian"}, "pre-tokenizer 'martian' is not known"),
+    ],
+)
+def test_unknown_kinds_are_refused(metadata: dict, sentence: str) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        tokenizer_from_gguf(metadata)
+
+
+def write(folder: Path, tmp_path: Path) -> list[str]:
+    warnings: list[str] = []
+    write_tokenizer(open_checkpoint(str(folder)), tmp_path / "out", warnings.append)
+    return warnings
+
+
+def test_a_missing_tokenizer_is_refused(copy_of_tiny: Path, tmp_path: Path) -> None:
+    (copy_of_tiny / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer; copy tokenizer\.json to it"):
+        write(copy_of_tiny, tmp_path)
+
+
+def test_a_corrupt_tokenizer_is_refused(copy_of_tiny: Path, tmp_path: Path) -> None:
+    (copy_of_tiny / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
+    with pytest.raises(CheckpointError, match=r"the tokenizer of .* is damaged"):
+        write(copy_of_tiny, tmp_path)
+
+
+def test_a_tokenizer_of_another_model_is_refused(copy_of_tiny: Path, tmp_path: Path) -> None:
+    path = copy_of_tiny / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 200}))
+    with pytest.raises(CheckpointError, match=r"the model's vocabulary ends at 199; they belong to different"):
+        write(copy_of_tiny, tmp_path)
+
+
+def test_added_tokens_without_an_embedding_are_dropped(copy_of_tiny: Path, tmp_path: Path) -> None:
+    path = copy_of_tiny / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens([f"<image_{n}>" for n in range(50)])
+    tokenizer.save(str(path))
+    assert tokenizer.token_to_id("<image_49>") >= 320
+    warnings = write(copy_of_tiny, tmp_path)
+    kept = Tokenizer.from_file(str(tmp_path / "out/tokenizer.json"))
+    assert max(kept.get_vocab().values()) < 320
+    assert "<image_49>" in warnings[0]
+    assert kept.token_to_id("<image_0>") is not None
