@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -78,7 +79,8 @@ class Workplace:
     def _publish(self) -> None:
         try:
             sync_tree(self.folder)
-            replace_folder(self.folder, self.output)
+            with _locked(self.output.parent):
+                replace_folder(self.folder, self.output)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise ResourceError(f"the disk of {self.output.parent} is full; nothing was left behind.") from error
@@ -102,8 +104,22 @@ def _raise_exit(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two builds for the same place finish one after the other."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def remove_leftovers(output: Path) -> None:
-    """Folders of builds for `output` that were killed. A build that still runs holds its lock and is left alone."""
+    """Folders of builds for `output` that were killed. A build that still runs holds its lock and is left alone.
+
+    An engine that was moved aside is put back when nothing has taken its place.
+    """
     for folder in output.parent.glob(f"{_PREFIX}{output.name}.*"):
         if folder.suffix not in (_SUFFIX, _ASIDE):
             continue
@@ -111,7 +127,10 @@ def remove_leftovers(output: Path) -> None:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                if folder.suffix == _ASIDE and not output.exists():
+                    os.rename(folder, output)
+                else:
+                    shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(handle)
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from llmops import __version__
-from llmops.build.atomic import Workplace, check_space
+from llmops.build.atomic import Workplace, check_space, remove_leftovers
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.encoder import build_encoder, open_encoder
 from llmops.build.manifest import FILE_NAME, EngineManifest, Source
@@ -43,6 +43,7 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
     with progress.stage("Hashing the checkpoint"):
         source = checkpoint.source()
     key = build_key(spec, source, target)
+    remove_leftovers(spec.output.absolute())
     present = _present(spec.output, key)
     if present is not None:
         return present, True

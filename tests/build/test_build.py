@@ -125,7 +125,8 @@ def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     script = (
-        "import sys; from pathlib import Path; from llmops.build import engine; from llmops.build.spec import BuildSpec\n"
+        "import sys; from pathlib import Path; from llmops.build import engine\n"
+        "from llmops.build.spec import BuildSpec\n"
         "engine.check_space = lambda *args: None\n"
         "try: engine.build(BuildSpec(checkpoint=sys.argv[1], output=Path(sys.argv[2]) / 'engine'))\n"
         "except Exception as error: print(type(error).__name__, error, list(Path(sys.argv[2]).iterdir()))\n"
@@ -228,6 +229,17 @@ def test_an_engine_that_was_moved_aside_comes_back(tmp_path: Path, monkeypatch: 
         atomic.replace_folder(new, place)
     assert contents(place) == {"old": b"old"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine", "new"]
+
+
+def test_an_engine_that_a_killed_build_had_moved_aside_comes_back(spec: BuildSpec) -> None:
+    """Killed between the two renames: the engine's name is free, the old engine lies aside."""
+    build(spec)
+    before = contents(spec.output)
+    spec.output.rename(spec.output.with_name(".engine.0123abcd.replaced"))
+    _, cached = build(spec)
+    assert cached
+    assert contents(spec.output) == before
+    assert beside(spec.output) == []
 
 
 def test_json_output_is_the_manifest(spec: BuildSpec, tiny: Path) -> None:
