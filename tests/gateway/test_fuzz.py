@@ -1,0 +1,36 @@
+"""Mutated bodies never break the gateway: a 4xx in OpenAI's envelope or a right answer. See perf/fuzz.py."""
+
+import os
+import sys
+
+import pytest
+
+from llmops.perf.fuzz import cases, fuzz
+
+COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "1500"))
+SEED = int(os.environ.get("LLMOPS_FUZZ_SEED", "7"))
+EVERYTHING = {"logprobs": True, "logit_bias": True, "n": 8, "seed": True, "min_p": True, "bad_words": True}
+GUIDED = ["json", "json_schema", "regex", "ebnf_grammar"]
+
+
+@pytest.fixture
+async def able_stack(card, tokenizer):
+    """A model that refuses as little as possible, so that bodies get far."""
+    able = {**card, "max_seq_len": 32_768, "capabilities": {**EVERYTHING, "guided": GUIDED}}
+    async with sys.modules["gateway_conftest"].running(able, tokenizer) as one:
+        yield one
+
+
+@pytest.mark.timeout(1800)
+async def test_mutated_bodies(able_stack):
+    able_stack.say("The capital of France is Paris.")
+    findings = await fuzz(able_stack.client, "tiny", "minilm", COUNT, SEED)
+    print(dict(findings.statuses))
+    assert findings.violations == []
+    assert sum(findings.statuses.values()) == COUNT
+    assert findings.statuses[200] > COUNT / 10
+    await able_stack.idle()
+
+
+def test_a_seed_gives_the_same_bodies():
+    assert list(cases("m", "e", 50, 1)) == list(cases("m", "e", 50, 1)) != list(cases("m", "e", 50, 2))
