@@ -11,6 +11,7 @@ from typing import Any
 from llmops.build.architecture import Architecture
 from llmops.build.quantize.engine_config import DECODER_TYPES, engine_config
 from llmops.build.quantize.formats import Format
+from llmops.build.quantize.fused_mlp import interleave_gate_up
 from llmops.build.quantize.hf_config import rewrite_config
 from llmops.build.quantize.loading import quiet
 from llmops.errors import BuildError
@@ -33,8 +34,10 @@ def export_engine_checkpoint(
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
     dtype = stored_dtype(arch)
+    if arch.family == "phi3":
+        interleave_gate_up(model, tp)
     try:
-        with quiet(), torch.inference_mode(), _own_config(arch, form, dtype):
+        with quiet(), torch.inference_mode(), _own_config(arch, form, dtype), _experts_unpadded():
             export_tensorrt_llm_checkpoint(
                 model,
                 DECODER_TYPES[arch.family],
@@ -71,6 +74,20 @@ def _own_config(arch: Architecture, form: Format, dtype: str) -> Iterator[None]:
         yield
     finally:
         exporter.convert_to_tensorrt_llm_config = original
+
+
+@contextlib.contextmanager
+def _experts_unpadded() -> Iterator[None]:
+    """ModelOpt 0.47 pads stacked expert weights (experts, hidden, intermediate) by counting experts, not rows: with
+    4 experts and tp 8 every w2 got 4 extra hidden rows. Cut dimensions are checked before, so nothing needs it."""
+    import modelopt.torch.export.postprocess as postprocess
+
+    original = postprocess.pad_weights
+    postprocess.pad_weights = lambda weights, tp: weights if weights.dim() == 3 else original(weights, tp)
+    try:
+        yield
+    finally:
+        postprocess.pad_weights = original
 
 
 def _quantization(form: Format, quant_config: dict[str, Any]) -> dict[str, Any]:

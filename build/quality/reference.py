@@ -1,0 +1,94 @@
+"""What the source model says on the evaluation texts, kept on disk so that it need not stay in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmops.build.quantize.calibration import bundled_texts
+
+_EVALUATION_LENGTH = 256
+_GOLDEN_TOKENS = 24
+
+
+def log_probs(model: Any, ids: list[int]) -> Tensor:
+    """Log-probabilities (tokens - 1, vocabulary), float32 on the CPU, of each token after the first."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0, :-1]
+    return torch.log_softmax(logits.float(), dim=-1).cpu()
+
+
+def greedy(model: Any, ids: list[int], count: int, end: set[int]) -> list[int]:
+    """`count` greedy tokens, fewer when the model ends."""
+    tokens = list(ids)
+    for _ in range(count):
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens], device=model.device), use_cache=False, logits_to_keep=1).logits
+        tokens.append(int(logits[0, -1].argmax()))
+        if tokens[-1] in end:
+            break
+    return tokens[len(ids) :]
+
+
+def evaluation_ids(tokenizer: Any) -> list[list[int]]:
+    """The bundled evaluation texts as token ids, at most 256 each."""
+    texts = bundled_texts("evaluation")
+    encoded = (tokenizer(text, truncation=True, max_length=_EVALUATION_LENGTH)["input_ids"] for text in texts)
+    return [list(ids) for ids in encoded if len(ids) > 1]
+
+
+def golden_ids(tokenizer: Any) -> list[list[int]]:
+    """The bundled prompts, through the chat template if there is one."""
+    prompts = bundled_texts("golden_prompts")
+    if getattr(tokenizer, "chat_template", None):
+        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        return [_ids(tokenizer.apply_chat_template(chat, add_generation_prompt=True)) for chat in chats]
+    return [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+
+
+def _ids(encoded: Any) -> list[int]:
+    return list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
+
+
+class Reference:
+    """`folder` holds reference.json (token ids, golden answers) and logprobs-N.npy, one per text."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        content = json.loads((folder / "reference.json").read_text())
+        self.texts: list[list[int]] = content["texts"]
+        self.prompts: list[list[int]] = content["prompts"]
+        self.answers: list[list[int]] = content["answers"]
+        self.end: set[int] = set(content["end"])
+
+    def __iter__(self) -> Iterator[tuple[list[int], Tensor]]:
+        for number, ids in enumerate(self.texts):
+            yield ids, torch.from_numpy(np.load(self.folder / f"logprobs-{number}.npy"))
+
+    @classmethod
+    def record(cls, model: Any, tokenizer: Any, end: set[int], folder: Path) -> Reference:
+        """Run the source model once over everything."""
+        folder.mkdir(parents=True, exist_ok=True)
+        texts, prompts = evaluation_ids(tokenizer), golden_ids(tokenizer)
+        for number, ids in enumerate(texts):
+            np.save(folder / f"logprobs-{number}.npy", log_probs(model, ids).numpy())
+        answers = [greedy(model, ids, _GOLDEN_TOKENS, end) for ids in prompts]
+        content = {"texts": texts, "prompts": prompts, "answers": answers, "end": sorted(end)}
+        (folder / "reference.json").write_text(json.dumps(content))
+        return cls(folder)
+
+
+def golden_agreement(model: Any, reference: Reference) -> float:
+    """Share of the source's answer tokens that the model also gives, teacher-forced."""
+    same = total = 0
+    for prompt, answer in zip(reference.prompts, reference.answers, strict=True):
+        predicted = log_probs(model, [*prompt, *answer]).argmax(-1)[len(prompt) - 1 :]
+        same += int((predicted == torch.tensor(answer)).sum())
+        total += len(answer)
+    return same / total if total else 1.0

@@ -1,0 +1,66 @@
+"""The number formats of an exported checkpoint, read back without ModelOpt: checked by its own code it proves less."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+E4M3_MAX = 448.0
+
+
+def unpack_int4(packed: Tensor) -> Tensor:
+    """(…, out/2, in) bytes -> (…, out, in) float32 in [-8, 7]; the low half of a byte is the even row."""
+    data = packed.view(torch.uint8)
+    low, high = (data & 0x0F).to(torch.int8), (data >> 4).to(torch.int8)
+    rows = torch.stack([low, high], dim=-2)
+    rows = torch.where(rows > 7, rows - 16, rows)
+    return rows.flatten(-3, -2).float()
+
+
+def dequantise(weight: Tensor, scale: Tensor | None) -> Tensor:
+    """float32 (…, out, in) of a stored weight. `scale` is one number, one per output row, or one per row and group
+    of inputs. (The second factor of W4A8 only says how the FP8 product is rescaled: these scales are whole.)"""
+    if scale is None or (weight.is_floating_point() and weight.element_size() > 1):
+        return weight.float()
+    if weight.dtype == torch.float8_e4m3fn:
+        return weight.float() * _per_row(scale.float(), weight.dim())
+    if _is_packed(weight, scale):
+        steps, values = scale.float(), unpack_int4(weight)
+        return values * steps.repeat_interleave(values.shape[-1] // steps.shape[-1], dim=-1)
+    return weight.float() * _per_row(scale.float(), weight.dim())
+
+
+def _is_packed(weight: Tensor, scale: Tensor) -> bool:
+    return scale.dim() == weight.dim() and scale.shape[-2] == 2 * weight.shape[-2]
+
+
+def _per_row(scale: Tensor, dims: int) -> Tensor:
+    """Shape a scale so that it multiplies rows; a single number, or one per expert, stays as it is."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    return scale.reshape(*scale.shape, *[1] * (dims - scale.dim()))
+
+
+def rounding_bound(weight: Tensor, scale: Tensor | None) -> Tensor:
+    """Largest distance that rounding to this format can move a value, shape (…, out, in). Half a step for integers;
+    for E4M3 half of the last of 3 mantissa bits, or of the smallest subnormal (2**-9)."""
+    value = dequantise(weight, scale)
+    if scale is None:
+        return value.abs() * (2.0**-8 if weight.dtype == torch.bfloat16 else 2.0**-11)
+    if weight.dtype == torch.float8_e4m3fn:
+        step = _per_row(scale.float(), weight.dim())
+        # the value before rounding can be a sixteenth larger than the rounded one
+        return torch.maximum(value.abs() * (2.0**-4 / (1 - 2.0**-4)), step * 2.0**-10)
+    if _is_packed(weight, scale):
+        steps = scale.float()
+        return steps.repeat_interleave(value.shape[-1] // steps.shape[-1], dim=-1) / 2
+    return _per_row(scale.float(), weight.dim()).expand_as(value) / 2
+
+
+def round_to_e4m3(value: Tensor, scale: Tensor | float) -> Tensor:
+    """What an FP8 tensor core would see of `value`."""
+    return (value / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(value.dtype) * scale
+
+
+def round_to_int8(value: Tensor, scale: Tensor | float) -> Tensor:
+    return (value / scale).round().clamp(-128, 127) * scale

@@ -1,0 +1,213 @@
+"""rank0…rankN.safetensors of a TensorRT-LLM checkpoint, put together again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from llmops.build.quantize.reading import ExportedModel, InputRounding, StoredLinear
+from llmops.errors import BuildError
+
+_NORMS = {
+    "input_layernorm": "input_layernorm",
+    "post_layernorm": "post_attention_layernorm",
+    "pre_feedforward_layernorm": "pre_feedforward_layernorm",
+    "post_feedforward_layernorm": "post_feedforward_layernorm",
+    "attention.q_layernorm": "self_attn.q_norm",
+    "attention.k_layernorm": "self_attn.k_norm",
+}
+_INPUT_KINDS = {
+    "FP8": "e4m3",
+    "W4A8_AWQ": "e4m3",
+    "FP8_PER_CHANNEL_PER_TOKEN": "e4m3_token",
+    "W8A8_SQ_PER_CHANNEL": "int8",
+}
+_EXPERTS = {"mixtral": ("w1", "w3", "w2")}
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+Put = Callable[[str, StoredLinear], None]
+
+
+class RankFiles:
+    """The checkpoint in `folder`; tensors are read when asked for. Raises BuildError for missing or foreign files."""
+
+    def __init__(self, folder: Path, family: str) -> None:
+        self.folder, self.family = folder, family
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        mapping = self.config["mapping"]
+        self.tp, self.pp = int(mapping["tp_size"]), int(mapping["pp_size"])
+        missing = [r for r in range(self.tp * self.pp) if not (folder / f"rank{r}.safetensors").is_file()]
+        if missing:
+            raise BuildError(f"{folder} lacks rank{missing[0]}.safetensors; quantise again.")
+        self.files = [safe_open(folder / f"rank{r}.safetensors", "pt") for r in range(self.tp * self.pp)]
+        # Gemma multiplies by 1 + weight; TensorRT-LLM stores the sum
+        self.norm_offset = 1.0 if family.startswith("gemma") else 0.0
+        self.names = [set(file.keys()) for file in self.files]
+
+    def model(self) -> ExportedModel:
+        """Everything, in float32."""
+        model = ExportedModel()
+        last = self.pp - 1
+        hidden = self._joined(0, "transformer.vocab_embedding.weight", 0)
+        assert hidden is not None
+        self._plain(model, "model.embed_tokens.weight", hidden[: self._vocab()])
+        norm = self._joined(last, "transformer.ln_f.weight", None)
+        assert norm is not None
+        self._plain(model, "model.norm.weight", norm - self.norm_offset)
+        head = self._joined(last, "lm_head.weight", 0)
+        if head is not None:
+            self._plain(model, "lm_head.weight", head[: self._vocab()])
+        for layer in range(self.config["num_hidden_layers"]):
+            self._layer(model, layer)
+        return model
+
+    def _vocab(self) -> int:
+        return int(self.config["vocab_size"])
+
+    @staticmethod
+    def _plain(model: ExportedModel, name: str, tensor: Tensor) -> None:
+        stored = StoredLinear(tensor)
+        model.weights[name], model.bounds[name] = stored.value(), stored.bound()
+
+    def _ranks(self, stage: int) -> range:
+        return range(stage * self.tp, (stage + 1) * self.tp)
+
+    def _parts(self, stage: int, name: str) -> list[Tensor]:
+        return [self.files[r].get_tensor(name) for r in self._ranks(stage) if name in self.names[r]]
+
+    def _joined(self, stage: int, name: str, dim: int | None) -> Tensor | None:
+        parts = self._parts(stage, name)
+        if not parts:
+            return None
+        return parts[0] if dim is None else torch.cat([part.float() for part in parts], dim=dim).to(parts[0].dtype)
+
+    def _layer(self, model: ExportedModel, layer: int) -> None:
+        per_stage = self.config["num_hidden_layers"] // self.pp
+        stage, local = divmod(layer, per_stage)
+        source, target = f"transformer.layers.{local}", f"model.layers.{layer}"
+        for ours, theirs in _NORMS.items():
+            tensor = self._joined(stage, f"{source}.{ours}.weight", None)
+            if tensor is not None:
+                self._plain(model, f"{target}.{theirs}.weight", tensor - self.norm_offset)
+        self._attention(model, stage, f"{source}.attention", f"{target}.self_attn")
+        if "moe" in self.config:
+            self._experts(model, stage, f"{source}.mlp", f"{target}.mlp")
+        else:
+            self._mlp(model, stage, f"{source}.mlp", f"{target}.mlp")
+
+    def _linears(self, stage: int, name: str) -> list[StoredLinear]:
+        """The layer as each rank has it."""
+        return [StoredLinear(*tensors) for tensors in self._stored(stage, name)]
+
+    def _stored(self, stage: int, name: str) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+        for rank in self._ranks(stage):
+            scale = self._optional(rank, f"{name}.weights_scaling_factor")
+            if scale is None:
+                scale = self._optional(rank, f"{name}.per_channel_scale")
+            prequant = self._optional(rank, f"{name}.prequant_scaling_factor")
+            yield self.files[rank].get_tensor(f"{name}.weight"), scale, prequant
+
+    def _optional(self, rank: int, name: str) -> Tensor | None:
+        return self.files[rank].get_tensor(name) if name in self.names[rank] else None
+
+    def _put(self, model: ExportedModel, name: str, parts: list[StoredLinear], dim: int) -> None:
+        model.weights[f"{name}.weight"] = torch.cat([part.value() for part in parts], dim=dim)
+        model.bounds[f"{name}.weight"] = torch.cat([part.bound() for part in parts], dim=dim)
+
+    def _input(self, model: ExportedModel, stage: int, source: str, targets: list[str], dim: int | None) -> None:
+        kind = _INPUT_KINDS.get(self.config["quantization"].get("quant_algo"))
+        if kind is None:
+            return
+        scales = self._parts(stage, f"{source}.activation_scaling_factor")
+        prequant = self._joined(stage, f"{source}.prequant_scaling_factor", dim)
+        for target in targets:
+            scale = scales[0].float().max() if scales else None
+            # experts share one; where each has its own, the effective weights hold them already
+            shared = prequant if prequant is None or prequant.dim() == 1 else None
+            model.inputs[target] = InputRounding(kind, scale, shared)
+
+    def _attention(self, model: ExportedModel, stage: int, source: str, target: str) -> None:
+        names = ("q_proj", "k_proj", "v_proj")
+        parts = [_rows(stored, self._qkv_rows()) for stored in self._linears(stage, f"{source}.qkv")]
+        replicas = max(1, self.tp // self.config["num_key_value_heads"])
+        bounds = [[part[i] for part in parts] for i in range(3)]
+        joined = [bounds[0], bounds[1][::replicas], bounds[2][::replicas]]
+        if self.family == "phi3":
+            self._put_fused(model, f"{target}.qkv_proj", joined)
+            self._input(model, stage, f"{source}.qkv", [f"{target}.qkv_proj"], None)
+        else:
+            for name, shards in zip(names, joined, strict=True):
+                self._put_values(model, f"{target}.{name}", shards, 0)
+            self._input(model, stage, f"{source}.qkv", [f"{target}.{name}" for name in names], None)
+        self._bias(model, stage, source, target, replicas)
+        self._put(model, f"{target}.o_proj", self._linears(stage, f"{source}.dense"), 1)
+        self._input(model, stage, f"{source}.dense", [f"{target}.o_proj"], 0)
+        kv = self._parts(stage, f"{source}.kv_cache_scaling_factor")
+        algorithm = self.config["quantization"].get("kv_cache_quant_algo")
+        if kv and algorithm:
+            model.kv_scales[target] = ("e4m3" if algorithm == "FP8" else "int8", kv[0].float().max())
+
+    def _qkv_rows(self) -> tuple[int, int, int]:
+        head = int(self.config["head_size"])
+        query = self.config["num_attention_heads"] // self.tp * head
+        key = max(1, self.config["num_key_value_heads"] // self.tp) * head
+        return query, key, key
+
+    def _bias(self, model: ExportedModel, stage: int, source: str, target: str, replicas: int) -> None:
+        biases = self._parts(stage, f"{source}.qkv.bias")
+        for index, name in enumerate(("q_proj", "k_proj", "v_proj") if biases else ()):
+            shards = [bias.split(self._qkv_rows())[index] for bias in biases][:: replicas if index else 1]
+            self._plain(model, f"{target}.{name}.bias", torch.cat(shards))
+
+    @staticmethod
+    def _put_values(model: ExportedModel, name: str, shards: list[tuple[Tensor, Tensor]], dim: int) -> None:
+        model.weights[f"{name}.weight"] = torch.cat([value for value, _ in shards], dim=dim)
+        model.bounds[f"{name}.weight"] = torch.cat([bound for _, bound in shards], dim=dim)
+
+    def _put_fused(self, model: ExportedModel, name: str, groups: list[list[tuple[Tensor, Tensor]]]) -> None:
+        self._put_values(model, name, [shard for group in groups for shard in group], 0)
+
+    def _mlp(self, model: ExportedModel, stage: int, source: str, target: str) -> None:
+        fc = self._linears(stage, f"{source}.fc")
+        if self.family == "phi3":
+            half = self.config["intermediate_size"] // self.tp
+            parts = [_rows(stored, (half, half)) for stored in fc]
+            self._put_fused(model, f"{target}.gate_up_proj", [[p[1] for p in parts], [p[0] for p in parts]])
+            self._input(model, stage, f"{source}.fc", [f"{target}.gate_up_proj"], None)
+        else:
+            self._put(model, f"{target}.gate_proj", fc, 0)
+            self._put(model, f"{target}.up_proj", self._linears(stage, f"{source}.gate"), 0)
+            self._input(model, stage, f"{source}.fc", [f"{target}.gate_proj"], None)
+            self._input(model, stage, f"{source}.gate", [f"{target}.up_proj"], None)
+        self._put(model, f"{target}.down_proj", self._linears(stage, f"{source}.proj"), 1)
+        self._input(model, stage, f"{source}.proj", [f"{target}.down_proj"], 0)
+
+    def _experts(self, model: ExportedModel, stage: int, source: str, target: str) -> None:
+        router = self._joined(stage, f"{source}.router.weight", None)
+        assert router is not None
+        self._plain(model, f"{target}.gate.weight", router)
+        gate, up, down = _EXPERTS.get(self.family, _PROJECTIONS)
+        fc, proj = self._linears(stage, f"{source}.fc"), self._linears(stage, f"{source}.proj")
+        half = self.config["moe_intermediate_size"] // self.tp
+        halves = [_rows(stored, (half, half)) for stored in fc]
+        for expert in range(self.config["moe"]["num_experts"]):
+            name = f"{target}.experts.{expert}"
+            self._put_values(model, f"{name}.{up}", [_expert(h[0], expert) for h in halves], 0)
+            self._put_values(model, f"{name}.{gate}", [_expert(h[1], expert) for h in halves], 0)
+            self._put_values(model, f"{name}.{down}", [_expert((p.value(), p.bound()), expert) for p in proj], 1)
+            self._input(model, stage, f"{source}.fc", [f"{name}.{gate}", f"{name}.{up}"], None)
+            self._input(model, stage, f"{source}.proj", [f"{name}.{down}"], 0)
+
+
+def _rows(stored: StoredLinear, sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """(value, bound) of each block of output rows."""
+    return list(zip(stored.value().split(sizes, dim=-2), stored.bound().split(sizes, dim=-2), strict=True))
+
+
+def _expert(pair: tuple[Tensor, Tensor], number: int) -> tuple[Tensor, Tensor]:
+    return pair[0][number], pair[1][number]

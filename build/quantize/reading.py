@@ -1,0 +1,76 @@
+"""What an exported checkpoint says the weights are: float32 tensors under transformers' names, and how inputs round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from llmops.build.quantize import numbers
+
+
+@dataclass(frozen=True)
+class InputRounding:
+    """What happens to the input of a linear layer: multiplied by `prequant` (in,), then rounded to `kind` (`e4m3`,
+    `int8`, `e4m3_token` with a scale per token) with `scale`."""
+
+    kind: str | None = None
+    scale: Tensor | None = None
+    prequant: Tensor | None = None
+
+    def apply(self, value: Tensor) -> Tensor:
+        """`prequant` is not applied here: `ExportedModel.weights` have it multiplied in."""
+        if self.kind == "e4m3" and self.scale is not None:
+            return numbers.round_to_e4m3(value, self._steps(value))
+        if self.kind == "int8" and self.scale is not None:
+            return numbers.round_to_int8(value, self._steps(value))
+        if self.kind == "e4m3_token":
+            largest = value.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+            return numbers.round_to_e4m3(value, largest / numbers.E4M3_MAX)
+        return value
+
+    def _steps(self, value: Tensor) -> Tensor:
+        """Rounding happens to `value * prequant`, so in terms of `value` each input has its own step."""
+        assert self.scale is not None
+        scale = self.scale.to(value)
+        return scale / self.prequant.to(value) if self.prequant is not None else scale
+
+
+@dataclass
+class ExportedModel:
+    """`weights` in transformers' names (experts one by one); `inputs` by module name; `kv_scales` by attention module;
+    `bounds` how far rounding may have moved each weight."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    inputs: dict[str, InputRounding] = field(default_factory=dict)
+    kv_scales: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
+    bounds: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StoredLinear:
+    """One linear layer as stored: packed weight and its scales, in whatever names the file had."""
+
+    weight: Tensor
+    scale: Tensor | None = None
+    prequant: Tensor | None = None
+
+    def value(self) -> Tensor:
+        """Effective float32 weight (…, out, in): what the layer multiplies its unscaled input by."""
+        value = numbers.dequantise(self.weight, self.scale)
+        return value * self._factors() if self.prequant is not None else value
+
+    def _factors(self) -> Tensor:
+        """Per input; stacked experts (experts, in) get a dimension for the rows."""
+        assert self.prequant is not None
+        factors = self.prequant.float()
+        return factors.unsqueeze(-2) if factors.dim() > 1 else factors
+
+    def bound(self) -> Tensor:
+        bound = numbers.rounding_bound(self.weight, self.scale)
+        if self.prequant is None:
+            return bound
+        # the factors themselves are stored in 16 bits
+        stored = 2.0**-8 if self.prequant.dtype == torch.bfloat16 else 2.0**-10
+        return bound * self._factors().abs() * (1 + stored) + self.value().abs() * stored
