@@ -28,7 +28,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Gates:
-    """Limits, inclusive; None leaves one out. The defaults let sound 8-bit and 4-bit models pass and stop broken ones."""
+    """Limits, inclusive; None leaves one out. Sound 8-bit and 4-bit models pass the defaults, broken ones do not."""
 
     max_ppl_ratio: float | None = 1.10
     min_top1: float | None = 0.80

@@ -1,0 +1,1 @@
+"""What the tensorrt and the pytorch target share: the request, quantising, stages, resources."""

@@ -1,0 +1,106 @@
+"""What each stage needs of disk, memory and GPU; checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.targets.nvidia.request import Request
+from llmops.errors import ResourceError
+
+_GIB = 2**30
+# measured with SmolLM2-135M, see docs/quantisation.md: peak memory over the size of the weights in float32
+_CPU_FACTOR, _GATE_FACTOR = 3.2, 2.2
+# activations, allocator and CUDA context, per model
+_GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
+
+
+@dataclass(frozen=True)
+class StageNeed:
+    """Bytes. `gpu` is the sum over all GPUs; 0 means that the stage runs without."""
+
+    stage: str
+    ram: int
+    gpu: int
+    disk: int
+
+    def line(self) -> str:
+        gpu = f"{self.gpu / _GIB:8.1f} GiB" if self.gpu else "       none"
+        return f"{self.stage:<28} {self.ram / _GIB:8.1f} GiB {gpu} {self.disk / _GIB:8.1f} GiB"
+
+
+HEADER = f"{'stage':<28} {'memory':>12} {'GPU memory':>11} {'disk':>12}"
+
+
+def stored_bytes(checkpoint: Checkpoint, request: Request) -> int:
+    """Size of the quantised weights with their scales; embedding and output matrix stay in 16 bits."""
+    arch = checkpoint.architecture
+    if request.passed_on:
+        return checkpoint.weight_bytes
+    wide = arch.vocab_size * arch.hidden_size * (1 if arch.tie_word_embeddings else 2)
+    narrow = max(0, checkpoint.parameters - wide)
+    scales = narrow * 4 // request.group_size if request.group_size else 0
+    bits = 16 if request.form.name in ("int8_wo", "int4_wo") else request.form.bits
+    return wide * 2 + narrow * bits // 8 + scales
+
+
+def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: int, gpu: bool) -> list[StageNeed]:
+    """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
+    stored, full = stored_bytes(checkpoint, request), checkpoint.parameters * 4
+    stages = []
+    if not request.passed_on:
+        on_gpu = math.ceil(checkpoint.parameters * 2 * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
+        ram = stored * 2 if gpu else int(full * _CPU_FACTOR)
+        stages.append(StageNeed("quantise and export", ram, on_gpu, stored))
+    if request.measure_quality:
+        on_gpu = math.ceil(full * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
+        stages.append(StageNeed("quality gate", stored if gpu else int(full * _GATE_FACTOR), on_gpu, 0))
+    if target == "tensorrt":
+        # every worker holds its rank's weights, and the engine beside them
+        stages.append(StageNeed(f"trtllm-build, {tp * pp} ranks", stored * 2, stored + _GPU_FIXED, stored))
+    stages.append(StageNeed("serving, weights only", stored, stored, 0))
+    return stages
+
+
+def check_memory(stages: list[StageNeed], gpu: bool) -> None:
+    """Raises ResourceError for the first stage that runs here and does not fit."""
+    available = available_memory()
+    for need in stages:
+        here = need.stage.startswith(("quantise", "quality"))
+        if here and available is not None and need.ram > available:
+            raise ResourceError(
+                f"the stage {need.stage!r} needs about {need.ram / _GIB:.1f} GiB of memory, {available / _GIB:.1f} GiB "
+                "are available; use a machine with more, or one with GPUs."
+            )
+        if here and gpu and need.gpu > gpu_memory():
+            raise ResourceError(
+                f"the stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, the GPUs here have "
+                f"{gpu_memory() / _GIB:.1f} GiB; use more GPUs."
+            )
+
+
+def available_memory() -> int | None:
+    """What can be had without swapping, within this container's limit; None where /proc does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    return min(free, _cgroup_free())
+
+
+def _cgroup_free() -> int:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return int(limit) - used if limit != "max" else 2**62
+    except (OSError, ValueError):
+        return 2**62
+
+
+def gpu_memory() -> int:
+    import torch
+
+    return sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))

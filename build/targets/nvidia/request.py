@@ -1,0 +1,184 @@
+"""BuildSpec + checkpoint -> a checked request for NVIDIA targets. Everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmops.build.architecture import Architecture
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.manifest import Limits
+from llmops.build.quality.gates import GATES, Gates
+from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings
+from llmops.build.quantize.formats import Format, check_kv_cache, format_of
+from llmops.build.quantize.sharding import check_sharding, choose_group_size
+from llmops.build.spec import BuildSpec
+from llmops.build.trtllm.versions import DEFAULT_TAG, Image, image_for, image_of
+from llmops.errors import CheckpointError, InputError, VersionMismatchError
+
+_DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
+COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
+# HF quantisations that TensorRT-LLM's PyTorch backend loads by itself (tensorrt_llm/_torch/model_config.py)
+PASSED_ON = {"fp8": None, "modelopt": None, "mxfp4": "gpt_oss"}
+_MOE_ENGINE = ("none", "fp8", "int4_awq", "int8_wo", "int4_wo")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What will be done. `passed_on` means that the checkpoint is quantised already and goes in unchanged."""
+
+    form: Format
+    group_size: int | None
+    kv_cache: str
+    calibration: CalibrationSettings
+    gates: Gates
+    limits: Limits
+    image: Image
+    passed_on: bool
+    measure_quality: bool
+
+
+def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
+    """Raises InputError, CheckpointError or VersionMismatchError."""
+    arch = checkpoint.architecture
+    if spec.target not in arch.targets:
+        raise CheckpointError(_wrong_target(arch, spec.target))
+    form = format_of(spec.quant, spec.target)
+    check_kv_cache(spec.kv_cache, spec.target)
+    passed_on = _passed_on(spec, checkpoint)
+    _check_family_format(arch, form, spec, passed_on)
+    group_size = _group_size(arch, form, spec)
+    check_sharding(arch, spec.tp, spec.pp, group_size)
+    return Request(
+        form=form,
+        group_size=group_size,
+        kv_cache=spec.kv_cache,
+        calibration=_calibration(spec, form),
+        gates=Gates.from_options(spec.options, form.bits),
+        limits=_limits(spec, arch),
+        image=_image(spec),
+        passed_on=passed_on,
+        measure_quality=not passed_on and form.preset is not None and _switch(spec, "quality", True),
+    )
+
+
+def _wrong_target(arch: Architecture, target: str) -> str:
+    others = ", ".join(sorted(arch.targets))
+    return f"--target {target} cannot serve {arch.hf_class}; use --target {others}."
+
+
+def _passed_on(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
+    found = checkpoint.quantisation
+    if found is None or found.method == "gguf":
+        return False
+    if spec.target == "tensorrt" or found.method not in PASSED_ON:
+        raise CheckpointError(
+            f"{checkpoint.ref} is already quantised ({found.method}), which --target {spec.target} cannot take; give "
+            "the full-precision checkpoint and choose --quant."
+        )
+    family = PASSED_ON[found.method]
+    if family is not None and checkpoint.architecture.family != family:
+        raise CheckpointError(f"{checkpoint.ref} is quantised as {found.method}, which runs for {family} only.")
+    if spec.quant != "none":
+        raise InputError(
+            f"{checkpoint.ref} is already quantised ({found.method}) and is passed on as it is; leave out --quant "
+            f"{spec.quant}."
+        )
+    return True
+
+
+def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, passed_on: bool) -> None:
+    if passed_on:
+        return
+    allowed: tuple[str, ...] | None = None
+    if arch.family in ("deepseek_v3", "gpt_oss"):
+        allowed = ("none",)
+    elif spec.target == "tensorrt" and arch.family in ("qwen3", "qwen3_moe"):
+        allowed = ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
+    elif spec.target == "tensorrt" and arch.moe is not None:
+        allowed = _MOE_ENGINE
+    elif arch.moe is not None:
+        allowed = ("none", "fp8", "int4_awq")
+    if allowed is not None and form.name not in allowed:
+        raise InputError(
+            f"--quant {form.name} is not for {arch.hf_class} on --target {spec.target}; use one of {', '.join(allowed)}."
+        )
+
+
+def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None:
+    if form.grouped:
+        return choose_group_size(arch, spec.tp, spec.group_size)
+    if spec.group_size is not None:
+        raise InputError(f"--group-size goes with int4_awq and w4a8_awq, not with --quant {form.name}.")
+    return None
+
+
+def _calibration(spec: BuildSpec, form: Format) -> CalibrationSettings:
+    defaults = CalibrationSettings()
+    return CalibrationSettings(
+        dataset=spec.calib_dataset or BUNDLED,
+        size=min(spec.calib_size or defaults.size, form.calib_limit),
+        seq_len=spec.calib_seq_len or defaults.seq_len,
+        batch_size=whole(spec, "calib_batch_size", defaults.batch_size),
+        seed=whole(spec, "calib_seed", defaults.seed),
+    )
+
+
+def _limits(spec: BuildSpec, arch: Architecture) -> Limits:
+    context = arch.max_position_embeddings
+    if spec.max_seq_len is not None and spec.max_seq_len > context:
+        raise InputError(f"--max-seq-len {spec.max_seq_len} is over the model's context; use at most {context}.")
+    batch = spec.max_batch_size or _DEFAULT_BATCH
+    tokens = spec.max_num_tokens or max(_DEFAULT_TOKENS, batch)
+    if tokens < batch:
+        raise InputError(
+            f"--max-num-tokens {tokens} is smaller than the batch of {batch}; raise it or lower the batch."
+        )
+    return Limits(
+        max_batch_size=batch, max_seq_len=spec.max_seq_len or min(context, _DEFAULT_LENGTH), max_num_tokens=tokens
+    )
+
+
+def _image(spec: BuildSpec) -> Image:
+    version = spec.options.get("tensorrt_llm")
+    tag = spec.options.get("image")
+    if tag is None:
+        return image_for(spec.target, str(version)) if version else image_of(DEFAULT_TAG)
+    image = image_of(str(tag))
+    if spec.target not in image.targets or (version and image.tensorrt_llm != version):
+        right = image_for(spec.target, str(version or "1.2.1"))
+        raise VersionMismatchError(
+            f"image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, which is not for this build (target "
+            f"{spec.target}): use {right.reference}."
+        )
+    return image
+
+
+def whole(spec: BuildSpec, name: str, default: int) -> int:
+    """An option as a number of at least 1."""
+    value = spec.options.get(name, default)
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise InputError(f"--set {name}={value}: give a whole number of at least 1.")
+    return number
+
+
+def _switch(spec: BuildSpec, name: str, default: bool) -> bool:
+    value = str(spec.options.get(name, default)).lower()
+    if value not in ("true", "false"):
+        raise InputError(f"--set {name}={value}: give true or false.")
+    return value == "true"
+
+
+def unknown_options(spec: BuildSpec, known: frozenset[str], prefixes: tuple[str, ...]) -> None:
+    """Raises InputError for an option that neither is known nor starts with one of the prefixes."""
+    import difflib
+
+    for name in spec.options:
+        if name not in known and not name.startswith(prefixes):
+            near: list[Any] = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}" if near else f"it knows {', '.join(sorted(known))}"
+            raise InputError(f"--target {spec.target} knows no --set {name}; {hint}.")
