@@ -50,6 +50,9 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
     check_space(spec.output, target.disk_bytes(spec, checkpoint))
     with Workplace(spec.output) as workdir:
         manifest = _make(spec, checkpoint, target, source, key, workdir, progress)
+    published = getattr(target, "published", None)
+    if published is not None:
+        published(spec)
     return manifest, False
 
 

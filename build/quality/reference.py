@@ -26,14 +26,17 @@ def log_probs(model: Any, ids: list[int]) -> Tensor:
 
 def greedy(model: Any, ids: list[int], count: int, end: set[int]) -> list[int]:
     """`count` greedy tokens, fewer when the model ends."""
-    tokens = list(ids)
-    for _ in range(count):
-        with torch.inference_mode():
-            logits = model(torch.tensor([tokens], device=model.device), use_cache=False, logits_to_keep=1).logits
-        tokens.append(int(logits[0, -1].argmax()))
-        if tokens[-1] in end:
-            break
-    return tokens[len(ids) :]
+    prompt = torch.tensor([ids], device=model.device)
+    with torch.inference_mode():
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=sorted(end) or None,
+            pad_token_id=min(end, default=0),
+        )
+    return [int(token) for token in output[0, len(ids) :]]
 
 
 def evaluation_ids(tokenizer: Any) -> list[list[int]]:

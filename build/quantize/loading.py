@@ -83,7 +83,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 def _source(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
     if checkpoint.format != "gguf":
         return str(checkpoint.path), {}
-    from transformers import GgufConfig  # type: ignore[attr-defined]
+    # newer releases keep GGUF blocks packed unless told otherwise; 5.5 always unpacks them
+    import transformers
 
-    file = checkpoint.path
-    return str(file.parent), {"gguf_file": file.name, "quantization_config": GgufConfig(dequantize=True)}
+    config = getattr(transformers, "GgufConfig", None)
+    unpack = {"quantization_config": config(dequantize=True)} if config is not None else {}
+    return str(checkpoint.path.parent), {"gguf_file": checkpoint.path.name, **unpack}

@@ -149,8 +149,10 @@ class RankFiles:
         self._input(model, stage, f"{source}.dense", [f"{target}.o_proj"], 0)
         kv = self._parts(stage, f"{source}.kv_cache_scaling_factor")
         algorithm = self.config["quantization"].get("kv_cache_quant_algo")
-        if kv and algorithm:
-            model.kv_scales[target] = ("e4m3" if algorithm == "FP8" else "int8", kv[0].float().max())
+        # phi3 has one matrix for queries, keys and values, where only a part would round
+        if kv and algorithm and self.family != "phi3":
+            rounding = ("e4m3" if algorithm == "FP8" else "int8", kv[0].float().max())
+            model.kv_scales.update({f"{target}.k_proj": rounding, f"{target}.v_proj": rounding})
 
     def _qkv_rows(self) -> tuple[int, int, int]:
         head = int(self.config["head_size"])

@@ -39,7 +39,7 @@ class InputRounding:
 
 @dataclass
 class ExportedModel:
-    """`weights` in transformers' names (experts one by one); `inputs` by module name; `kv_scales` by attention module;
+    """`weights` in transformers' names (experts one by one); `inputs` by module name; `kv_scales` by the projection whose output rounds;
     `bounds` how far rounding may have moved each weight."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)

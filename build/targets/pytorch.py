@@ -1,35 +1,138 @@
-"""The pytorch target. Its place is here; it is not filled yet and says so."""
+"""Target pytorch: a Hugging Face checkpoint quantised by ModelOpt, and the frozen arguments of `tensorrt_llm.LLM`."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.manifest import TargetName
+from llmops.build.manifest import Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, TargetResult
+from llmops.build.targets.nvidia.needs import check_memory, needs, stored_bytes
+from llmops.build.targets.nvidia.quantised import library_versions, quantised_checkpoint
+from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options
+from llmops.build.targets.nvidia.stages import drop_stages, link_file, link_tree
+from llmops.build.trtllm.llm_args import Parallel, make_llm_args
 from llmops.errors import InputError
 
+LLM = "llm."
+ARGS_FILE = "llm_args.json"
+MODEL_DIR = "model"
 
-class _NotYet:
+
+class PytorchTarget:
+    """`--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text where it is not."""
+
     name: TargetName = "pytorch"
 
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
-        _refuse()
+        unknown_options(spec, COMMON_OPTIONS, (LLM,))
+        request = make_request(spec, checkpoint)
+        llm_args(spec, checkpoint, request)
+        if not _copied(checkpoint, request):
+            from llmops.build.quantize.loading import has_gpu, require_quantize_extra
+
+            require_quantize_extra()
+            gpu = has_gpu()
+            check_memory(needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu), gpu)
 
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        return 0
+        request = make_request(spec, checkpoint)
+        return stored_bytes(checkpoint, request) + (0 if _copied(checkpoint, request) else 1 << 30)
 
     def versions(self) -> dict[str, str]:
-        return {}
+        return library_versions()
+
+    def plan_lines(self, spec: BuildSpec, checkpoint: Checkpoint) -> tuple[list[Any], list[str]]:
+        """(stage needs, what the engine is started with) for --dry-run."""
+        request = make_request(spec, checkpoint)
+        gpu = False
+        if not _copied(checkpoint, request):
+            from llmops.build.quantize.loading import has_gpu
+
+            gpu = has_gpu()
+        stages = needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu)
+        arguments = json.dumps(llm_args(spec, checkpoint, request), indent=2)
+        return stages, [f"tensorrt_llm.LLM(model={spec.output / MODEL_DIR!s}, **{arguments})"]
 
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
-        _refuse()
+        request = make_request(spec, checkpoint)
+        record: dict[str, Any] = {"quality": None, "calibration_tokens": 0}
+        model_dir = workdir / MODEL_DIR
+        if _copied(checkpoint, request):
+            with progress.stage("Taking the checkpoint over"):
+                _take_over(checkpoint, model_dir)
+        else:
+            folder, record = quantised_checkpoint(spec, checkpoint, request, progress)
+            link_tree(folder / "checkpoint", model_dir)
+        _add_tokenizer(workdir, model_dir)
+        arguments = llm_args(spec, checkpoint, request)
+        (workdir / ARGS_FILE).write_text(json.dumps(arguments, indent=2) + "\n")
+        return _result(spec, checkpoint, request, record, arguments)
+
+    def published(self, spec: BuildSpec) -> None:
+        """The engine is in its place: the stages kept for a restart are not needed any more."""
+        drop_stages(spec.output)
 
 
-def _refuse() -> NoReturn:
-    raise InputError("--target pytorch is not available in this version; use --target openvino.")
+def _copied(checkpoint: Checkpoint, request: Request) -> bool:
+    """Nothing is computed: quantised already, or wanted as it is."""
+    untouched = request.form.name == "none" and request.kv_cache == "auto"
+    return request.passed_on or (untouched and checkpoint.format == "huggingface")
 
 
-target = _NotYet()
+def _take_over(checkpoint: Checkpoint, model_dir: Path) -> None:
+    model_dir.mkdir()
+    for file in checkpoint.files:
+        place = model_dir / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        link_file(file.location, place)
+
+
+def _add_tokenizer(workdir: Path, model_dir: Path) -> None:
+    """`LLM(model=…)` looks for the tokenizer beside the weights."""
+    for file in (workdir / "tokenizer").iterdir():
+        if not (model_dir / file.name).exists():
+            link_file(file, model_dir / file.name)
+
+
+def llm_args(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+    """Raises InputError for a field or value that the image's version does not have."""
+    given = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
+    for name in ("model", "tokenizer", "backend"):
+        if name in given:
+            raise InputError(f"--set llm.{name}: the engine folder decides that; leave it out.")
+    parallel = Parallel(spec.tp, spec.pp, spec.ep, checkpoint.architecture.moe is not None)
+    return make_llm_args(request.limits, parallel, request.kv_cache, given, request.image.tensorrt_llm)
+
+
+def _value(text: Any) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text
+
+
+def _result(
+    spec: BuildSpec, checkpoint: Checkpoint, request: Request, record: dict[str, Any], arguments: dict[str, Any]
+) -> TargetResult:
+    found = checkpoint.quantisation
+    weights = found.method if request.passed_on and found is not None else request.form.name
+    return TargetResult(
+        limits=request.limits,
+        quantisation=Quantisation(weights=weights, kv_cache=request.kv_cache, group_size=request.group_size),
+        parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
+        model_dir=MODEL_DIR,
+        quality=record["quality"],
+        extra={
+            "tensorrt_llm": request.image.tensorrt_llm,
+            "image": request.image.reference,
+            "llm_args": arguments,
+            "calibration_tokens": record["calibration_tokens"],
+        },
+    )
+
+
+target = PytorchTarget()

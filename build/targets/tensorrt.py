@@ -1,35 +1,156 @@
-"""The tensorrt target. Its place is here; it is not filled yet and says so."""
+"""Target tensorrt: ModelOpt's TensorRT-LLM checkpoint, then `trtllm-build`, here or later in the image."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.manifest import TargetName
+from llmops.build.manifest import Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, TargetResult
+from llmops.build.targets.nvidia import engine
+from llmops.build.targets.nvidia.needs import check_memory, needs, stored_bytes
+from llmops.build.targets.nvidia.quantised import library_versions, quantised_checkpoint
+from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options, whole
+from llmops.build.targets.nvidia.stages import drop_stages, link_tree
+from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
+from llmops.build.trtllm.flags import Value, from_argv, to_argv
+from llmops.build.trtllm.rules import Subject
 from llmops.errors import InputError
 
+FLAG = "flag."
+_OPTIONS = COMMON_OPTIONS | {
+    "max_input_len", "tokens_per_block", "workers", "lora_dir", "lora_modules", "max_lora_rank", "speculative_mode",
+    "max_draft_len",
+}  # fmt: skip
 
-class _NotYet:
+
+class TensorrtTarget:
+    """`--set flag.NAME=VALUE` passes any flag to trtllm-build."""
+
     name: TargetName = "tensorrt"
 
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
-        _refuse()
+        from llmops.build.quantize.loading import has_gpu, require_quantize_extra
+
+        unknown_options(spec, frozenset(_OPTIONS), (FLAG,))
+        request = make_request(spec, checkpoint)
+        if spec.ep != 1:
+            raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
+        engine_arguments(spec, checkpoint, request)
+        require_quantize_extra()
+        gpu = has_gpu()
+        check_memory(needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu), gpu)
 
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        return 0
+        """Checkpoint and engine, and the recorded answers of the source."""
+        return 2 * stored_bytes(checkpoint, make_request(spec, checkpoint)) + (1 << 30)
 
     def versions(self) -> dict[str, str]:
-        return {}
+        return library_versions()
+
+    def plan_lines(self, spec: BuildSpec, checkpoint: Checkpoint) -> tuple[list[Any], list[str]]:
+        """(stage needs, shell commands) for --dry-run."""
+        from llmops.build.quantize.loading import has_gpu
+
+        request = make_request(spec, checkpoint)
+        argv = engine_arguments(spec, checkpoint, request)
+        stages = needs(checkpoint, request, self.name, spec.tp, spec.pp, has_gpu())
+        return stages, [
+            " \\\n  ".join(engine.pairs(argv)),
+            " ".join(engine.docker_command(spec.output, request.image)),
+        ]
 
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
-        _refuse()
+        request = make_request(spec, checkpoint)
+        folder, record = quantised_checkpoint(spec, checkpoint, request, progress)
+        link_tree(folder / "checkpoint", workdir / engine.CHECKPOINT_DIR)
+        argv = engine_arguments(spec, checkpoint, request)
+        write_script(workdir, argv, request)
+        (workdir / engine.ENGINE_DIR).mkdir()
+        complete = shutil.which(engine.PROGRAM) is not None
+        if complete:
+            engine.check_version(request.image)
+            engine.run(argv, workdir, spec.tp * spec.pp, progress)
+        else:
+            progress.warn(
+                f"{engine.PROGRAM} is not on this machine: the folder is complete up to that step. Finish it with "
+                f"`llmops build --resume {spec.output}` in {request.image.reference}."
+            )
+        return _result(spec, request, record, argv, complete)
+
+    def published(self, spec: BuildSpec) -> None:
+        """The engine is in its place: the stages kept for a restart are not needed any more."""
+        drop_stages(spec.output)
 
 
-def _refuse() -> NoReturn:
-    raise InputError("--target tensorrt is not available in this version; use --target openvino.")
+def _result(spec: BuildSpec, request: Request, record: dict[str, Any], argv: list[str], complete: bool) -> TargetResult:
+    return TargetResult(
+        limits=request.limits,
+        quantisation=Quantisation(weights=request.form.name, kv_cache=request.kv_cache, group_size=request.group_size),
+        parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
+        complete=complete,
+        quality=record["quality"],
+        extra={
+            "tensorrt_llm": request.image.tensorrt_llm,
+            "image": request.image.reference,
+            "trtllm_build": argv,
+            "calibration_tokens": record["calibration_tokens"],
+            "max_input_len": _max_input_len(spec, request),
+        },
+    )
 
 
-target = _NotYet()
+def write_script(folder: Path, argv: list[str], request: Request) -> None:
+    path = folder / engine.SCRIPT
+    path.write_text(engine.script(argv, request.image))
+    path.chmod(0o755)
+
+
+def engine_arguments(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> list[str]:
+    """`["trtllm-build", "--checkpoint_dir", …]` with paths relative to the engine folder. Raises InputError."""
+    options = EngineOptions(
+        subject=Subject(checkpoint.architecture.family, request.form.name, spec.tp, spec.pp),
+        max_batch_size=request.limits.max_batch_size,
+        max_input_len=_max_input_len(spec, request),
+        max_seq_len=request.limits.max_seq_len,
+        max_num_tokens=request.limits.max_num_tokens,
+        tokens_per_block=whole(spec, "tokens_per_block", 32),
+        workers=whole(spec, "workers", spec.tp * spec.pp),
+        lora=_lora(spec),
+        speculative=_speculative(spec),
+        extra=_extra_flags(spec),
+    )
+    return [engine.PROGRAM, *to_argv(build_arguments(options, engine.CHECKPOINT_DIR, engine.ENGINE_DIR))]
+
+
+def _max_input_len(spec: BuildSpec, request: Request) -> int:
+    """With paged context a prompt may take all but one token of the sequence."""
+    return whole(spec, "max_input_len", request.limits.max_seq_len - 1)
+
+
+def _lora(spec: BuildSpec) -> LoraOptions | None:
+    folders, modules = spec.options.get("lora_dir"), spec.options.get("lora_modules")
+    if folders is None and modules is None:
+        return None
+    return LoraOptions(
+        directories=str(folders).split(",") if folders else (),
+        max_rank=whole(spec, "max_lora_rank", 64),
+        modules=str(modules).split(",") if modules else (),
+    )
+
+
+def _speculative(spec: BuildSpec) -> SpeculativeOptions | None:
+    mode = spec.options.get("speculative_mode")
+    return SpeculativeOptions(str(mode), whole(spec, "max_draft_len", 4)) if mode else None
+
+
+def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
+    given = {name[len(FLAG) :]: str(value) for name, value in spec.options.items() if name.startswith(FLAG)}
+    argv = [word for name, value in given.items() for word in (f"--{name}", *value.split())]
+    return from_argv([word for word in argv if word != "true"])
+
+
+target = TensorrtTarget()

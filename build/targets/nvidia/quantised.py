@@ -84,13 +84,13 @@ def _quantise_and_export(
     """Its own function so that the source model is gone before the export is measured."""
     from llmops.build.quality.reference import Reference
     from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
-    from llmops.build.quantize.loading import load_model, load_tokenizer
+    from llmops.build.quantize.loading import load_model, load_tokenizer, quiet
     from llmops.build.quantize.quantizer import quantize
 
     with progress.stage("Loading the weights"):
         model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     if request.measure_quality:
-        with progress.stage("Recording the source"):
+        with progress.stage("Recording the source"), quiet():
             Reference.record(model, tokenizer, set(checkpoint.special_tokens.end), reference_dir)
     tokens = quantize(
         model, tokenizer, request.form, request.kv_cache, request.group_size, request.calibration, progress

@@ -101,7 +101,7 @@ def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, pass
         allowed = ("none", "fp8", "int4_awq")
     if allowed is not None and form.name not in allowed:
         raise InputError(
-            f"--quant {form.name} is not for {arch.hf_class} on --target {spec.target}; use one of {', '.join(allowed)}."
+            f"--quant {form.name} is not for {arch.hf_class} on --target {spec.target}; use {', '.join(allowed)}."
         )
 
 

@@ -1,0 +1,63 @@
+"""`llmops build --resume DIR`: the step that was left because it needs other hardware."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from llmops.build.manifest import FILE_NAME, EngineManifest
+from llmops.build.targets.base import Progress, SilentProgress
+from llmops.build.targets.nvidia import engine
+from llmops.build.trtllm.versions import image_of
+from llmops.errors import BuildError, InputError, MissingDependencyError
+
+
+def resume(folder: Path, in_container: bool = False, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
+    """Finish an engine folder. Returns its manifest and whether it was finished already.
+
+    Raises InputError (not such a folder), MissingDependencyError, VersionMismatchError or BuildError; the folder then
+    stays as it was, but for the log.
+    """
+    progress = progress or SilentProgress()
+    manifest = EngineManifest.load(folder)
+    if manifest.complete:
+        return manifest, True
+    argv = manifest.extra.get("trtllm_build")
+    if manifest.target != "tensorrt" or not argv:
+        raise InputError(f"{folder} is not complete, but nothing can be resumed in it; build it again.")
+    image = image_of(str(manifest.extra["image"]))
+    ranks = manifest.parallelism.world_size
+    _clear(folder / engine.ENGINE_DIR)
+    if in_container:
+        _require_docker()
+        engine.run(engine.docker_command(folder, image), folder, ranks, progress)
+    else:
+        engine.check_version(image)
+        engine.run(argv, folder, ranks, progress)
+    finished = manifest.model_copy(update={"complete": True})
+    _save(finished, folder)
+    return finished, False
+
+
+def _require_docker() -> None:
+    if shutil.which("docker") is None:
+        raise MissingDependencyError("--in-container needs docker on PATH; or run this inside the image without it.")
+
+
+def _clear(engine_dir: Path) -> None:
+    """What a run that was killed left: a rank file cut short would look finished."""
+    try:
+        shutil.rmtree(engine_dir, ignore_errors=True)
+        engine_dir.mkdir()
+    except OSError as error:
+        raise BuildError(f"{engine_dir} cannot be written: {error}.") from error
+
+
+def _save(manifest: EngineManifest, folder: Path) -> None:
+    """engine.json says `complete` only when it is; the rename makes that one step."""
+    part = folder / f".{FILE_NAME}.part"
+    part.mkdir(exist_ok=True)
+    manifest.save(part)
+    os.replace(part / FILE_NAME, folder / FILE_NAME)
+    part.rmdir()

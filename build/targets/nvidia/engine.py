@@ -1,0 +1,151 @@
+"""The `trtllm-build` step: its command, build.sh for another machine, and running it with a log and live progress."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmops.build.targets.base import Progress
+from llmops.build.trtllm.versions import Image, check_installed
+from llmops.errors import BuildError, MissingDependencyError
+
+PROGRAM = "trtllm-build"
+LOG = "trtllm-build.log"
+SCRIPT = "build.sh"
+CHECKPOINT_DIR, ENGINE_DIR = "checkpoint", "model"
+# one such line per rank, from tensorrt_llm/builder.py and commands/build.py
+_RANK_DONE = re.compile(r"Serializing engine to .*rank\d+\.engine|Engine serialized|Total time of building rank\d+")
+
+
+def script(argv: Sequence[str], image: Image) -> str:
+    """build.sh: finishes the engine folder that it lies in, inside the image or wherever trtllm-build is."""
+    command = " \\\n  ".join(pairs(argv))
+    return (
+        "#!/bin/sh\n"
+        f"# Finishes this engine folder. Needs trtllm-build of TensorRT-LLM {image.tensorrt_llm} and GPUs, as in\n"
+        f"# {image.reference}.\n"
+        "# `llmops build --resume DIR` does the same and records it in engine.json.\n"
+        'set -eu\ncd "$(dirname "$0")"\n'
+        f"{command}\n"
+    )
+
+
+def pairs(argv: Sequence[str]) -> list[str]:
+    """One flag with its values per line."""
+    lines = [shlex.quote(argv[0])]
+    for word in argv[1:]:
+        if word.startswith("--"):
+            lines.append(word)
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return lines
+
+
+def docker_command(folder: Path, image: Image) -> list[str]:
+    """Runs the step in the image as the user who owns the folder, so that the files are theirs."""
+    owner = f"{os.getuid()}:{os.getgid()}"
+    mount = f"type=bind,source={folder.absolute()},target=/engine"
+    flags = ["--rm", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+    return ["docker", "run", *flags, "--user", owner, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]
+
+
+def installed_version() -> str | None:
+    """TensorRT-LLM next to `trtllm-build`, from the program itself; None when there is no such program."""
+    if shutil.which(PROGRAM) is None:
+        return None
+    from importlib import metadata
+
+    try:
+        return metadata.version("tensorrt_llm")
+    except metadata.PackageNotFoundError:
+        return _asked_version()
+
+
+def _asked_version() -> str | None:
+    """The program lives in another Python; that one's `tensorrt_llm` prints its version when imported."""
+    code = "import importlib.metadata as m; print(m.version('tensorrt_llm'))"
+    program = Path(shutil.which(PROGRAM) or PROGRAM)
+    for python in (program.with_name("python3"), Path("python3")):
+        try:
+            result = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, check=True)
+            return result.stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            continue
+    return None
+
+
+def check_version(image: Image) -> None:
+    """Raises MissingDependencyError without the program, VersionMismatchError with one of another version."""
+    if shutil.which(PROGRAM) is None:
+        raise MissingDependencyError(
+            f"{PROGRAM} is not on PATH; run this in {image.reference}, or add --in-container on a machine with docker."
+        )
+    version = installed_version()
+    if version is not None:
+        check_installed("tensorrt", image.tensorrt_llm, version)
+
+
+def run(argv: Sequence[str], folder: Path, ranks: int, progress: Progress) -> None:
+    """Run the step in `folder`, its output in trtllm-build.log. Raises BuildError with the last lines of the log."""
+    log_path = folder / LOG
+    with progress.stage(f"Building {ranks} engine{'s' if ranks > 1 else ''}", total=ranks), log_path.open("w") as log:
+        process = _start(argv, folder)
+        tail: deque[str] = deque(maxlen=12)
+        try:
+            for line in process.stdout or ():
+                log.write(line)
+                log.flush()
+                tail.append(line.rstrip())
+                if _RANK_DONE.search(line):
+                    progress.advance()
+            code = process.wait()
+        except BaseException:
+            _stop(process)
+            raise
+    if code != 0:
+        raise BuildError(_failure(argv, code, list(tail), log_path))
+    check_engine(folder / ENGINE_DIR, ranks)
+
+
+def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            list(argv), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise BuildError(f"{argv[0]} could not be started: {error}.") from error
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """The program starts workers; the whole session goes."""
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    except ProcessLookupError:
+        process.wait()
+
+
+def _failure(argv: Sequence[str], code: int, tail: list[str], log_path: Path) -> str:
+    ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    text = "\n  ".join(tail) or "(it printed nothing)"
+    reason = "; the disk is full" if any("No space left" in line for line in tail) else ""
+    return f"{Path(argv[0]).name} {ended}{reason}. The end of {log_path.name}:\n  {text}"
+
+
+def check_engine(engine: Path, ranks: int) -> None:
+    """Raises BuildError unless config.json and one engine file per rank are there and not empty."""
+    wanted = ["config.json", *(f"rank{rank}.engine" for rank in range(ranks))]
+    bad = [name for name in wanted if not (engine / name).is_file() or (engine / name).stat().st_size == 0]
+    if bad:
+        raise BuildError(f"{PROGRAM} ended well but left no {bad[0]} in {engine.name}; see {LOG}.")

@@ -1,0 +1,58 @@
+"""Tiny random models of every family, written as Hugging Face folders with a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SIZES = {
+    "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "max_position_embeddings": 512,
+}  # fmt: skip
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"bos_token_id": 1, "eos_token_id": 2}),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2,
+                                     "moe_intermediate_size": 256, "norm_topk_prob": True}),
+    "gemma2": ("Gemma2Config", {"head_dim": 32, "sliding_window": 128}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 32, "sliding_window": 128}),
+    "phi3": ("Phi3Config", {"pad_token_id": 0}),
+    "deepseek_v3": ("DeepseekV3Config", {
+        "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 1}),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}  # fmt: skip
+
+
+def write_checkpoint(folder: Path, family: str, seed: int = 0, **overrides: Any) -> Path:
+    """A checkpoint of `family` with random weights (float32) in `folder`."""
+    import torch
+    import transformers
+
+    name, extra = CLASSES[family]
+    config = getattr(transformers, name)(**{**SIZES, **extra, **overrides})
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Bytes as tokens, after three special ones: any text can be encoded."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *sorted(alphabet)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
