@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("checkpoint")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The engine folder to make.")
+@click.argument("checkpoint", required=False)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine folder to make.")
 @click.option("--target", type=click.Choice(["openvino", "tensorrt", "pytorch"]), default="openvino", show_default=True)
 @click.option(
     "--quant", default="none", show_default=True, help="Weights: none, int8, int4 (openvino); fp8, int4_awq, …"
@@ -33,13 +33,39 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Build what `llmops plan --save FILE` planned: target, precision, layout and limits come from it.",
 )
-@click.option("--calib-dataset", help="Text for calibration (a file, or a dataset name).")
+@click.option(
+    "--calib-data",
+    "--calib-dataset",
+    "calib_dataset",
+    metavar="DATA",
+    help="Text for calibration: .jsonl, .txt, .parquet or a hub id. Default: the bundled texts.",
+)
 @click.option("--calib-size", type=int, help="Samples for calibration.")
 @click.option("--calib-seq-len", type=int, help="Tokens per calibration sample.")
+@click.option("--calib-batch-size", type=int, help="Samples calibrated at a time.")
+@click.option("--calib-seed", type=int, help="Which samples are drawn when there are more than --calib-size.")
+@click.option("--max-ppl-ratio", type=float, help="Fail when quantising raises perplexity by more than this factor.")
+@click.option("--min-top1", type=float, help="Fail when the most likely token stays the same less often than this.")
+@click.option("--max-mean-kl", type=float, help="Fail when the mean KL divergence per token is larger (nats).")
+@click.option("--max-token-kl", type=float, help="Fail when any token's KL divergence is larger (nats).")
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and the exact commands; do nothing.")
+@click.option(
+    "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Finish an engine folder."
+)
+@click.option("--in-container", is_flag=True, help="With --resume: run the step in the NVIDIA image, with docker.")
 @click.option("--set", "options", multiple=True, metavar="KEY=VALUE", help="A setting of the target's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-def command(checkpoint: str, as_json: bool, options: tuple[str, ...], plan_file: Path | None, **fields: Any) -> None:
+def command(
+    checkpoint: str | None,
+    as_json: bool,
+    options: tuple[str, ...],
+    plan_file: Path | None,
+    dry_run: bool,
+    resume: Path | None,
+    in_container: bool,
+    **fields: Any,
+) -> None:
     """Build an engine folder from CHECKPOINT.
 
     CHECKPOINT is a Hugging Face folder, a GGUF file, a hub id (owner/name, downloaded) or the bundled model smollm2.
@@ -49,14 +75,36 @@ def command(checkpoint: str, as_json: bool, options: tuple[str, ...], plan_file:
     from llmops.build.progress import make_progress
     from llmops.build.spec import BuildSpec
 
+    if resume is not None:
+        from llmops.build.resume import resume as finish
+
+        _show(*finish(resume, in_container, make_progress()), resume, as_json)
+        return
+    if checkpoint is None or fields["output"] is None:
+        raise click.UsageError("give CHECKPOINT and -o OUTPUT, or --resume DIR.")
+    settings = _options(options) | _target_flags(fields)
     if plan_file:
         fields |= _planned(plan_file, fields)
-    spec = BuildSpec(checkpoint=checkpoint, options=_options(options), **fields)
-    manifest, cached = build(spec, make_progress())
-    if as_json:
-        click.echo(manifest.model_dump_json(indent=2))
-    else:
-        click.echo(_summary(manifest, spec.output, cached))
+    spec = BuildSpec(checkpoint=checkpoint, options=settings, **fields)
+    if dry_run:
+        from llmops.build.dry_run import describe
+
+        click.echo(describe(spec))
+        return
+    _show(*build(spec, make_progress()), spec.output, as_json)
+
+
+# flags that only some targets have; the target checks them like --set KEY=VALUE
+_TARGET_FLAGS = ("calib_batch_size", "calib_seed", "max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
+
+
+def _target_flags(fields: dict[str, Any]) -> dict[str, Any]:
+    values = {name: fields.pop(name) for name in _TARGET_FLAGS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _show(manifest: EngineManifest, cached: bool, output: Path, as_json: bool) -> None:
+    click.echo(manifest.model_dump_json(indent=2) if as_json else _summary(manifest, output, cached))
 
 
 def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +124,7 @@ def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "plan": plan.to_dict()}
 
 
-def _options(pairs: tuple[str, ...]) -> dict[str, str]:
+def _options(pairs: tuple[str, ...]) -> dict[str, Any]:
     for pair in pairs:
         if "=" not in pair:
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
@@ -87,8 +135,29 @@ def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     state = "Already built" if cached else "Built"
     limits, weights = manifest.limits, manifest.quantisation.weights
-    return (
+    quality = _quality(manifest) if manifest.quality else ""
+    if not manifest.complete:
+        return quality + _left_over(manifest, output)
+    return quality + (
         f"{state} {manifest.name} ({manifest.architecture}, {manifest.target}, weights {weights}) "
         f"in {output}: {size / 2**20:.0f} MiB, batch {limits.max_batch_size}, {limits.max_seq_len} tokens.\n"
         f"Next: llmops repo {output} -o REPO"
+    )
+
+
+def _quality(manifest: EngineManifest) -> str:
+    quality = manifest.quality or {}
+    return (
+        f"Quality against the source on {quality['tokens']} tokens: perplexity x{quality['perplexity_ratio']:.4f}, "
+        f"top-1 agreement {quality['top1_agreement']:.1%}, mean KL {quality['mean_kl']:.4f}, "
+        f"worst token {quality['worst_token_kl']:.3f}; golden answers {quality['golden_agreement']:.1%}.\n"
+    )
+
+
+def _left_over(manifest: EngineManifest, output: Path) -> str:
+    return (
+        f"Quantised {manifest.name} for {manifest.parallelism.world_size} GPUs in {output}. trtllm-build is still to "
+        f"run, on the GPUs, with {manifest.extra.get('image')}:\n"
+        f"  llmops build --resume {output}                  inside the image\n"
+        f"  llmops build --resume {output} --in-container   on a machine with docker"
     )

@@ -39,8 +39,8 @@ class InputRounding:
 
 @dataclass
 class ExportedModel:
-    """`weights` in transformers' names (experts one by one); `inputs` by module name; `kv_scales` by the projection whose output rounds;
-    `bounds` how far rounding may have moved each weight."""
+    """`weights` in transformers' names (experts one by one) and `bounds`, how far rounding may have moved each;
+    `inputs` by module name; `kv_scales` by the projection whose output rounds."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     inputs: dict[str, InputRounding] = field(default_factory=dict)
