@@ -35,8 +35,8 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class Candidate:
     """A way to serve. `point`: one replica (or the whole disaggregated set) at the rate asked for; `best`: at the
-    highest rate that keeps the targets; `capacity`: requests/s of all replicas at `best`; `curve`: from one
-    sequence to a full batch; `paged` and `contiguous`: sequences per replica that fit with and without paging."""
+    highest rate that keeps the targets; `capacity`: requests/s of all replicas at `best`; `paged` and `contiguous`:
+    sequences per replica that fit with and without paging; `kv_token`: bytes of a token's cache on a GPU."""
 
     gpu: Gpu
     layout: Layout
@@ -48,7 +48,6 @@ class Candidate:
     best: Point
     capacity: float
     cost: Cost
-    curve: tuple[Point, ...]
     paged: int
     contiguous: int
     kv_token: int
@@ -152,7 +151,6 @@ def evaluate(request: PlanRequest, gpu: Gpu, fitted: Fitted) -> Candidate:
         best=best,
         capacity=capacity,
         cost=fleet_cost(gpu.price, gpus, rate, capacity, point, request.workload, request.api),
-        curve=curve(replica),
         paged=fitted.paged,
         contiguous=fitted.contiguous,
         kv_token=kv.token_bytes(request.model, request.kv, layout),

@@ -17,33 +17,37 @@ MAX_RATIO = 8
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker of a kind at the highest rate (requests/s) that keeps its target; seconds for the latency."""
+    """One worker of a kind at the highest rate (requests/s) that keeps its target; seconds for the latency. A prefill
+    worker is busy for `service` seconds per request and answers in `unloaded` seconds when nothing waits."""
 
     layout: Layout
     rate: float
     latency: float
     latency_p95: float
     gpus: int
-    batch: int
-
-    @property
-    def rate_per_gpu(self) -> float:
-        return self.rate / self.gpus
+    service: float = 0.0
+    unloaded: float = 0.0
 
 
 def prefill_worker(replica: Replica, times: OpTimes) -> Worker | None:
     """Prompts one at a time, arriving at random: M/D/1. The KV cache then goes over the network to the decoder, which
     is counted to the TTFT: a user sees nothing more before it has arrived."""
     load, steps = replica.workload, replica.steps
-    pp = steps.layout.pp
-    prompt = Prefill(1, load.new_tokens, load.isl - load.new_tokens)
-    stage = steps.seconds(0, 0, prompt)
-    total = pp * stage + transfer_seconds(replica, times)
+    layout = steps.layout
+    stage = steps.seconds(0, 0, Prefill(1, load.new_tokens, load.isl - load.new_tokens))
+    total = layout.pp * stage + transfer_seconds(replica, times)
     if load.ttft_p95 is not None and total > load.ttft_p95:
         return None
-    busy = _busiest(stage, total, load.ttft_p95)
-    wait = busy * stage / (2 * (1 - busy))
-    return Worker(steps.layout, busy / stage, total + wait, total + _wait_p95(busy, stage), steps.layout.gpus, batch=1)
+    rate = _busiest(stage, total, load.ttft_p95) / stage
+    mean, p95 = prefill_latency(stage, total, rate)
+    return Worker(layout, rate, mean, p95, layout.gpus, service=stage, unloaded=total)
+
+
+def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float]:
+    """Mean and 95th percentile (from the exponential tail) of an M/D/1 queue at `rate` requests/s."""
+    busy = rate * service
+    wait = busy * service / (2 * (1 - busy))
+    return unloaded + wait, unloaded + max(wait, _wait_p95(busy, service))
 
 
 def transfer_seconds(replica: Replica, times: OpTimes) -> float:
@@ -53,7 +57,7 @@ def transfer_seconds(replica: Replica, times: OpTimes) -> float:
 
 
 def _wait_p95(busy: float, service: float) -> float:
-    """95th percentile of the wait in M/D/1, from its exponential tail."""
+    """95th percentile of the wait."""
     return service / (2 * (1 - busy)) * math.log(busy / 0.05) if busy > 0.05 else 0.0
 
 
@@ -98,17 +102,20 @@ class Disaggregated:
         return min(self.prefills * self.prefill.rate, self.decodes * self.decode.rate)
 
     def point(self, load: Workload, rate: float) -> Point:
-        """What a user sees when the whole set serves `rate` requests/s."""
+        """What a user sees when the whole set serves `rate` requests/s; decoding as if it were at its limit."""
+        each = min(rate / self.prefills, self.prefill.rate)
+        ttft, ttft_p95 = prefill_latency(self.prefill.service, self.prefill.unloaded, each)
         return Point(
             concurrency=rate * load.osl * self.decode.latency,
             rate=rate,
-            ttft=self.prefill.latency,
-            ttft_p95=self.prefill.latency_p95,
+            ttft=ttft,
+            ttft_p95=ttft_p95,
             tpot=self.decode.latency,
             tpot_p95=self.decode.latency_p95,
             prefill_share=self.prefills * self.prefill.gpus / self.gpus,
             tokens_per_second=rate * load.osl,
             gpus=self.gpus,
+            pause=self.decode.latency_p95,
         )
 
 

@@ -34,6 +34,11 @@ class Precision:
     parts: frozenset[str] = frozenset({"attention", "mlp", "experts"})
     table_bits: int = 16
 
+    @property
+    def label(self) -> str:
+        """As a user writes it."""
+        return "bf16" if self.name == "none" else self.name
+
     def linear_bytes(self, inputs: int, outputs: int, part: str, dtype_bytes: int) -> int:
         """Bytes of one weight matrix with its scales; parts that stay unquantised take `dtype_bytes` per weight."""
         if part not in self.parts or self.bits == 16:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llmops.build.plan import kv
-from llmops.build.plan.candidate import Candidate, Fitted, Refused, evaluate, fit
+from llmops.build.plan.candidate import Candidate, Fitted, Refused, curve, evaluate, fit
 from llmops.build.plan.cost import fleet_cost
 from llmops.build.plan.disaggregated import Disaggregated, decode_worker, match, prefill_worker
 from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.layout import candidates
 from llmops.build.plan.request import PlanRequest
+from llmops.build.plan.serving import Point
 from llmops.build.plan.timing.base import OpTimes
 from llmops.errors import InputError
 
@@ -28,6 +29,15 @@ class Rejection:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """What a layout that fits gives from one sequence to a full batch, whether it holds the targets or not."""
+
+    gpu: str
+    layout: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything the reports show. `candidates` by cost, the cheapest first; `timing`: each GPU's source of times."""
 
@@ -35,6 +45,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     rejections: tuple[Rejection, ...]
     timing: dict[str, str] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = ()
 
     @property
     def best(self) -> Candidate:
@@ -46,6 +57,7 @@ class _Findings:
     candidates: list[Candidate] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
 
     def refuse(self, gpu: Gpu, layout: object, refused: Refused) -> None:
         self.rejections.append(Rejection(gpu.name, str(layout), refused.reason))
@@ -64,17 +76,20 @@ def search(
             progress(f"{gpu.name} {layout}")
             try:
                 fitted.append(fit(request, gpu, layout, times))
+                found.curves.append(Curve(gpu.name, str(layout), curve(fitted[-1].replica)))
                 found.candidates.append(evaluate(request, gpu, fitted[-1]))
             except Refused as refused:
                 found.refuse(gpu, layout, refused)
         if request.disaggregated:
             progress(f"{gpu.name} disaggregated")
-            found.candidates += _disaggregated(request, gpu, fitted, times)
+            pairs = _disaggregated(request, gpu, fitted, times)
+            found.candidates += pairs
+            found.curves += [Curve(gpu.name, pair.name, (pair.best,)) for pair in pairs]
         timing[gpu.name] = describe(times)
     if not found.candidates:
         raise InputError(_nothing(request, found))
     ranked = sorted(found.candidates, key=_rank(request))
-    return Plan(request, tuple(ranked), tuple(found.rejections), timing)
+    return Plan(request, tuple(ranked), tuple(found.rejections), timing, tuple(found.curves))
 
 
 def describe(times: OpTimes) -> str:
@@ -126,7 +141,6 @@ def _candidate(request: PlanRequest, gpu: Gpu, one: Fitted, pair: Disaggregated)
         best=best,
         capacity=pair.rate,
         cost=fleet_cost(gpu.price, pair.gpus, rate, pair.rate, point, load, request.api),
-        curve=(best,),
         paged=one.paged,
         contiguous=one.contiguous,
         kv_token=kv.token_bytes(request.model, request.kv, one.layout),
@@ -157,9 +171,10 @@ def _nothing(request: PlanRequest, found: _Findings) -> str:
 
 
 def _larger(request: PlanRequest, share: int) -> str:
-    memory = max(gpu.memory for gpu in request.gpus)
+    memory, count = max(gpu.memory for gpu in request.gpus), request.max_gpus
+    fleet = f"{count} GPU{'s' * (count > 1)}"
     return (
-        f"{request.name} does not fit on {request.max_gpus} GPUs: at its widest split {share / GB:.0f} GB of weights "
-        f"({request.precision.name}) go on each GPU of {memory / GB:.0f} GB; give more GPUs, a larger kind, or a "
+        f"{request.name} does not fit on {fleet}: at its widest split {share / GB:.0f} GB of weights "
+        f"({request.precision.label}) go on each GPU of {memory / GB:.0f} GB; give more GPUs, a larger kind, or a "
         "smaller --quant."
     )

@@ -20,7 +20,8 @@ PROMPT_LOAD = 0.85
 @dataclass(frozen=True)
 class Point:
     """One replica in steady state. `concurrency`: mean sequences that decode; `rate`: requests/s; seconds for
-    time to first token (TTFT) and per output token (TPOT); `prefill_share`: part of the time spent on prompts."""
+    time to first token (TTFT) and per output token (TPOT); `pause`: the longest between two tokens, while a prompt
+    (or a chunk of one) is read; `prefill_share`: part of the time spent on prompts."""
 
     concurrency: float
     rate: float
@@ -31,6 +32,7 @@ class Point:
     prefill_share: float
     tokens_per_second: float
     gpus: int
+    pause: float = 0.0
 
     @property
     def per_gpu(self) -> float:
@@ -101,7 +103,17 @@ class Replica:
             prefill_share=1 - plain / mean,
             tokens_per_second=rate * load.osl,
             gpus=self.steps.layout.tp * pp,
+            pause=self._pause(concurrency),
         )
+
+    def _pause(self, concurrency: float) -> float:
+        """A step that reads a whole prompt, or with chunked prefill as much of it as a step has room for."""
+        load, pp = self.workload, self.steps.layout.pp
+        batch = max(1, round(concurrency / pp))
+        room = max(1, self.max_num_tokens - batch * (1 + load.draft_tokens))
+        tokens = min(load.new_tokens, room) if load.chunked_prefill else load.new_tokens
+        prefill = Prefill(1, tokens, load.isl - load.new_tokens) if self.reads_prompts else None
+        return pp * self.steps.seconds(batch, load.isl + load.osl // 2, prefill, load.draft_tokens)
 
     def _cycle(self, concurrency: float) -> tuple[float, float]:
         """Mean seconds between two tokens of a sequence, and what it would be without prompts. With pipeline stages
@@ -127,19 +139,20 @@ class Replica:
 
     def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float]:
         """Mean and 95th percentile of the TTFT. A request waits for the end of the step it falls into (more likely a
-        long one), then for its own step, with the other prompts that came meanwhile; and where a step has no more
-        room, for the steps before. Prompts arrive at random, so a step's length varies with their number."""
+        long one), then goes through all stages with the other prompts that came meanwhile; and where a step has no
+        more room, waits for the steps before. Prompts arrive at random, so a step's length varies with their number."""
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
         length = load.isl + load.osl // 2
-        prompt = pp * self.steps.seconds(batch, length, self._prompts(1), load.draft_tokens) - plain
+        step = cycle / pp
+        prompt = self.steps.seconds(batch, length, self._prompts(1), load.draft_tokens) - plain / pp
         share = min(0.95, rate * prompt)
-        variance = prompt**2 * rate * cycle / (1 - share**2)
-        biased = cycle + variance / cycle
+        variance = prompt**2 * rate * step / (1 - share**2)
+        biased = step + variance / step
         others = rate * biased
-        queue, tail = self._queue(concurrency, plain + prompt)
-        mean = biased / 2 + plain + prompt * (1 + others)
-        spread = math.sqrt(biased**2 / 12 + variance / 3 + prompt**2 * others)
+        queue, tail = self._queue(concurrency, plain / pp + prompt)
+        mean = biased / 2 + plain + pp * prompt * (1 + others)
+        spread = math.sqrt(biased**2 / 12 + variance / 3 + (pp * prompt) ** 2 * others)
         return mean + queue, mean + EXPONENTIAL_TAIL * spread + tail
 
     def _queue(self, concurrency: float, step: float) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,9 @@ def _from_hub(hub_id: str) -> dict[str, Any]:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return _read(Path(hf_hub_download(hub_id, "config.json")))
+        return _read(Path(hf_hub_download(hub_id, "config.json", local_files_only=_offline())))
     except GatedRepoError as error:
-        raise CheckpointError(
-            f"{hub_id} is gated: accept its licence on the hub, set HF_TOKEN, and try again."
-        ) from error
+        raise CheckpointError(f"{hub_id} is gated: accept its licence on the hub and set HF_TOKEN.") from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(f"the hub has no model {hub_id} (or it is private: set HF_TOKEN).") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -73,3 +72,19 @@ def _from_hub(hub_id: str) -> dict[str, Any]:
             f"the config of {hub_id} could not be fetched from the Hugging Face hub; check the network, or download "
             "config.json elsewhere and give its path."
         ) from error
+
+
+def _offline() -> bool:
+    """Whether the hub's name does not even resolve: its client would try for half a minute."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    if getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return True
+    return False

@@ -87,6 +87,10 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "timing": plan.timing,
         "plan": build_plan(plan).to_dict(),
         "candidates": [candidate_data(candidate) for candidate in plan.candidates],
+        "curves": [
+            {"gpu": one.gpu, "layout": one.layout, "points": [point_data(point) for point in one.points]}
+            for one in plan.curves
+        ],
         "rejected": [asdict(rejection) for rejection in plan.rejections],
     }
 
@@ -109,7 +113,6 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
         "kv_bytes_per_token": candidate.kv_token,
         "sequences": {"paged": candidate.paged, "contiguous": candidate.contiguous},
         "limits": {**asdict(candidate.limits), "max_batch_size": batch_limit(candidate)},
-        "curve": [point_data(point) for point in candidate.curve],
     }
     if candidate.workers:
         pair = candidate.workers

@@ -35,7 +35,7 @@ def run(*arguments, width: int = 80):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_report_fits_the_terminal_and_answers_the_questions(config, width):
-    result = run(config, *TASK, "--price", "h100-sxm=2.5", "--api-price", "0.6,0.9", width=width)
+    result = run(config, *TASK, "--price", "h100-sxm=2.5", "--api-price", "0.6,0.9", "--gpus", "12", width=width)
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= width
     flat = re.sub(r"[\s│]+", " ", result.stdout)
@@ -123,6 +123,17 @@ def test_a_model_that_is_not_there(tmp_path):
         run(tmp_path / "none.json")
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         run(tmp_path)
+
+
+def test_a_hub_id_without_a_network(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CheckpointError, match=r"could not be fetched .* give its path"):
+        run("nobody/nothing")
 
 
 @pytest.mark.parametrize(

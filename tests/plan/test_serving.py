@@ -52,6 +52,14 @@ def test_drafts_that_are_accepted_speed_up_a_small_batch(models):
     assert good.tpot < plain.tpot < useless.tpot
 
 
+def test_chunks_trade_the_first_token_for_shorter_pauses(models):
+    steps = replica(models, Workload(8000, 200)).steps
+    whole = Replica(steps, Workload(8000, 200, chunked_prefill=False), 256, 16384).at(4)
+    chunked = Replica(steps, Workload(8000, 200), 256, 1024).at(4)
+    assert chunked.pause < whole.pause / 3
+    assert chunked.ttft > whole.ttft
+
+
 def test_stages_do_not_change_the_work_but_delay_a_token(models):
     one, two = (replica(models, Workload(1000, 200), pp=pp).at(64) for pp in (1, 2))
     assert two.rate > one.rate
@@ -126,6 +134,7 @@ def test_disaggregated_sides_match(models):
     assert decode is not None
     assert prefill.latency_p95 <= 0.5
     assert decode.latency_p95 <= 0.02
+    assert prefill.unloaded < prefill.latency < prefill.latency_p95
     pair = match(prefill, decode, 40.0, 64)
     assert pair is not None
     assert pair.prefills == -(-40 // prefill.rate)

@@ -100,7 +100,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _pareto(plan: Plan) -> str:
-    lines = frontiers(plan.candidates)
+    lines = frontiers(plan.curves)
     points = [point for line in lines.values() for point, _ in line]
     right, top = max(point.per_user for point in points), max(point.per_gpu for point in points)
     drawn = "".join(

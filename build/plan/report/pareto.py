@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmops.build.plan.candidate import Candidate
+from llmops.build.plan.search import Curve
 from llmops.build.plan.serving import Point
 
 MARKS = "●▲■◆"
 
 
-def frontiers(candidates: Iterable[Candidate]) -> dict[str, list[tuple[Point, str]]]:
+def frontiers(curves: Iterable[Curve]) -> dict[str, list[tuple[Point, str]]]:
     """For each GPU kind the undominated (point, layout), from the fastest for a user to the most per GPU."""
     points: dict[str, list[tuple[Point, str]]] = {}
-    for candidate in candidates:
-        points.setdefault(candidate.gpu.name, []).extend((point, candidate.name) for point in candidate.curve)
+    for curve in curves:
+        points.setdefault(curve.gpu, []).extend((point, curve.layout) for point in curve.points)
     return {gpu: _frontier(found) for gpu, found in points.items()}
 
 

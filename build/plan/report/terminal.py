@@ -83,7 +83,7 @@ def _memory(candidate: Candidate, total: int) -> Table:
 
 
 def _pareto(plan: Plan, width: int) -> list[Text]:
-    lines = frontiers(plan.candidates)
+    lines = frontiers(plan.curves)
     legend = "  ".join(f"{mark} {gpu}" for mark, gpu in zip(MARKS * 4, lines, strict=False))
     heading = Text(f"Tokens/s per GPU against tokens/s per user   {legend}", style="bold")
     return [heading, *(Text(row) for row in picture(lines, min(width, WIDE)))]

@@ -42,8 +42,7 @@ def title(plan: Plan) -> str:
         asked.append(f"prefix hits {load.prefix_hit:.0%}")
     if load.draft_tokens:
         asked.append(f"{load.draft_tokens} draft tokens accepted at {load.acceptance:g}")
-    quant = "bf16" if request.precision.name == "none" else request.precision.name
-    return f"{request.name} · {quant} weights, {request.kv} KV · {', '.join(asked)}"
+    return f"{request.name} · {request.precision.label} weights, {request.kv} KV · {', '.join(asked)}"
 
 
 def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
@@ -81,6 +80,8 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
         ("cost", f"{dollars(cost.hourly)}/h, {dollars(cost.monthly)}/month at {dollars(best.gpu.price)} per GPU-hour"),
         ("per million tokens", f"{dollars(cost.input_per_million)} input, {dollars(cost.output_per_million)} output"),
     ]
+    if not best.workers:
+        lines.insert(4, ("longest pause", f"{milliseconds(point.pause)} between two tokens, while a prompt is read"))
     if plan.request.api:
         lines.append(("against the API", break_even(best)))
     limits = best.limits
