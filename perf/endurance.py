@@ -60,7 +60,8 @@ async def _beside(front: Service, streams: int, prompts: int) -> Document:
     )
     await asyncio.sleep(2.0)
     for _ in range(prompts):
-        await bench(options(front.address, 32_000, 1, concurrency=1, requests=1, warmup=0))
+        long = await bench(options(front.address, 32_000, 1, concurrency=1, requests=1, warmup=0))
+        assert long.summary.completed == 1, long.summary.errors
     return await short
 
 
@@ -95,8 +96,7 @@ def measure(engine: Path, soak_requests: int = SOAK_REQUESTS) -> Section:
     """All figures of this script."""
     text = "Fountain on the real Triton, gateway and load generator on the same machine."
     section = Section("Endurance", "python -m llmops.perf.endurance ENGINE", text)
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with section, tempfile.TemporaryDirectory() as folder:
         slow, fast = Path(folder, "slow"), Path(folder, "fast")
         make_fountain(engine, slow, SLOW)
         with triton(slow) as server, gateway(server.address) as front:
@@ -105,7 +105,6 @@ def measure(engine: Path, soak_requests: int = SOAK_REQUESTS) -> Section:
         make_fountain(engine, fast, 0.002)
         with triton(fast) as server, gateway(server.address) as front:
             soak(front, section, soak_requests)
-    section.seconds = time.monotonic() - begun
     return section
 
 

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from llmops.perf.harness.load import run
 from llmops.perf.harness.stack import Service, gateway, triton
 from llmops.perf.peers.llamacpp import llamacpp, tokens_per_second
 
-STREAMS = {1: 3, 8: 24, 32: 96}  # concurrency: requests
+STREAMS = {1: 3, 8: 16, 32: 64}  # concurrency: requests
 ROUNDS = 2
 # against llama.cpp, by streams; against the bare pipeline at 32 streams
 AIMS = {8: 1.1, 32: 1.5}
@@ -81,15 +80,13 @@ def _tokens_per_second(url: str, via: str, streams: int, requests: int) -> float
     return document.summary.output_tokens_per_second
 
 
-def compare(systems: dict[str, Measure]) -> dict[int, dict[str, float]]:
-    """Median tokens/s by streams and system; the systems take turns in each round."""
+def compare(systems: dict[str, Measure], section: Section) -> None:
+    """Median tokens/s of each system; the systems take turns in each round."""
     for measure in systems.values():
         measure(4, 8)
-    found: dict[int, dict[str, float]] = {}
     for streams, requests in STREAMS.items():
         rounds = [{name: measure(streams, requests) for name, measure in systems.items()} for _ in range(ROUNDS)]
-        found[streams] = {name: statistics.median(r[name] for r in rounds) for name in systems}
-    return found
+        _report(streams, {name: statistics.median(r[name] for r in rounds) for name in systems}, section)
 
 
 def prefix_cache(front: Service, section: Section) -> None:
@@ -110,30 +107,27 @@ def measure(engine: Path, gguf: Path | None) -> Section:
     """All figures of this script; without `gguf`, without llama.cpp."""
     section = Section("Engine path", "python -m llmops.perf.engine_vs_gateway ENGINE --gguf GGUF", __doc__ or "")
     section.text = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
-    begun = time.monotonic()
-    with contextlib.ExitStack() as stack:
+    with section, contextlib.ExitStack() as stack:
         systems = {"bare pipeline": stack.enter_context(bare(engine))}
         server, front = stack.enter_context(served(engine))
         systems |= {"Triton gRPC": through_grpc(server), "gateway": through_gateway(front)}
         if gguf is not None:
             peer = stack.enter_context(llamacpp(gguf))
             systems["llama.cpp"] = lambda streams, requests: tokens_per_second(peer, streams, requests)
-        _report(compare(systems), section)
+        compare(systems, section)
         prefix_cache(front, section)
-    section.seconds = time.monotonic() - begun
     return section
 
 
-def _report(found: dict[int, dict[str, float]], section: Section) -> None:
-    for streams, rates in found.items():
-        for name, rate in rates.items():
-            section.add(f"{name}, {streams} streams", rate, "tokens/s")
-        aim = BARE_AIM if streams == max(found) else None
-        ratio = rates["gateway"] / rates["bare pipeline"]
-        section.add(f"gateway / bare pipeline, {streams} streams", ratio, "×", aim, "least")
-        if "llama.cpp" in rates:
-            ratio = rates["gateway"] / rates["llama.cpp"]
-            section.add(f"gateway / llama.cpp, {streams} streams", ratio, "×", AIMS.get(streams), "least")
+def _report(streams: int, rates: dict[str, float], section: Section) -> None:
+    for name, rate in rates.items():
+        section.add(f"{name}, {streams} streams", rate, "tokens/s")
+    aim = BARE_AIM if streams == max(STREAMS) else None
+    ratio = rates["gateway"] / rates["bare pipeline"]
+    section.add(f"gateway / bare pipeline, {streams} streams", ratio, "×", aim, "least")
+    if "llama.cpp" in rates:
+        ratio = rates["gateway"] / rates["llama.cpp"]
+        section.add(f"gateway / llama.cpp, {streams} streams", ratio, "×", AIMS.get(streams), "least")
 
 
 @click.command()

@@ -7,7 +7,6 @@ the wall clock. ENGINE is any engine folder; only its tokenizer and chat templat
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,13 @@ def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams
     )
     direct, tokens, _ = _window(f"grpc://{triton_.address}", triton_, gateway_, streams)
     section.add(f"Triton, same load straight over gRPC, {streams} streams", 1e6 * direct["triton"] / tokens, "µs/token")
+
+
+def per_request_streams(triton_: Service, gateway_: Service, section: Section, streams: int = 32) -> None:
+    """The same with one gRPC stream per request; fewer streams, or two cores cannot keep up."""
+    used, tokens, _ = _window(gateway_.address, triton_, gateway_, streams)
+    section.add(f"per-request streams: gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token")
+    section.add(f"per-request streams: Triton, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token")
 
 
 def _window(url: str, triton_: Service, gateway_: Service, streams: int) -> tuple[dict[str, float], int, Document]:
@@ -109,12 +115,11 @@ def measure(engine: Path) -> Section:
     """All figures of this script."""
     text = "Fountain at 20 ms per token on the real Triton, gateway and load generator on the same machine."
     section = Section("Hot path", "python -m llmops.perf.hot_path ENGINE", text)
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with section, tempfile.TemporaryDirectory() as folder:
         _on_fountain(engine, Path(folder, "beat"), 0.0, lambda t, g: _cpu(t, g, section))
+        _on_fountain(engine, Path(folder, "old"), 0.0, lambda t, g: per_request_streams(t, g, section), ["request"])
         # first tokens on a grid of 1 ms, so that waiting for the beat does not hide what the path adds
         _on_fountain(engine, Path(folder, "first"), 0.001, lambda t, g: added_latency(t, g, section))
-    section.seconds = time.monotonic() - begun
     return section
 
 
@@ -123,8 +128,14 @@ def _cpu(triton_: Service, gateway_: Service, section: Section) -> None:
     cpu_per_request(gateway_, section)
 
 
-def _on_fountain(engine: Path, repository: Path, first: float, work: Callable[[Service, Service], None]) -> None:
-    make_fountain(engine, repository, PERIOD, first)
+def _on_fountain(
+    engine: Path,
+    repository: Path,
+    first: float,
+    work: Callable[[Service, Service], None],
+    transports: list[str] | None = None,
+) -> None:
+    make_fountain(engine, repository, PERIOD, first, transports=transports)
     with triton(repository) as triton_, gateway(triton_.address) as gateway_:
         work(triton_, gateway_)
 

@@ -25,8 +25,9 @@ MODEL_FILES = Path(__file__).parent / "model"
 class FountainTarget(OpenVINOTarget):
     """The OpenVINO target's tensors and transports with the fountain's parameters; needs no weights."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], transports: list[str] | None) -> None:
         self._options = options
+        self._transports = transports or find_target("openvino").transports()
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
         return
@@ -37,22 +38,26 @@ class FountainTarget(OpenVINOTarget):
         return replace(model, parameters=parameters)
 
     def transports(self) -> list[str]:
-        transports: list[str] = find_target("openvino").transports()
-        return transports
+        return self._transports
 
 
 def make_fountain(
-    engine: Path, output: Path, period: float = 0.02, first: float = 0.0, max_batch_size: int = 2048
+    engine: Path,
+    output: Path,
+    period: float = 0.02,
+    first: float = 0.0,
+    max_batch_size: int = 2048,
+    transports: list[str] | None = None,
 ) -> Path:
     """Write the repository to `output`; tokenizer, chat template and limits are those of the `engine` folder.
 
-    `period` and `first` in seconds, see FountainRuntime.
+    `period` and `first` in seconds, see FountainRuntime; `transports` as in the card, all that there are by default.
     """
     manifest = EngineManifest.load(engine)
     limits = manifest.limits.model_copy(update={"max_batch_size": max_batch_size, "max_seq_len": 262_144})
     manifest = manifest.model_copy(update={"limits": limits})
     options = {"period": period, "first": first, "token_ids": _token_ids(engine / manifest.tokenizer.directory)}
-    entry = EngineEntry(NAME, engine.resolve(), manifest, FountainTarget(options))
+    entry = EngineEntry(NAME, engine.resolve(), manifest, FountainTarget(options, transports))
     generate_repository([entry], output)
     package = output / f"{NAME}-tensorrt_llm" / "1" / "llmops_engine"
     for source in MODEL_FILES.glob("*.py"):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from llmops.perf.harness.processes import Others
+
+DISTURBED = 0.25  # cores
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,17 @@ class Section:
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    others: float = 0.0  # cores that processes outside the benchmark used meanwhile
+
+    def __enter__(self) -> Section:
+        print(self.title, flush=True)
+        self._begun, self._others = time.monotonic(), Others()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.seconds = time.monotonic() - self._begun
+        self.others = self._others.cores()
+        print(f"  {self.seconds:.0f} s; others used {self.others:.2f} cores meanwhile", flush=True)
 
     def add(
         self, name: str, value: float, unit: str, target: float | None = None, at: Literal["most", "least"] = "most"
@@ -44,12 +60,16 @@ class Section:
         print(f"  {name}: {_number(value)} {unit} {_verdict(figure)}", flush=True)
 
     def markdown(self) -> str:
-        lines = [f"## {self.title}", "", self.text, "", f"`{self.command}` ({self.seconds:.0f} s)", ""]
+        lines = [f"## {self.title}", "", self.text, "", f"`{self.command}`", "", self._circumstances(), ""]
         if self.figures:
             lines += ["| | measured | aimed at | |", "|---|---|---|---|"]
             lines += [_row(figure) for figure in self.figures]
         lines += ["", *(f"- {note}" for note in self.notes)] if self.notes else []
         return "\n".join(lines) + "\n"
+
+    def _circumstances(self) -> str:
+        text = f"Took {self.seconds:.0f} s; other processes used {self.others:.2f} cores meanwhile"
+        return f"**{text}: the figures are worth little.**" if self.others > DISTURBED else f"{text}."
 
     def write_json(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")

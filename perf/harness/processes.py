@@ -77,3 +77,35 @@ class CpuMeter:
 def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """What was used in between."""
     return {name: after[name] - before[name] for name in after}
+
+
+class Others:
+    """CPU that processes outside this one's tree use: `others.cores()` is the mean since it was made.
+
+    Timings taken while others work mean little; a report says how much that was.
+    """
+
+    def __init__(self) -> None:
+        self._busy, self._own, self._wall = _busy_seconds(), _tree_seconds(), time.perf_counter()
+
+    def cores(self) -> float:
+        others = (_busy_seconds() - self._busy) - (_tree_seconds() - self._own)
+        return max(0.0, others / (time.perf_counter() - self._wall))
+
+
+def _busy_seconds() -> float:
+    # cpu user nice system idle iowait irq softirq steal
+    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / _TICK
+
+
+def _tree_seconds() -> float:
+    """This process and its descendants, with those that have ended and were waited for."""
+    total = 0
+    for pid in descendants(os.getpid()):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(int(value) for value in fields[11:15])
+    return total / _TICK

