@@ -51,6 +51,11 @@ class Plan:
     def best(self) -> Candidate:
         return self.candidates[0]
 
+    @property
+    def buildable(self) -> Candidate:
+        """The best that is one kind of engine: aggregated, unless only separate workers hold the targets."""
+        return next((candidate for candidate in self.candidates if not candidate.workers), self.best)
+
 
 @dataclass
 class _Findings:

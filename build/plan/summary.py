@@ -16,9 +16,9 @@ FORMAT = 1
 
 
 def build_plan(plan: Plan, candidate: Candidate | None = None) -> BuildPlan:
-    """The engine to build for a candidate (the best, unless given). For a disaggregated one: its decode worker, the
-    prefill worker's layout under `predicted`."""
-    chosen, request = candidate or plan.best, plan.request
+    """The engine to build: of the best aggregated candidate unless one is given. For a disaggregated one it is the
+    decode worker's, with the prefill worker's layout under `predicted`."""
+    chosen, request = candidate or plan.buildable, plan.request
     return BuildPlan(
         model=request.name,
         architecture=request.model.hf_class,

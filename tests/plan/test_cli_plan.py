@@ -52,7 +52,8 @@ def test_json_has_every_figure_and_adds_up(config):
     assert best["point"]["tpot_p95"] <= 0.05
     assert best["capacity_requests_per_second"] >= 5
     assert best["cost"]["hourly"] == pytest.approx(2.99 * best["gpus"])
-    assert BuildPlan.from_dict(data).tp_size == best["layout"]["tp"]
+    built = next(one for one in data["candidates"] if one["kind"] == "aggregated")
+    assert BuildPlan.from_dict(data).tp_size == built["layout"]["tp"]
 
 
 def test_html_is_one_file_that_loads_nothing(config, tmp_path):

@@ -64,6 +64,14 @@ def test_disaggregated_serving_is_among_them(seventy):
     assert pair.gpus == pair.prefills * pair.prefill.layout.gpus + pair.decodes * pair.decode.layout.gpus
 
 
+def test_the_build_plan_is_of_one_kind_of_engine(seventy):
+    built = build_plan(seventy)
+    cheapest = next(candidate for candidate in seventy.candidates if not candidate.workers)
+    assert (built.tp_size, built.pp_size, built.replicas) == (cheapest.layout.tp, cheapest.layout.pp, cheapest.replicas)
+    pair = next(candidate for candidate in seventy.candidates if candidate.workers)
+    assert build_plan(seventy, pair).predicted["prefill_workers"] == pair.workers.prefills
+
+
 def test_prices_decide_between_kinds(models):
     kinds = ("h100-sxm", "h200-sxm")
     base = request(models, gpus=kinds)

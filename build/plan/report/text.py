@@ -84,12 +84,22 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
         lines.insert(4, ("longest pause", f"{milliseconds(point.pause)} between two tokens, while a prompt is read"))
     if plan.request.api:
         lines.append(("against the API", break_even(best)))
-    limits = best.limits
-    lines.append(
-        ("build limits", f"max_batch_size {batch_limit(best)}, max_num_tokens {limits.max_num_tokens}, max_seq_len "
-         f"{limits.max_seq_len}, KV fraction {limits.kv_fraction:g}")
-    )  # fmt: skip
-    return lines
+    return [*lines, ("build limits", build_limits(plan))]
+
+
+def build_limits(plan: Plan) -> str:
+    """Of the layout that --save writes."""
+    built = plan.buildable
+    limits = built.limits
+    of = (
+        ""
+        if built is plan.best
+        else f"of the best aggregated layout, {built.replicas}x {built.gpu.name} {built.name}: "
+    )
+    return (
+        f"{of}max_batch_size {batch_limit(built)}, max_num_tokens {limits.max_num_tokens}, max_seq_len "
+        f"{limits.max_seq_len}, KV fraction {limits.kv_fraction:g}"
+    )
 
 
 def break_even(best: Candidate) -> str:
