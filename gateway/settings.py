@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,7 +97,7 @@ class GatewaySettings(BaseSettings):
 def load_settings(config: Path | None = None, **flags: Any) -> GatewaySettings:
     """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key."""
     given = {name: value for name, value in flags.items() if value is not None}
-    _refuse_unknown_environment()
+    _refuse_misspelt_environment()
     merged = _merge(_read_yaml(config) if config else {}, _from_environment())
     try:
         return GatewaySettings(**_merge(merged, given))
@@ -109,12 +110,16 @@ def _from_environment() -> dict[str, Any]:
     return EnvSettingsSource(GatewaySettings, env_prefix=PREFIX, env_nested_delimiter="__")()
 
 
-def _refuse_unknown_environment() -> None:
-    known = {PREFIX + name.upper() for name in GatewaySettings.model_fields}
-    others = {"LLMOPS_CACHE", "LLMOPS_CONFIG", "LLMOPS_API_KEY", "LLMOPS_URL"}
+def _refuse_misspelt_environment() -> None:
+    """LLMOPS_ variables belong to other commands too, so only what looks like one of the gateway's is refused."""
+    known = [PREFIX + name.upper() for name in GatewaySettings.model_fields]
     for name in os.environ:
-        if name.startswith(PREFIX) and name.split("__")[0] not in known | others:
-            raise InputError(f"The environment variable {name} is no setting of the gateway; unset or rename it.")
+        stem = name.split("__")[0]
+        if not name.startswith(PREFIX) or stem in known:
+            continue
+        meant = difflib.get_close_matches(stem, known, n=1, cutoff=0.8)
+        if meant:
+            raise InputError(f"The environment variable {name} is no setting; did you mean {meant[0]}?")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -81,7 +81,6 @@ class Stack:
     client: httpx.AsyncClient
     tokenizer: TextTokenizer
     server: uvicorn.Server
-    serving: asyncio.Task
     chat_body: dict = field(
         default_factory=lambda: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
     )
@@ -117,23 +116,40 @@ def text_of(events: list) -> str:
 
 
 @contextlib.asynccontextmanager
+async def serving(settings: GatewaySettings):
+    """A gateway on a free port, as soon as it is ready: its client and server."""
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    config = uvicorn.Config(create_app(settings), log_config=None, lifespan="on", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        try:
+            await _ready(client)
+            yield client, server
+        finally:
+            server.should_exit = True
+            await task
+
+
+@contextlib.asynccontextmanager
 async def running(card: dict, tokenizer: TextTokenizer, **settings):
     triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
     await triton.start()
-    listener = bind("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    app = create_app(GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh_seconds=0.1, **settings))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=2))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        stack = Stack(triton, client, tokenizer, server, serving)
-        await _ready(client)
-        try:
-            yield stack
-        finally:
-            server.should_exit = True
-            await serving
-            await triton.stop()
+    try:
+        given = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh_seconds=0.1, **settings)
+        async with serving(given) as (client, server):
+            yield Stack(triton, client, tokenizer, server)
+    finally:
+        await triton.stop()
+
+
+async def eventually_async(holds, seconds: float = 5.0) -> None:
+    """The same for a condition that has to be awaited."""
+    deadline = time.monotonic() + seconds
+    while not await holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        await asyncio.sleep(0.05)
 
 
 async def eventually(holds, seconds: float = 5.0) -> None:

@@ -58,7 +58,13 @@ def test_a_wrong_file(tmp_path, text, said):
         load_settings(config)
 
 
-def test_an_unknown_environment_setting(monkeypatch):
+def test_a_misspelt_environment_setting(monkeypatch):
     monkeypatch.setenv("LLMOPS_TRITOM", "x:1")
-    with pytest.raises(InputError, match="LLMOPS_TRITOM"):
+    with pytest.raises(InputError, match="LLMOPS_TRITOM is no setting; did you mean LLMOPS_TRITON"):
         load_settings()
+
+
+def test_variables_of_other_commands_are_left_alone(monkeypatch):
+    monkeypatch.setenv("LLMOPS_CACHE", "/x")
+    monkeypatch.setenv("LLMOPS_API_KEY", "k")
+    assert load_settings().port == 9000
