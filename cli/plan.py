@@ -131,23 +131,24 @@ def _plan(checkpoint: str, flags: dict[str, Any]) -> Plan:
 def _request(checkpoint: str, flags: dict[str, Any]) -> PlanRequest:
     from llmops.build.architecture import Architecture
     from llmops.build.plan.precision import find_kv, find_precision
-    from llmops.build.plan.request import PlanRequest
+    from llmops.build.plan.request import PlanRequest, default_target
     from llmops.build.plan.source import load_config
     from llmops.build.plan.workload import Workload
 
     gpus = _gpus(flags["gpu"], flags["compare"], flags["price"])
     model = Architecture.from_hf_config(load_config(checkpoint))
     precision = find_precision(flags["quant"], model)
+    kv = find_kv(flags["kv_dtype"], precision)
     load = ("isl", "osl", "qps", "ttft_p95", "tpot_p95", "prefix_hit", "draft_tokens", "acceptance", "chunked_prefill")
     same = ("max_gpus", "tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction", "disaggregated")
     return PlanRequest(
         name=checkpoint,
         model=model,
         precision=precision,
-        kv=find_kv(flags["kv_dtype"], precision),
+        kv=kv,
         workload=Workload(**{name: flags[name] for name in load}),
         gpus=gpus,
-        target=flags["target"] or ("tensorrt" if "tensorrt" in model.targets else "pytorch"),
+        target=flags["target"] or default_target(model, precision, kv),
         api=_api(flags["api_price"]),
         **{name: flags[name] for name in same},
     )

@@ -13,6 +13,19 @@ from llmops.build.plan.workload import Workload
 from llmops.errors import InputError
 
 DEFAULT_NUM_TOKENS = 8192
+# What only one of the two GPU targets runs: trtllm-build has no block-scaled formats, the PyTorch backend neither
+# SmoothQuant nor per-channel INT4 nor an INT8 cache.
+ENGINE, TORCH = "tensorrt", "pytorch"
+_QUANT_ONLY = {"int8_sq": ENGINE, "int4_wo": ENGINE, "fp8_block": TORCH, "mxfp4": TORCH}
+_KV_ONLY = {"int8": ENGINE}
+
+
+def default_target(model: Architecture, precision: Precision, kv: str) -> str:
+    """tensorrt where the family and the precision can, else pytorch."""
+    only = _QUANT_ONLY.get(precision.name) or _KV_ONLY.get(kv)
+    return only or (ENGINE if ENGINE in model.targets else TORCH)
+
+
 SEQ_LEN_STEP = 1024
 
 
@@ -46,6 +59,12 @@ class PlanRequest:
                 f"{self.model.hf_class} cannot be built for --target {self.target}; "
                 f"take one of {', '.join(sorted(self.model.targets - {'openvino'})) or 'none (only openvino)'}."
             )
+        for flag, name, only in (
+            ("quant", self.precision.name, _QUANT_ONLY.get(self.precision.name)),
+            ("kv-dtype", self.kv, _KV_ONLY.get(self.kv)),
+        ):
+            if only not in (None, self.target):
+                raise InputError(f"--{flag} {name} runs on --target {only} only; change one of them.")
         if not 0 < self.kv_fraction <= 1:
             raise InputError(f"--kv-fraction {self.kv_fraction:g}: a share of the free memory, above 0 and at most 1.")
 

@@ -21,8 +21,8 @@ LOAD = Workload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
 def request(models, load: Workload = LOAD, model: str = "LLAMA31_70B", gpus: tuple[str, ...] = ("h100-sxm",), **fields):
     kinds = tuple(find_gpu(name) for name in gpus)
     shapes = getattr(models, model)
-    fields.setdefault("target", "pytorch")
-    return PlanRequest(model, shapes, PRECISIONS["fp8"], "fp8", load, kinds, **fields)
+    defaults = {"target": "pytorch", "precision": PRECISIONS["fp8"], "kv": "fp8"}
+    return PlanRequest(model, shapes, workload=load, gpus=kinds, **{**defaults, **fields})
 
 
 def plan(*args, **fields) -> Plan:
@@ -153,6 +153,12 @@ def test_a_gpu_that_cannot_run_the_precision(models):
         ({"max_num_tokens": 1000, "load": Workload(2000, 300, chunked_prefill=False)}, "without chunked prefill"),
         ({"kv_fraction": 1.5}, "--kv-fraction 1.5"),
         ({"model": "DEEPSEEK_V3", "target": "tensorrt"}, "cannot be built for --target tensorrt; take one of pytorch"),
+        ({"precision": PRECISIONS["int8_sq"]}, "--quant int8_sq runs on --target tensorrt only"),
+        (
+            {"precision": PRECISIONS["fp8_block"], "target": "tensorrt"},
+            "--quant fp8_block runs on --target pytorch only",
+        ),
+        ({"kv": "int8"}, "--kv-dtype int8 runs on --target tensorrt only"),
         ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 3}, "--ep 3 must divide --tp 4"),
     ],
 )

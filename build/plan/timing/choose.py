@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.timing.base import OpTimes
 from llmops.build.plan.timing.roofline import Roofline
@@ -12,11 +14,12 @@ CHOICES = ("auto", "silicon", "roofline")
 
 
 def op_times(gpu: Gpu, choice: str = "auto") -> OpTimes:
-    """`auto`: silicon where AIConfigurator is installed and knows the GPU, else the roofline. Raises InputError and
-    MissingDependencyError when silicon was asked for and cannot be had."""
+    """`auto`: silicon where AIConfigurator (and pyarrow) is installed and knows the GPU, else the roofline. Raises
+    InputError and MissingDependencyError when silicon was asked for and cannot be had."""
     if choice not in CHOICES:
         raise InputError(f"unknown --timing {choice!r}: take one of {', '.join(CHOICES)}.")
-    folder = table_folder(gpu) if choice != "roofline" else None
+    readable = choice == "silicon" or importlib.util.find_spec("pyarrow") is not None
+    folder = table_folder(gpu) if choice != "roofline" and readable else None
     if folder is not None:
         return Silicon(gpu, folder)
     if choice == "silicon":
