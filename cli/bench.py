@@ -18,7 +18,7 @@ VIA = ("chat", "completions", "engine", "ensemble")
 
 
 @click.command(name="bench")
-@click.argument("url", default="http://127.0.0.1:8080/v1")
+@click.argument("url", default="http://127.0.0.1:9000/v1")
 @click.option("-m", "--model", help="Model to ask. Default: the first one the server lists.")
 @click.option("--via", type=click.Choice(VIA), help="Layer to ask. Default: chat, or engine for grpc:// addresses.")
 @click.option("-c", "--concurrency", type=click.IntRange(1), help="Closed loop: users who wait for their answers.")
