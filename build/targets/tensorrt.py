@@ -20,7 +20,7 @@ from llmops.build.trtllm.flags import Value, from_argv, to_argv
 from llmops.build.trtllm.rules import Subject
 from llmops.errors import InputError
 
-FLAG = "flag."
+FLAG, SERVE = "flag.", "serve."
 _OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "lora_dir", "lora_modules", "max_lora_rank", "speculative_mode",
     "max_draft_len",
@@ -28,14 +28,14 @@ _OPTIONS = COMMON_OPTIONS | {
 
 
 class TensorrtTarget:
-    """`--set flag.NAME=VALUE` passes any flag to trtllm-build."""
+    """`--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set serve.NAME=VALUE` sets the C++ backend."""
 
     name: TargetName = "tensorrt"
 
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
         from llmops.build.quantize.loading import has_gpu, require_quantize_extra
 
-        unknown_options(spec, frozenset(_OPTIONS), (FLAG,))
+        unknown_options(spec, frozenset(_OPTIONS), (FLAG, SERVE))
         request = make_request(spec, checkpoint)
         if spec.ep != 1:
             raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
@@ -99,6 +99,7 @@ def _result(spec: BuildSpec, request: Request, record: dict[str, Any], argv: lis
             "trtllm_build": argv,
             "calibration_tokens": record["calibration_tokens"],
             "max_input_len": _max_input_len(spec, request),
+            "serve": {k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)},
         },
     )
 

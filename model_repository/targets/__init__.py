@@ -5,8 +5,14 @@ from __future__ import annotations
 from llmops.errors import InputError
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 from llmops.model_repository.targets.openvino import OpenVINOTarget
+from llmops.model_repository.targets.pytorch import PytorchTarget
+from llmops.model_repository.targets.tensorrt import TensorrtTarget
 
-_TARGETS: dict[str, type[RepositoryTarget]] = {"openvino": OpenVINOTarget}
+_TARGETS: dict[str, type[RepositoryTarget]] = {
+    "openvino": OpenVINOTarget,
+    "pytorch": PytorchTarget,
+    "tensorrt": TensorrtTarget,
+}
 
 __all__ = ["EngineModel", "RepositoryTarget", "find_target"]
 

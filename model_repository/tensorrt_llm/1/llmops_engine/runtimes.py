@@ -14,6 +14,8 @@ def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRu
     name = parameters["llmops_runtime"]
     if name == "openvino":
         return _openvino(parameters, card)
+    if name in ("pytorch", "tensorrt"):
+        return _trtllm(name, parameters, card)
     raise ValueError(f"llmops_runtime: {name} is not known; make the repository again with this version of llmops")
 
 
@@ -32,5 +34,19 @@ def _openvino(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime
             device=own.get("device", "CPU"),
             properties=own.get("properties", {}),
             kv_cache=own["kv_cache"],
+        )
+    )
+
+
+def _trtllm(name: str, parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
+    from .trtllm_runtime import TrtllmOptions, TrtllmRuntime
+
+    return TrtllmRuntime(
+        TrtllmOptions(
+            model=parameters["gpt_model_path"],
+            tokenizer=card["tokenizer_dir"],
+            arguments=json.loads(parameters["llm_args"]),
+            engine=name == "tensorrt",
+            max_batch_size=card["max_batch_size"],
         )
     )

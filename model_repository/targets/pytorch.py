@@ -1,0 +1,79 @@
+"""Checkpoints for TensorRT-LLM's PyTorch backend: our Python-backend model over `tensorrt_llm.LLM`."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from llmops.build.manifest import EngineManifest
+from llmops.build.trtllm.llm_args import check_llm_args
+from llmops.build.trtllm.versions import check_installed
+from llmops.errors import InputError
+from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.tensors import (
+    CONTEXT_IDS,
+    ENGINE_INPUTS,
+    ENGINE_OUTPUTS,
+    FINISHED,
+    MIN_P,
+    RETURN_CONTEXT,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+)
+
+OUR_INPUTS = [*ENGINE_INPUTS, *MIN_P, *RETURN_CONTEXT, *STEP_INPUTS]
+OUR_OUTPUTS = [*ENGINE_OUTPUTS, CONTEXT_IDS, FINISHED, *STEP_OUTPUTS]
+
+
+class PytorchTarget(RepositoryTarget):
+    name = "pytorch"
+
+    def check(self, directory: Path, manifest: EngineManifest) -> None:
+        if not (directory / manifest.model_dir / "config.json").is_file():
+            raise InputError(f"{directory} is damaged: {manifest.model_dir}/config.json is missing. Build it again.")
+        version = str(manifest.extra["tensorrt_llm"])
+        check_llm_args(manifest.extra["llm_args"], version)
+        check_library("pytorch", version)
+
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
+        return EngineModel(
+            backend="python",
+            parameters={
+                "llmops_runtime": "pytorch",
+                "gpt_model_type": "inflight_fused_batching",
+                "gpt_model_path": str((directory / manifest.model_dir).resolve()),
+                "max_beam_width": "1",
+                "llm_args": json.dumps(manifest.extra["llm_args"]),
+            },
+            inputs=OUR_INPUTS,
+            outputs=OUR_OUTPUTS,
+        )
+
+    def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
+        return llm_api_capabilities(guided=manifest.extra["llm_args"].get("guided_decoding_backend") is not None)
+
+
+def llm_api_capabilities(guided: bool) -> dict[str, Any]:
+    """What our model over the LLM API takes."""
+    return {
+        "logprobs": True,
+        "top_logprobs": 0,
+        "logit_bias": False,
+        "n": 8,
+        "guided": ["json", "json_schema", "regex", "ebnf_grammar"] if guided else [],
+        "bad_words": False,
+        "min_p": True,
+        "seed": True,
+        "lora": False,
+    }
+
+
+def check_library(target: str, version: str) -> None:
+    """Refuse where a TensorRT-LLM of another version is installed; without one the repository is made for elsewhere."""
+    try:
+        installed = metadata.version("tensorrt_llm")
+    except metadata.PackageNotFoundError:
+        return
+    check_installed(target, version, installed)

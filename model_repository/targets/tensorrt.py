@@ -1,0 +1,124 @@
+"""TensorRT engines: NVIDIA's C++ backend, or if the user says so our Python-backend model over 1.2's engine LLM API.
+
+Parameters: NVIDIA/TensorRT-LLM `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. Choice and
+settings are `build --set serve.KEY=VALUE`, kept in engine.json; `LLMOPS_TENSORRT_BACKEND` overrides the backend.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from llmops.build.manifest import EngineManifest
+from llmops.errors import InputError
+from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.targets.pytorch import OUR_INPUTS, OUR_OUTPUTS, check_library, llm_api_capabilities
+
+BACKENDS = ("tensorrtllm", "python")
+POLICIES = ("guaranteed_no_evict", "max_utilization")
+# parameter -> what it is without a word from the user
+DEFAULTS = {
+    "batch_scheduler_policy": "guaranteed_no_evict",
+    "kv_cache_free_gpu_mem_fraction": "0.9",
+    "kv_cache_host_memory_bytes": "0",
+    "enable_kv_cache_reuse": "true",
+    "enable_chunked_context": "true",
+    "exclude_input_in_output": "true",
+    "cancellation_check_period_ms": "20",
+    "stats_check_period_ms": "100",
+    "decoding_mode": "top_k_top_p",
+    "gpu_device_ids": "",
+    "max_tokens_in_paged_kv_cache": "",
+    "max_attention_window_size": "",
+    "lora_cache_gpu_memory_fraction": "",
+    "lora_cache_host_memory_bytes": "",
+    "participant_ids": "",
+}
+
+
+class TensorrtTarget(RepositoryTarget):
+    name = "tensorrt"
+
+    def check(self, directory: Path, manifest: EngineManifest) -> None:
+        ranks = manifest.parallelism.world_size
+        wanted = ["config.json", *(f"rank{rank}.engine" for rank in range(ranks))]
+        missing = [name for name in wanted if not (directory / manifest.model_dir / name).is_file()]
+        if missing:
+            raise InputError(f"{directory} is damaged: {manifest.model_dir}/{missing[0]} is missing. Build it again.")
+        settings(manifest)
+        check_library("tensorrt", str(manifest.extra["tensorrt_llm"]))
+
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
+        path = str((directory / manifest.model_dir).resolve())
+        if backend() == "python":
+            arguments = {
+                "max_batch_size": manifest.limits.max_batch_size,
+                "tensor_parallel_size": manifest.parallelism.tp_size,
+            }
+            parameters = {"llmops_runtime": "tensorrt", "gpt_model_path": path, "llm_args": json.dumps(arguments)}
+            return EngineModel("python", parameters, list(OUR_INPUTS), list(OUR_OUTPUTS))
+        chosen = {name: value for name, value in settings(manifest).items() if value}
+        parameters = {
+            "gpt_model_type": "inflight_fused_batching",
+            "gpt_model_path": path,
+            "max_beam_width": "1",
+            "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+            "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
+            **chosen,
+            **_guided(directory),
+        }
+        return EngineModel("tensorrtllm", parameters, python_model=False)
+
+    def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
+        if backend() == "python":
+            return llm_api_capabilities(guided=False)
+        return {
+            "logprobs": True,
+            "top_logprobs": 0,
+            "logit_bias": True,
+            "n": 1,
+            "guided": [],
+            "bad_words": True,
+            "min_p": False,
+            "seed": True,
+            "lora": False,
+        }
+
+    def transports(self) -> list[str]:
+        return ["request", "step"] if backend() == "python" else ["request"]
+
+
+def backend() -> str:
+    """NVIDIA's C++ backend unless LLMOPS_TENSORRT_BACKEND says python."""
+    name = os.environ.get("LLMOPS_TENSORRT_BACKEND", BACKENDS[0])
+    if name not in BACKENDS:
+        raise InputError(f"LLMOPS_TENSORRT_BACKEND is {name!r}; use {' or '.join(BACKENDS)}.")
+    return name
+
+
+def settings(manifest: EngineManifest) -> dict[str, str]:
+    """The C++ backend's parameters. Raises InputError for one that it does not have or a value out of range."""
+    given: dict[str, Any] = dict(manifest.extra.get("serve", {}))
+    unknown = sorted(set(given) - set(DEFAULTS))
+    if unknown:
+        raise InputError(f"the tensorrtllm backend knows no serve.{unknown[0]}; it has {', '.join(DEFAULTS)}.")
+    chosen = {**DEFAULTS, **{name: str(value) for name, value in given.items()}}
+    if chosen["batch_scheduler_policy"] not in POLICIES:
+        raise InputError(f"serve.batch_scheduler_policy must be {' or '.join(POLICIES)}.")
+    try:
+        fraction = float(chosen["kv_cache_free_gpu_mem_fraction"])
+    except ValueError:
+        fraction = -1.0
+    if not 0 < fraction <= 1:
+        raise InputError("serve.kv_cache_free_gpu_mem_fraction must be above 0 and at most 1.")
+    return chosen
+
+
+def _guided(directory: Path) -> dict[str, str]:
+    """Grammars need the tokenizer's vocabulary in a file, which is made where xgrammar is; see docs/tensorrt-llm.md."""
+    path = directory / "xgrammar_tokenizer_info.json"
+    if not path.is_file():
+        return {}
+    return {"guided_decoding_backend": "xgrammar", "xgrammar_tokenizer_info_path": str(path.resolve())}

@@ -1,0 +1,244 @@
+"""TensorRT-LLM's LLM API as an engine runtime: `tensorrt_llm.LLM` for checkpoints, its twin for TensorRT engines.
+
+The library schedules by itself and answers through asyncio; results come from its event loop into a queue, and `step`
+takes what is there. Held to the published signatures of 1.2 (tests/trtllm/standin.py); see docs/tensorrt-llm.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from .request import GenerationRequest, Refused
+from .runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, StepOutput
+from .stop_words import StopWordMatcher
+
+_REASONS = {"stop": STOP, "length": LENGTH}
+# how long a step may wait for the first token, and how often the library is asked for its statistics (s)
+_STEP_WAIT, _STATS_PERIOD = 0.05, 1.0
+
+
+@dataclass(frozen=True)
+class TrtllmOptions:
+    """`arguments` are the frozen LLM-API arguments of the engine folder; `engine` says that `model` is a TensorRT
+    engine."""
+
+    model: str
+    tokenizer: str
+    arguments: dict[str, Any]
+    engine: bool
+    max_batch_size: int
+
+
+class _Sequence:
+    __slots__ = ("future", "matcher", "prompt_tokens", "result", "started")
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.future: Future[None] | None = None
+        self.result: Any = None
+        self.prompt_tokens = int(request.input_ids.size)
+        self.started = False
+        words = [word for word in request.stop_words if len(word) > 1]
+        self.matcher = StopWordMatcher(words) if words else None
+
+
+class TrtllmRuntime(EngineRuntime):
+    """Token ids in, token ids out: nothing is tokenised or detokenised by the library."""
+
+    def __init__(self, options: TrtllmOptions, library: Any = None) -> None:
+        self._api = library or _library(options.engine)
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
+        self._thread.start()
+        self._llm = self._api.LLM(model=options.model, tokenizer=options.tokenizer, **options.arguments)
+        self._sequences: dict[int, _Sequence] = {}
+        self._outputs: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
+        self._iteration = 0
+        self._kv: dict[str, Any] = {}
+        self._asked = 0.0
+
+    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+        params = sampling_params(self._api, request, sequence)
+        state = _Sequence(request)
+        self._sequences[key] = state
+        ids = request.input_ids.reshape(-1).tolist()
+        state.future = asyncio.run_coroutine_threadsafe(self._generate(key, state, ids, params), self._loop)
+
+    async def _generate(self, key: int, state: _Sequence, ids: list[int], params: Any) -> None:
+        """Runs on the library's loop, where `generate_async` ties its result to."""
+        try:
+            state.result = self._llm.generate_async(ids, params, streaming=True)
+            seen = 0
+            async for output in state.result:
+                completion = output.outputs[0]
+                tokens = list(completion.token_ids[seen:])
+                log_probs = _chosen(completion.logprobs[seen:], tokens) if completion.logprobs else []
+                seen += len(tokens)
+                self._outputs.put(StepOutput(key, tokens, log_probs, _finish(completion.finish_reason)))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
+            self._outputs.put(StepOutput(key, [], [], FAILED, f"input_ids: {error}"))
+
+    def cancel(self, key: int) -> None:
+        state = self._sequences.pop(key, None)
+        if state is not None:
+            self._loop.call_soon_threadsafe(_abort, state)
+
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def step(self) -> Iterable[StepOutput]:
+        outputs = self._waiting_outputs()
+        self._iteration += bool(outputs)
+        return [read for read in map(self._read, outputs) if read is not None]
+
+    def _waiting_outputs(self) -> list[StepOutput]:
+        """At least one if any comes within 50 ms, and all that are there by then."""
+        try:
+            outputs = [self._outputs.get(timeout=_STEP_WAIT)]
+        except queue.Empty:
+            return []
+        while not self._outputs.empty():
+            outputs.append(self._outputs.get_nowait())
+        return outputs
+
+    def _read(self, output: StepOutput) -> StepOutput | None:
+        state = self._sequences.get(output.key)
+        if state is None:
+            return None
+        state.started = True
+        kept = state.matcher.find(output.token_ids) if state.matcher is not None else None
+        if kept is not None:
+            self.cancel(output.key)
+            return StepOutput(output.key, output.token_ids[:kept], output.log_probs[:kept], STOP)
+        if output.finish != RUNNING:
+            self._sequences.pop(output.key, None)
+        return output
+
+    def stats(self) -> EngineStats:
+        self._ask_stats()
+        context = [state.prompt_tokens for state in self._sequences.values() if not state.started]
+        active = len(self._sequences)
+        scheduled = min(active, self._options.max_batch_size)
+        return EngineStats(
+            active=active,
+            scheduled=scheduled,
+            waiting=active - scheduled,
+            context=len(context),
+            context_tokens=sum(context),
+            iteration=self._iteration,
+            kv_blocks_max=int(self._kv.get("maxNumBlocks", 0)),
+            kv_blocks_used=int(self._kv.get("usedNumBlocks", 0)),
+            tokens_per_block=int(self._kv.get("tokensPerBlock", 0)),
+            max_requests=self._options.max_batch_size,
+        )
+
+    def _ask_stats(self) -> None:
+        """The library keeps statistics of each iteration until somebody reads them."""
+        now = time.monotonic()
+        if now - self._asked < _STATS_PERIOD:
+            return
+        self._asked = now
+        try:
+            for stats in self._llm.get_stats(timeout=0.001):
+                self._kv = (json.loads(stats) if isinstance(stats, str) else stats).get("kvCacheStats") or self._kv
+        except Exception:  # noqa: BLE001 - statistics are beta there; serving goes on without them
+            return
+
+    def close(self) -> None:
+        for key in list(self._sequences):
+            self.cancel(key)
+        self._llm.shutdown()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+
+
+def _library(engine: bool) -> Any:
+    if engine:
+        from tensorrt_llm import SamplingParams, _tensorrt_engine  # type: ignore[import-not-found]
+        from tensorrt_llm.llmapi import GuidedDecodingParams  # type: ignore[import-not-found]
+    else:
+        import tensorrt_llm as _tensorrt_engine
+        from tensorrt_llm import SamplingParams
+        from tensorrt_llm.llmapi import GuidedDecodingParams
+
+    class Library:
+        LLM = _tensorrt_engine.LLM
+
+    Library.SamplingParams = SamplingParams  # type: ignore[attr-defined]
+    Library.GuidedDecodingParams = GuidedDecodingParams  # type: ignore[attr-defined]
+    return Library
+
+
+def _abort(state: _Sequence) -> None:
+    if state.result is not None:
+        state.result.abort()
+    if state.future is not None:
+        state.future.cancel()
+
+
+def _finish(reason: str | None) -> str:
+    return RUNNING if reason is None else _REASONS.get(reason, STOP)
+
+
+def _chosen(entries: list[Any], tokens: list[int]) -> list[float]:
+    """The log-probability of each token taken; the PyTorch flow gives {id: Logprob}, the engine flow numbers."""
+    return [
+        float(entry[token].logprob) if isinstance(entry, dict) else float(entry)
+        for entry, token in zip(entries, tokens, strict=False)
+    ]
+
+
+def sampling_params(api: Any, request: GenerationRequest, sequence: int) -> Any:
+    """`SamplingParams` of one sequence. Raises Refused for what the library cannot do."""
+    sampling = request.sampling
+    single = [word[0] for word in request.stop_words if len(word) == 1]
+    ends = sorted(request.end_ids)
+    fields: dict[str, Any] = {
+        "max_tokens": request.max_new_tokens,
+        "min_tokens": request.min_tokens or None,
+        "end_id": ends[0] if ends else -1,
+        "pad_id": ends[0] if ends else 0,
+        "stop_token_ids": [*ends[1:], *single] or None,
+        "ignore_eos": not ends,
+        "detokenize": False,
+        "add_special_tokens": False,
+        "repetition_penalty": sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
+        "presence_penalty": sampling.presence_penalty or None,
+        "frequency_penalty": sampling.frequency_penalty or None,
+        "logprobs": 0 if request.log_probs else None,
+    }
+    if sampling.greedy:
+        fields["top_k"] = 1
+    else:
+        fields |= {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p if sampling.top_p < 1 else None,
+            "top_k": sampling.top_k or None,
+            "min_p": sampling.min_p or None,
+            "seed": None if sampling.seed is None else (sampling.seed + sequence) % 2**63,
+        }
+    if request.guide is not None:
+        fields["guided_decoding"] = _guide(api, *request.guide)
+    return api.SamplingParams(**fields)
+
+
+def _guide(api: Any, kind: str, guide: str) -> Any:
+    if kind == "json":
+        return api.GuidedDecodingParams(json_object=True)
+    if kind == "json_schema":
+        try:
+            json.loads(guide)
+        except ValueError as error:
+            raise Refused(f"guided_decoding_guide: is not JSON ({error})") from None
+        return api.GuidedDecodingParams(json=guide)
+    return api.GuidedDecodingParams(**{"regex": guide} if kind == "regex" else {"grammar": guide})

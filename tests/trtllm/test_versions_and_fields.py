@@ -1,0 +1,72 @@
+"""Image matrix and LLM-API fields: a mismatch is refused and names what to use instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmops.build.manifest import Limits
+from llmops.build.trtllm.llm_args import Parallel, check_llm_args, make_llm_args
+from llmops.build.trtllm.versions import check_image, check_installed, image_for, image_of
+from llmops.errors import InputError, VersionMismatchError
+
+LIMITS = Limits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
+
+
+def test_engines_want_their_exact_version():
+    assert image_for("tensorrt", "1.2.1").tag == "26.07"
+    assert image_for("tensorrt", "1.2.0").tag == "26.03"
+    assert check_image("tensorrt", "1.2.1", "26.05").triton == "2.69.0"
+    with pytest.raises(VersionMismatchError, match=r"has TensorRT-LLM 1.2.0.*needs 1.2.1: use .*26\.07-trtllm"):
+        check_image("tensorrt", "1.2.1", "26.03")
+    with pytest.raises(VersionMismatchError, match=r"no Triton image serves target tensorrt of TensorRT-LLM 1.3.0"):
+        image_for("tensorrt", "1.3.0")
+
+
+def test_checkpoints_serve_on_every_later_release_but_not_before_1_2():
+    assert image_of("26.03").targets == {"tensorrt", "pytorch"}
+    assert image_of("nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3").targets == {"tensorrt"}
+    check_installed("pytorch", "1.2.1", "1.3.0")
+    with pytest.raises(VersionMismatchError, match="no TensorRT engines any more"):
+        check_installed("tensorrt", "1.2.1", "1.3.0")
+    with pytest.raises(VersionMismatchError, match="known tags are 26.07"):
+        image_of("27.01")
+
+
+def test_the_made_arguments_are_of_the_api():
+    made = make_llm_args(
+        LIMITS, Parallel(8, 1, 4, moe=True), "fp8", {"kv_cache_config.host_cache_size": 1 << 34}, "1.2.1"
+    )
+    assert made["tensor_parallel_size"] == 8
+    assert (made["moe_expert_parallel_size"], made["moe_tensor_parallel_size"]) == (4, 2)
+    assert made["kv_cache_config"] == {
+        "enable_block_reuse": True, "free_gpu_memory_fraction": 0.9, "dtype": "fp8", "host_cache_size": 1 << 34,
+    }  # fmt: skip
+    assert made["cuda_graph_config"]["batch_sizes"] == [1, 2, 4, 8, 16, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"tensor_parallel": 8}, "did you mean tensor_parallel_size"),
+        ({"quant_config": {}}, "no field quant_config"),
+        ({"kv_cache_config": {"free_gpu_mem_fraction": 0.9}}, "did you mean kv_cache_config.free_gpu_memory_fraction"),
+        ({"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, "between 0 and 1"),
+        ({"kv_cache_config": {"enable_block_reuse": 1}}, "wants bool"),
+        ({"max_batch_size": True}, "wants int"),
+        ({"max_batch_size": "64"}, "wants int"),
+        ({"scheduler_config": {"capacity_scheduler_policy": "max_utilization"}}, "MAX_UTILIZATION"),
+        ({"guided_decoding_backend": "outlines"}, "xgrammar, llguidance"),
+        ({"speculative_config": {"decoding_type": "Medusa"}}, "Draft_Target"),
+        ({"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3}}, "needs max_draft_len and a draft"),
+        ({"cuda_graph_config": {"batch_sizes": [1, 2], "max_batch_size": 4}}, "largest of batch_sizes"),
+        ({"custom_tokenizer": "x"}, r"1\.2 has no field custom_tokenizer"),
+        ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
+    ],
+)
+def test_fields_are_checked_by_name_type_and_range(arguments, says):
+    with pytest.raises(InputError, match=says):
+        check_llm_args(arguments, "1.2.1")
+
+
+def test_a_later_release_has_more_fields():
+    check_llm_args({"custom_tokenizer": "x", "kv_cache_config": {"max_util_for_resume": 0.9}}, "1.3.0")
