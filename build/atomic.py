@@ -105,11 +105,11 @@ def _raise_exit(signum: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Two builds for the same place finish one after the other."""
+def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Two builds for the same place finish one after the other. Raises OSError when `wait` is off and it is taken."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(handle)
@@ -120,19 +120,16 @@ def remove_leftovers(output: Path) -> None:
 
     An engine that was moved aside is put back when nothing has taken its place.
     """
-    for folder in output.parent.glob(f"{_PREFIX}{output.name}.*"):
-        if folder.suffix not in (_SUFFIX, _ASIDE):
-            continue
-        with contextlib.suppress(OSError):
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    found = [f for f in output.parent.glob(f"{_PREFIX}{output.name}.*") if f.suffix in (_SUFFIX, _ASIDE)]
+    if not found:
+        return
+    with _locked(output.parent):
+        for folder in found:
+            with contextlib.suppress(OSError), _locked(folder, wait=False):
                 if folder.suffix == _ASIDE and not output.exists():
                     os.rename(folder, output)
                 else:
                     shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(handle)
 
 
 def replace_folder(new: Path, place: Path) -> None:
