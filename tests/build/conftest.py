@@ -37,6 +37,7 @@ VARIANTS = {
     "llama-biased": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("MistralConfig", {"sliding_window": None}),
     "qwen2": ("Qwen2Config", {}),
+    "phi3": ("Phi3Config", {}),
     "qwen3": ("Qwen3Config", {"num_key_value_heads": 4}),
 }
 

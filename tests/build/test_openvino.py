@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmops.build.engine import build
 from llmops.build.manifest import EngineManifest
 from llmops.build.spec import BuildSpec
-from llmops.errors import CheckpointError, InputError
+from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
 from .conftest import VARIANTS, make_checkpoint
 
@@ -48,7 +48,7 @@ def run(model_dir: Path, ids: np.ndarray, chunks: list[int], properties: dict[st
     return np.concatenate(outputs, axis=1)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "phi3"])
 def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", variant)
     build(BuildSpec(checkpoint=str(folder), output=tmp_path / "engine"))
@@ -66,6 +66,105 @@ def test_16_bit_weights_are_kept_and_exact(dtype: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
     size = (tmp_path / "engine/model/openvino_model.bin").stat().st_size
     assert size < 1.1 * (folder / "model.safetensors").stat().st_size
+
+
+def write_gguf(folder: Path, path: Path, divisors: np.ndarray | None) -> None:
+    """The checkpoint as llama.cpp's converter writes it: q and k with interleaved rotary halves, its own names."""
+    from gguf import GGUFWriter
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
+
+    config = json.loads((folder / "config.json").read_text())
+    names = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    tokenizer = json.loads(Tokenizer.from_file(str(folder / "tokenizer.json")).to_str())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(tokenizer["vocab"], key=tokenizer["vocab"].__getitem__))
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["merges"]])
+    writer.add_eos_token_id(1)
+    heads = {"self_attn.q_proj": config["num_attention_heads"], "self_attn.k_proj": config["num_key_value_heads"]}
+    for name, value in load_file(folder / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        layer, _, part = module.removeprefix("model.layers.").partition(".")
+        if part in heads:
+            count = heads[part]
+            value = value.reshape(count, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
+        stored = names[module] if module in names else f"blk.{layer}.{names[part]}"
+        writer.add_tensor(f"{stored}.weight", np.ascontiguousarray(value))
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", divisors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama-tied-scaled"])
+def test_a_gguf_computes_what_its_original_does(variant: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint", variant)
+    divisors = None
+    if variant == "llama-tied-scaled":
+        from transformers import AutoConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        config = AutoConfig.from_pretrained(folder)
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        plain = 1.0 / 10000.0 ** (np.arange(0, 16, 2) / 16)
+        divisors = (plain / scaled.numpy()).astype(np.float32)
+        assert divisors.max() > 2  # the scaling does something at this size
+    write_gguf(folder, tmp_path / "tiny.gguf", divisors)
+    build(BuildSpec(checkpoint=str(tmp_path / "tiny.gguf"), output=tmp_path / "engine"))
+    logits, expected = run(tmp_path / "engine" / "model", PROMPT, [6, 5]), reference_logits(folder, PROMPT)
+    np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+
+
+def test_other_families_go_through_optimum_intel(tmp_path: Path) -> None:
+    pytest.importorskip("optimum.intel")
+    folder = make_checkpoint(tmp_path / "checkpoint", "phi3")
+    build(BuildSpec(checkpoint=str(folder), output=tmp_path / "engine"))
+    logits, expected = run(tmp_path / "engine" / "model", PROMPT, [6, 5]), reference_logits(folder, PROMPT)
+    np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+    names = {path.name for path in (tmp_path / "engine" / "model").iterdir()}
+    assert names == {
+        "openvino_model.xml",
+        "openvino_model.bin",
+        "openvino_detokenizer.xml",
+        "openvino_detokenizer.bin",
+        "generation_config.json",
+    }
+
+
+def test_what_only_optimum_intel_can_export_says_how_to_get_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib import metadata
+
+    folder = make_checkpoint(tmp_path / "checkpoint", "phi3")
+    version = metadata.version
+
+    def without_optimum(name: str) -> str:
+        if name == "optimum-intel":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without_optimum)
+    with pytest.raises(MissingDependencyError, match=r"Phi3ForCausalLM .* pip install --no-deps optimum-intel"):
+        build(BuildSpec(checkpoint=str(folder), output=tmp_path / "engine"))
 
 
 def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, data: Any = None) -> np.ndarray:

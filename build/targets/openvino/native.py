@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import openvino as ov
 
 from llmops.build.checkpoint import Checkpoint
@@ -12,8 +14,11 @@ from llmops.build.targets.base import Progress
 from llmops.build.targets.openvino.graph import DecoderShape, build_decoder
 from llmops.build.targets.openvino.rope import inverse_frequencies
 from llmops.build.targets.openvino.storage import AsStored, Int4, Int8, Storage
-from llmops.build.targets.openvino.weights import open_weights
+from llmops.build.targets.openvino.weights import WeightSource, open_weights
 from llmops.errors import BuildError, ResourceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def write_model(
@@ -21,18 +26,25 @@ def write_model(
 ) -> None:
     """Writes openvino_model.xml and .bin."""
     architecture = checkpoint.architecture
+    # The model's constants point into what these two hold, so both have to live until it is written.
+    weights, storage = open_weights(checkpoint), _storage(quant, group_size)
     shape = DecoderShape(
         architecture=architecture,
         rms_norm_eps=float(checkpoint.config.get("rms_norm_eps", 1e-6)),
-        inverse_frequencies=inverse_frequencies(checkpoint.config, architecture.head_dim),
+        inverse_frequencies=_frequencies(checkpoint, weights),
     )
-    # The model's constants point into what these two hold, so both have to live until it is written.
-    weights, storage = open_weights(checkpoint), _storage(quant, group_size)
     with progress.stage("Reading weights", total=architecture.num_layers):
         model = build_decoder(shape, weights, storage, progress.advance)
     with progress.stage("Writing the model"):
         _save(model, directory / "openvino_model.xml")
     del model, weights, storage
+
+
+def _frequencies(checkpoint: Checkpoint, weights: WeightSource) -> NDArray[np.float32]:
+    """GGUF files of Llama 3.1 and later keep their RoPE scaling as a tensor of divisors."""
+    frequencies = inverse_frequencies(checkpoint.config, checkpoint.architecture.head_dim)
+    divisors = "rope_freqs.weight"
+    return frequencies / weights.get(divisors).float32() if weights.has(divisors) else frequencies
 
 
 def _save(model: ov.Model, path: Path) -> None:

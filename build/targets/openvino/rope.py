@@ -7,24 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_parameters
 from llmops.errors import CheckpointError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SCALINGS = ("default", "linear", "llama3")
-
-
-def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """`rope_theta`, `rope_type` and the latter's factors, from the spelling of any transformers version."""
-    nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = nested.get("rope_type") or nested.get("type") or "default"
-    theta = config.get("rope_theta") or nested.get("rope_theta") or 10000.0
-    return {**nested, "rope_type": kind, "rope_theta": float(theta)}
-
 
 def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
-    """Shape (head_dim / 2,). Raises CheckpointError for a scaling that is not in `SCALINGS`."""
+    """Shape (head_dim / 2,). Raises CheckpointError for a scaling that is not in `ROPE_KINDS`."""
     parameters = rope_parameters(config)
     kind = parameters["rope_type"]
     exponents = np.arange(0, head_dim, 2, dtype=np.int64).astype(np.float32) / np.float32(head_dim)
@@ -35,7 +26,7 @@ def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.flo
         return (plain / np.float32(parameters["factor"])).astype(np.float32)
     if kind == "llama3":
         return _llama3(plain, parameters)
-    raise CheckpointError(f"RoPE scaling {kind!r} is not among {', '.join(SCALINGS)}.")
+    raise CheckpointError(f"RoPE scaling {kind!r} is not among {', '.join(ROPE_KINDS)}.")
 
 
 def _llama3(plain: NDArray[np.float32], parameters: dict[str, Any]) -> NDArray[np.float32]:

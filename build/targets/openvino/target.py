@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.families import FAMILIES
 from llmops.build.manifest import Limits, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, TargetResult
+from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_kind
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
 MODEL_FILE = "openvino_model.xml"
@@ -30,7 +33,7 @@ class OpenVinoTarget:
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
         _check_flags(spec)
         _check_model(spec, checkpoint)
-        _check_installed()
+        _check_installed(checkpoint)
 
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
         if spec.quant in _BYTES:
@@ -42,19 +45,17 @@ class OpenVinoTarget:
         return {name: _version(name) for name in ("openvino", "openvino-genai", "openvino-tokenizers", "gguf")}
 
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
-        from llmops.build.targets.openvino.native import write_model
-
         model_dir = workdir / "model"
         model_dir.mkdir()
         group_size = _group_size(spec, checkpoint)
-        write_model(checkpoint, spec.quant, group_size, model_dir, progress)
+        _writer(checkpoint)(checkpoint, spec.quant, group_size, model_dir, progress)
         with progress.stage("Writing the vocabulary"):
             _write_for_genai(checkpoint, workdir / "tokenizer", model_dir)
         limits = _limits(spec, checkpoint)
         return TargetResult(
             limits=limits,
             quantisation=Quantisation(weights=spec.quant, kv_cache=spec.kv_cache, group_size=group_size),
-            extra={"openvino": _runtime(spec, checkpoint)},
+            extra={"openvino": {**_runtime(spec, checkpoint), "graph": _graph_origin(checkpoint)}},
         )
 
 
@@ -87,10 +88,10 @@ def _check_flags(spec: BuildSpec) -> None:
 
 def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
     architecture = checkpoint.architecture
-    if architecture.family not in NATIVE_FAMILIES:
+    if "openvino" not in architecture.targets:
         raise CheckpointError(
-            f"architecture {architecture.hf_class} is not supported by --target openvino; supported are the families "
-            f"{', '.join(NATIVE_FAMILIES)}."
+            f"architecture {architecture.hf_class} is not supported by --target openvino; supported are "
+            f"{', '.join(_supported())}."
         )
     if checkpoint.quantisation is not None and checkpoint.format != "gguf":
         raise CheckpointError(
@@ -107,7 +108,39 @@ def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
         raise InputError(f"--max-seq-len {spec.max_seq_len} is over the model's context; use at most {limit}.")
 
 
-def _check_installed() -> None:
+def _supported() -> list[str]:
+    families = [family for family in FAMILIES.values() if "openvino" in family.targets]
+    return [name for family in families for name in family.hf_classes]
+
+
+def _is_native(checkpoint: Checkpoint) -> bool:
+    """Whether the graph of graph.py is this model's. Other families and RoPE scalings go through optimum-intel."""
+    config = checkpoint.config
+    plain = config.get("hidden_act", "silu") == "silu" and rope_kind(config) in ROPE_KINDS
+    return checkpoint.architecture.family in NATIVE_FAMILIES and plain
+
+
+def _writer(checkpoint: Checkpoint) -> Callable[[Checkpoint, str, int | None, Path, Progress], None]:
+    if _is_native(checkpoint):
+        from llmops.build.targets.openvino import native
+
+        return native.write_model
+    from llmops.build.targets.openvino import exported
+
+    return exported.write_model
+
+
+def _graph_origin(checkpoint: Checkpoint) -> str:
+    if _is_native(checkpoint):
+        return "llmops"
+    return ", ".join(f"{name} {_version(name)}" for name in ("optimum-intel", "transformers", "torch", "nncf"))
+
+
+def _check_installed(checkpoint: Checkpoint) -> None:
+    if not _is_native(checkpoint):
+        from llmops.build.targets.openvino.exported import check_installed
+
+        check_installed(checkpoint)
     for name in ("openvino", "openvino-tokenizers"):
         if not _version(name):
             raise MissingDependencyError(f"--target openvino needs {name}: pip install 'llmops[embedded]'.")
