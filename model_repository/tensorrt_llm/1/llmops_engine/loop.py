@@ -15,7 +15,7 @@ from .runtime import FAILED, EngineRuntime, EngineStats, StepOutput
 from .sinks import Sink
 
 # A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
-CANCEL_POLL = 0.02
+CANCEL_POLL = 0.05
 METRICS_PERIOD = 0.1
 
 
