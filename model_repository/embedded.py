@@ -42,11 +42,7 @@ def find_installation() -> Installation:
             {"PATH": _path_with_venv()},
         )
     root = find_wheel()
-    binary = root / "bin" / "tritonserver"
-    if not binary.is_file():
-        raise MissingDependencyError(
-            f"the Triton binary {binary} is missing: reinstall it with `pip install --force-reinstall nvidia-pytriton`"
-        )
+    binary = find_binary(root)
     stub, library = find_stub(root), find_libpython()
     return Installation("embedded", binary, _assemble_backends(root, stub), _environment(root, library))
 
@@ -60,6 +56,16 @@ def find_wheel() -> Path:
             "`pip install 'llmops[embedded]'` brings one"
         )
     return Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
+
+
+def find_binary(root: Path) -> Path:
+    """tritonserver itself."""
+    binary = root / "bin" / "tritonserver"
+    if not binary.is_file():
+        raise MissingDependencyError(
+            f"the Triton binary {binary} is missing: reinstall it with `pip install --force-reinstall nvidia-pytriton`"
+        )
+    return binary
 
 
 def find_stub(root: Path) -> Path:

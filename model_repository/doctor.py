@@ -1,0 +1,221 @@
+"""What this machine can do: one check per thing that `llmops serve` needs, each with the fix when it is not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from llmops.errors import LlmopsError
+from llmops.model_repository import embedded
+
+Status = Literal["ok", "not ok", "note"]
+
+# extra -> a module that is importable only when the extra is installed
+EXTRAS = {"embedded": "openvino_genai", "quantize": "modelopt"}
+MIN_DISK = 5 << 30
+# what Triton's Python backend and a few models take of /dev/shm: 1 MiB each at start, more under load
+MIN_SHM = 256 << 20
+MIN_OPEN_FILES = 4096
+PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gateway": 8080}
+
+
+@dataclass(frozen=True)
+class Check:
+    """`note`: not needed for what this machine is; it does not change the exit code. `fix` is empty when all is well."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def examine() -> Iterator[Check]:
+    """All checks, in the order in which `serve` would stumble over them."""
+    in_container = embedded.CONTAINER_ROOT.is_dir()
+    yield _python()
+    yield from _gpu(required=in_container)
+    if in_container:
+        yield _image()
+    yield from _triton()
+    yield from _extras()
+    yield from (_port(name, port) for name, port in PORTS.items())
+    yield _disk()
+    yield _shared_memory()
+    yield _open_files()
+
+
+def healthy(checks: list[Check]) -> bool:
+    return all(check.status != "not ok" for check in checks)
+
+
+def _python() -> Check:
+    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    if sys.version_info < (3, 10):
+        return Check("Python", "not ok", found, "use Python 3.10 or newer")
+    return Check("Python", "ok", f"{found}, {sys.prefix}")
+
+
+def _gpu(required: bool) -> Iterator[Check]:
+    without: Status = "not ok" if required else "note"
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        fix = "start the container with `--gpus all`" if required else "needed only for --target tensorrt and pytorch"
+        yield Check("GPU", without, "none (no nvidia-smi)", fix)
+        return
+    query = [program, "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader"]
+    result = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.splitlines() if line.count(",") == 3]
+    if result.returncode or not rows:
+        reason = (result.stderr or result.stdout).strip().splitlines()
+        yield Check("GPU", without, reason[0] if reason else "nvidia-smi failed", "install or restart the NVIDIA driver")
+        return
+    for index, (name, memory, capability, _) in enumerate(rows):
+        yield Check(f"GPU {index}", "ok", f"{name}, {memory}, compute capability {capability}")
+    yield _driver(rows[0][3])
+
+
+def _driver(found: str) -> Check:
+    from llmops.build.trtllm.versions import DEFAULT_TAG, IMAGES
+
+    needed = IMAGES[DEFAULT_TAG].driver
+    if _numbers(found) < _numbers(needed):
+        fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade, or use its CUDA forward compatibility on a data-centre GPU"
+        return Check("NVIDIA driver", "note", found, fix)
+    return Check("NVIDIA driver", "ok", found)
+
+
+def _image() -> Check:
+    from llmops.build.trtllm.versions import IMAGES
+
+    tag = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "unknown")
+    image = IMAGES.get(tag)
+    installed = _installed("tensorrt_llm")
+    if image is None:
+        known = f"{min(IMAGES)} to {max(IMAGES)}"
+        detail = f"tag {tag}, TensorRT-LLM {installed or 'not installed'}"
+        return Check("container image", "note", detail, f"known are the trtllm-python-py3 images {known}")
+    if installed is None:
+        return Check("container image", "not ok", f"{tag} without TensorRT-LLM", f"use {image.reference}")
+    if installed != image.tensorrt_llm:
+        detail = f"{tag} should have TensorRT-LLM {image.tensorrt_llm}, it has {installed}"
+        return Check("container image", "not ok", detail, f"use {image.reference} as it is, engines are tied to the version")
+    targets = ", ".join(sorted(image.targets)) or "none"
+    return Check("container image", "ok", f"{tag}, TensorRT-LLM {installed}, targets: {targets}")
+
+
+def _triton() -> Iterator[Check]:
+    if embedded.CONTAINER_ROOT.is_dir():
+        yield _attempt("Triton", lambda: f"{embedded.find_installation().binary} (container)")
+        return
+    wheel = _attempt("Triton", _wheel_binary)
+    yield wheel
+    if wheel.status != "ok":
+        return
+    root = embedded.find_wheel()
+    yield _attempt("libpython", lambda: str(embedded.find_libpython() or "found by the loader"))
+    yield _stub(root)
+    yield _python_on_path()
+
+
+def _wheel_binary() -> str:
+    binary = embedded.find_binary(embedded.find_wheel())
+    return f"{binary} (nvidia-pytriton {_installed('nvidia-pytriton')})"
+
+
+def _stub(root: Path) -> Check:
+    try:
+        stub = embedded.find_stub(root)
+        missing = embedded.check_stub_links(stub, embedded.find_installation().environment)
+    except LlmopsError as error:
+        return Check("Python backend stub", "not ok", "", error.message)
+    if missing:
+        return Check("Python backend stub", "not ok", f"cannot load {', '.join(missing)}", "install these libraries")
+    return Check("Python backend stub", "ok", f"for Python {embedded.PYTHON_VERSION}")
+
+
+def _python_on_path() -> Check:
+    # the stub finds the virtual environment through the first python3 on the PATH that `serve` sets
+    program = Path(sys.prefix) / "bin" / "python3"
+    if program.exists():
+        return Check("python3 for the stub", "ok", str(program))
+    return Check("python3 for the stub", "not ok", f"{program} is missing", "make the virtual environment again")
+
+
+def _extras() -> Iterator[Check]:
+    for extra, module in EXTRAS.items():
+        if find_spec(module) is not None:
+            yield Check(f"extra {extra}", "ok", "installed")
+        else:
+            needed = extra == "embedded" and not embedded.CONTAINER_ROOT.is_dir()
+            yield Check(
+                f"extra {extra}", "not ok" if needed else "note", "not installed", f"pip install 'llmops[{extra}]'"
+            )
+
+
+def _port(name: str, port: int) -> Check:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            fix = "stop what listens there, or choose another port with the command's --…-port option"
+            return Check(f"port {port}", "note", f"{name}: {error.strerror}", fix)
+    return Check(f"port {port}", "ok", f"{name}: free")
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free
+    if free < MIN_DISK:
+        return Check("disk here", "not ok", f"{_gib(free)} free", f"engines need room: free at least {_gib(MIN_DISK)}")
+    return Check("disk here", "ok", f"{_gib(free)} free")
+
+
+def _shared_memory() -> Check:
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError as error:
+        return Check("/dev/shm", "not ok", str(error.strerror), "Triton's Python models need it: mount a tmpfs there")
+    if free < MIN_SHM:
+        return Check("/dev/shm", "not ok", f"{_gib(free)} free", "start the container with `--shm-size=1g` or more")
+    return Check("/dev/shm", "ok", f"{_gib(free)} free")
+
+
+def _open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < MIN_OPEN_FILES:
+        fix = f"each stream takes a file descriptor: `ulimit -n {min(hard, 65536)}`"
+        return Check("open files", "note", f"limit {soft}", fix)
+    return Check("open files", "ok", f"limit {soft}")
+
+
+def _attempt(name: str, find: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "ok", find())
+    except LlmopsError as error:
+        return Check(name, "not ok", "", error.message)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

@@ -1,0 +1,132 @@
+"""What a client of the contract does, with tritonclient: the tests' own way to NAME-tensorrt_llm."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc
+from tritonclient.utils import np_to_triton_dtype
+
+ENGINE = "smollm2-tensorrt_llm"
+DTYPES = {
+    "seed": np.uint64,
+    "streaming": np.bool_,
+    "stop": np.bool_,
+    "guided_decoding_guide_type": np.object_,
+    "guided_decoding_guide": np.object_,
+}
+FLOATS = "temperature runtime_top_p runtime_min_p repetition_penalty presence_penalty frequency_penalty embedding_bias len_penalty"
+
+
+@dataclass
+class Answer:
+    """All that came back for one request; tokens and log-probs by sequence index."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    log_probs: dict[int, list[float]] = field(default_factory=dict)
+    cum_log_probs: dict[int, float] = field(default_factory=dict)
+    responses: list[dict[str, np.ndarray]] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return self.tokens[0]
+
+
+class EngineClient:
+    """One gRPC stream; requests by id. Closing it cancels what still runs."""
+
+    def __init__(self, address: str) -> None:
+        self._client = grpc.InferenceServerClient(address)
+        self._arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._arrived.put((result, error)))
+
+    def send(self, request_id: str, model: str = ENGINE, **tensors: Any) -> None:
+        inputs = [infer_input(name, value) for name, value in tensors.items()]
+        self._client.async_stream_infer(model, inputs, request_id=request_id, enable_empty_final_response=True)
+
+    def receive(self, timeout: float = 60) -> tuple[str, dict[str, np.ndarray], bool, str | None]:
+        """(request id, tensors, final, error) of the next response."""
+        result, error = self._arrived.get(timeout=timeout)
+        if error is not None:
+            return "", {}, True, error.message()
+        response = result.get_response()
+        tensors = {output.name: result.as_numpy(output.name) for output in response.outputs}
+        return response.id, tensors, response.parameters["triton_final_response"].bool_param, None
+
+    def collect(self, count: int = 1) -> dict[str, Answer]:
+        """Answers of the next `count` requests that end, by request id."""
+        answers: dict[str, Answer] = {}
+        while count:
+            request_id, tensors, final, error = self.receive()
+            answer = answers.setdefault(request_id, Answer())
+            answer.error = error or answer.error
+            if "output_ids" in tensors:
+                _add(answer, tensors)
+            count -= final
+        return answers
+
+    def ask(self, ids: list[int], **tensors: Any) -> Answer:
+        self.send("one", **generation(ids, **tensors))
+        return next(iter(self.collect().values()))
+
+    def close(self, cancel: bool = False) -> None:
+        self._client.stop_stream(cancel_requests=cancel)
+        self._client.close()
+
+
+def generation(ids: list[int], new: int = 16, **tensors: Any) -> dict[str, Any]:
+    """The tensors of a greedy streamed request."""
+    given = {"input_ids": ids, "input_lengths": len(ids), "request_output_len": new, "streaming": True, "temperature": 0.0}
+    return {name: value for name, value in {**given, **tensors}.items() if value is not None}
+
+
+def infer_input(name: str, value: Any) -> Any:
+    dtype = DTYPES.get(name, np.bool_ if name.startswith("return_") else np.float32 if name in FLOATS.split() else np.int32)
+    if dtype is np.object_:
+        value = value.encode()
+    array = np.array([value] if isinstance(value, list) else [[value]], dtype=dtype)
+    tensor = grpc.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def metrics(url: str, family: str) -> dict[str, float]:
+    """Values of one TensorRT-LLM family by the value of its category label."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = urllib.request.urlopen(url, timeout=5).read().decode()
+    found = {}
+    for metric in text_string_to_metric_families(text):
+        for sample in metric.samples:
+            if sample.name == family and sample.labels["model"] == ENGINE:
+                (category,) = [value for key, value in sample.labels.items() if key not in ("model", "version")]
+                found[category] = sample.value
+    return found
+
+
+def wait_until(condition: Any, timeout: float) -> float:
+    """Seconds until `condition()` is true. Raises AssertionError after `timeout`."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout, "it did not happen in time"
+        threading.Event().wait(0.01)
+    return time.monotonic() - start
+
+
+def _add(answer: Answer, tensors: dict[str, np.ndarray]) -> None:
+    answer.responses.append(tensors)
+    sequence = int(tensors["sequence_index"].item())
+    ids = tensors["output_ids"].reshape(-1).tolist()
+    assert tensors["output_ids"].shape == (1, 1, len(ids))
+    assert tensors["sequence_length"].item() == len(ids)
+    answer.tokens.setdefault(sequence, []).extend(ids)
+    if "output_log_probs" in tensors:
+        answer.log_probs.setdefault(sequence, []).extend(tensors["output_log_probs"].reshape(-1).tolist())
+        answer.cum_log_probs[sequence] = tensors["cum_log_probs"].item()
