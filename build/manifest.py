@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from llmops.errors import InputError
 
 FILE_NAME = "engine.json"
-FORMAT = 1
+FORMAT: Literal[1] = 1
 
 TargetName = Literal["openvino", "tensorrt", "pytorch"]
 
@@ -78,7 +78,7 @@ class Parallelism(_Part):
 class EngineManifest(_Part):
     """The contents of engine.json. `key` is the SHA-256 of all that went into the build."""
 
-    format: int = FORMAT
+    format: Literal[1] = FORMAT
     key: str
     name: str
     target: TargetName

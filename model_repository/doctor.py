@@ -78,7 +78,9 @@ def _gpu(required: bool) -> Iterator[Check]:
     rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.splitlines() if line.count(",") == 3]
     if result.returncode or not rows:
         reason = (result.stderr or result.stdout).strip().splitlines()
-        yield Check("GPU", without, reason[0] if reason else "nvidia-smi failed", "install or restart the NVIDIA driver")
+        yield Check(
+            "GPU", without, reason[0] if reason else "nvidia-smi failed", "install or restart the NVIDIA driver"
+        )
         return
     for index, (name, memory, capability, _) in enumerate(rows):
         yield Check(f"GPU {index}", "ok", f"{name}, {memory}, compute capability {capability}")
@@ -109,7 +111,9 @@ def _image() -> Check:
         return Check("container image", "not ok", f"{tag} without TensorRT-LLM", f"use {image.reference}")
     if installed != image.tensorrt_llm:
         detail = f"{tag} should have TensorRT-LLM {image.tensorrt_llm}, it has {installed}"
-        return Check("container image", "not ok", detail, f"use {image.reference} as it is, engines are tied to the version")
+        return Check(
+            "container image", "not ok", detail, f"use {image.reference} as it is, engines are tied to the version"
+        )
     targets = ", ".join(sorted(image.targets)) or "none"
     return Check("container image", "ok", f"{tag}, TensorRT-LLM {installed}, targets: {targets}")
 

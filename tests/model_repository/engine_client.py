@@ -21,7 +21,10 @@ DTYPES = {
     "guided_decoding_guide_type": np.object_,
     "guided_decoding_guide": np.object_,
 }
-FLOATS = "temperature runtime_top_p runtime_min_p repetition_penalty presence_penalty frequency_penalty embedding_bias len_penalty"
+FLOATS = (
+    "temperature runtime_top_p runtime_min_p repetition_penalty presence_penalty frequency_penalty embedding_bias "
+    "len_penalty"
+)
 
 
 @dataclass
@@ -83,12 +86,20 @@ class EngineClient:
 
 def generation(ids: list[int], new: int = 16, **tensors: Any) -> dict[str, Any]:
     """The tensors of a greedy streamed request."""
-    given = {"input_ids": ids, "input_lengths": len(ids), "request_output_len": new, "streaming": True, "temperature": 0.0}
+    given = {
+        "input_ids": ids,
+        "input_lengths": len(ids),
+        "request_output_len": new,
+        "streaming": True,
+        "temperature": 0.0,
+    }
     return {name: value for name, value in {**given, **tensors}.items() if value is not None}
 
 
 def infer_input(name: str, value: Any) -> Any:
-    dtype = DTYPES.get(name, np.bool_ if name.startswith("return_") else np.float32 if name in FLOATS.split() else np.int32)
+    dtype = DTYPES.get(
+        name, np.bool_ if name.startswith("return_") else np.float32 if name in FLOATS.split() else np.int32
+    )
     if dtype is np.object_:
         value = value.encode()
     array = np.array([value] if isinstance(value, list) else [[value]], dtype=dtype)

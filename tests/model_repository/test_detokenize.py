@@ -11,7 +11,16 @@ from llmops_postprocessing.detokenize import added_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 CONTEXT = 32
-TEXTS = ["Hello world", " a  b", "naïve café", "你好，世界", "👩‍👩‍👧‍👦 family 🇫🇷", "def f(x):\n\treturn x", "áé…—", "\ufffd!"]
+TEXTS = [
+    "Hello world",
+    " a  b",
+    "naïve café",
+    "你好，世界",
+    "👩‍👩‍👧‍👦 family 🇫🇷",
+    "def f(x):\n\treturn x",
+    "áé…—",
+    "\ufffd!",
+]
 
 
 @cache

@@ -149,6 +149,8 @@ def generation_config(request: GenerationRequest, sequence: int) -> Any:
     config.max_new_tokens = request.max_new_tokens
     config.min_new_tokens = request.min_tokens
     config.stop_token_ids = set(request.end_ids) | {word[0] for word in request.stop_words if len(word) == 1}
+    # GenAI adds the model's own end of text unless it is told another: what the request says is all that ends it
+    config.eos_token_id = min(config.stop_token_ids, default=-1)
     config.ignore_eos = not config.stop_token_ids
     config.logprobs = int(request.log_probs)
     config.repetition_penalty = sampling.repetition_penalty

@@ -1,0 +1,218 @@
+"""The generated repository: NVIDIA's names and types, all or nothing, and one clear sentence for what cannot be served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.build.manifest import EngineManifest, Limits, Source, TokenizerInfo
+from llmops.errors import InputError, VersionMismatchError
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.model_repository.pbtxt import parse_config, quote, render_config
+from llmops.model_repository.repository import check_repository
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    return make_engine(tmp_path / "engine")
+
+
+def make_engine(directory: Path, name: str = "tiny", **changes: Any) -> Path:
+    """An engine folder as far as `repo` looks at it; no weights."""
+    for path in ("model/openvino_model.xml", "model/openvino_model.bin", "tokenizer/tokenizer.json"):
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).touch()
+    manifest = EngineManifest(
+        key="k",
+        name=name,
+        target="openvino",
+        architecture="LlamaForCausalLM",
+        source=Source(checkpoint="x", format="huggingface", files=[]),
+        versions={},
+        limits=Limits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
+        tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2, 3], pad_id=None, chat_template=True),
+    )
+    manifest.model_copy(update=changes).save(directory)
+    return directory
+
+
+def configs(repository: Path) -> dict[str, Any]:
+    return {path.parent.name: parse_config(path.read_text(), str(path)) for path in repository.glob("*/config.pbtxt")}
+
+
+def test_a_served_name_becomes_four_models_with_nvidias_tensors(engine: Path, tmp_path: Path) -> None:
+    output = tmp_path / "repository"
+    names = generate_repository(read_engines([str(engine)]), output)
+    assert names == ["tiny", "tiny-preprocessing", "tiny-tensorrt_llm", "tiny-postprocessing"]
+    assert check_repository(output) == sorted(names)
+    models = configs(output)
+    assert {name: model.max_batch_size for name, model in models.items()} == dict.fromkeys(names, 8)
+    assert models["tiny-tensorrt_llm"].model_transaction_policy.decoupled
+    for model, inputs in REQUIRED.items():
+        found = {tensor.name for tensor in models[f"tiny{model}"].input if not tensor.optional}
+        assert found == inputs, model
+
+
+# Facts about TensorRT-LLM's inflight_batcher_llm repository, written down independently of tensors.py.
+REQUIRED = {
+    "": {"text_input", "max_tokens"},
+    "-preprocessing": {"QUERY", "REQUEST_OUTPUT_LEN"},
+    "-tensorrt_llm": {"input_lengths", "request_output_len"},
+    "-postprocessing": {"TOKENS_BATCH", "SEQUENCE_LENGTH"},
+}
+TYPES = {
+    "": "text_input STRING 1; max_tokens INT32 1; stop_words STRING -1; top_k INT32 1; seed UINT64 1; stream BOOL 1; "
+    "length_penalty FP32 1; embedding_bias_weights FP32 -1; lora_config INT32 -1,3; guided_decoding_guide STRING 1; "
+    "prompt_embedding_table FP16 -1,-1",
+    "-tensorrt_llm": "input_ids INT32 -1; stop_words_list INT32 2,-1; embedding_bias FP32 -1; seed UINT64 1; stop BOOL 1; "
+    "runtime_top_p FP32 1; lora_weights FP16 -1,-1; mrope_position_deltas INT64 1; context_phase_params UINT8 -1; "
+    "lookahead_window_size INT32 1; guided_decoding_guide_type STRING 1; retention_decode_priority INT32 1",
+    "-preprocessing": "QUERY STRING 1; STOP_WORDS_DICT STRING -1; EMBEDDING_BIAS_WEIGHTS FP32 -1; END_ID INT32 1",
+    "-postprocessing": "TOKENS_BATCH INT32 -1,-1; SEQUENCE_LENGTH INT32 -1",
+}
+
+
+@pytest.mark.parametrize("model", TYPES)
+def test_input_types_and_shapes(engine: Path, tmp_path: Path, model: str) -> None:
+    generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    config = configs(tmp_path / "r")[f"tiny{model}"]
+    data_types = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    found = {
+        t.name: f"{data_types[t.data_type].name.removeprefix('TYPE_')} {','.join(map(str, t.dims))}"
+        for t in config.input
+    }
+    for line in TYPES[model].split("; "):
+        name, expected = line.split(" ", 1)
+        assert found[name] == expected, name
+
+
+def test_every_step_of_the_ensemble_fits_the_model_it_calls(engine: Path, tmp_path: Path) -> None:
+    generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    models = configs(tmp_path / "r")
+    steps = models["tiny"].ensemble_scheduling.step
+    produced = {tensor.name for tensor in models["tiny"].input}
+    for step in steps:
+        called = models[step.model_name]
+        inputs = {tensor.name: tensor for tensor in called.input}
+        assert set(step.input_map) <= set(inputs)
+        assert {name for name, tensor in inputs.items() if not tensor.optional} <= set(step.input_map)
+        assert set(step.output_map) <= {tensor.name for tensor in called.output}
+        assert set(step.input_map.values()) <= produced, step.model_name
+        produced |= set(step.output_map.values())
+    assert {tensor.name for tensor in models["tiny"].output} <= produced
+
+
+def test_the_card_says_what_the_gateway_must_know(engine: Path, tmp_path: Path) -> None:
+    generate_repository(read_engines([f"chat={engine}"]), tmp_path / "r")
+    config = configs(tmp_path / "r")["chat-tensorrt_llm"]
+    card = json.loads(config.parameters["llmops_card"].string_value)
+    assert card["contract"] == 1
+    assert (card["name"], card["target"], card["end_ids"], card["pad_id"]) == ("chat", "openvino", [2, 3], None)
+    assert (card["max_batch_size"], card["max_seq_len"], card["vocab_size"]) == (8, 512, 100)
+    assert Path(card["tokenizer_dir"]) == engine.resolve() / "tokenizer"
+    assert "request" in card["transports"]
+    assert card["capabilities"]["top_logprobs"] == 0
+
+
+def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r"
+    generate_repository(read_engines([f"a={engine}", f"b={engine}"]), output)
+    generate_repository(read_engines([f"a={engine}"]), output)
+    assert check_repository(output) == ["a", "a-postprocessing", "a-preprocessing", "a-tensorrt_llm"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_template_that_lacks_a_value_writes_nothing(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(jinja2.UndefinedError, match="max_batch_size"):
+        render_config("preprocessing", {"name": "x"})
+    monkeypatch.setattr("llmops.model_repository.generate.render_config", _fail_for_postprocessing)
+    with pytest.raises(InputError):
+        generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"engine"}
+
+
+def _fail_for_postprocessing(template: str, values: dict[str, Any]) -> str:
+    if template == "postprocessing":
+        raise InputError("does not parse")
+    return render_config(template, values)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_survives_as_a_parameter(text: str) -> None:
+    config = parse_config(f'parameters {{ key: "k" value {{ string_value: {quote(text)} }} }}', "x")
+    assert config.parameters["k"].string_value == text
+
+
+def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds other files"):
+        generate_repository(read_engines([str(engine)]), tmp_path / "home")
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.txt"]
+
+
+def test_two_engines_of_one_name_need_another(engine: Path) -> None:
+    with pytest.raises(InputError, match=r"two engines are called tiny: .*other="):
+        read_engines([str(engine), str(engine)])
+    assert [entry.name for entry in read_engines([str(engine), f"second={engine}"])] == ["tiny", "second"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"name": "a/b"}, InputError, "cannot name a model"),
+        ({"complete": False}, InputError, "is not finished"),
+        (
+            {"versions": {"openvino": "2099.1.0"}},
+            VersionMismatchError,
+            r"built with OpenVINO 2099.1.0, but .* is installed",
+        ),
+        ({"format": 99}, InputError, "made by another version"),
+    ],
+)
+def test_engines_that_cannot_be_served(tmp_path: Path, changes: dict, error: type[Exception], message: str) -> None:
+    pytest.importorskip("openvino")
+    engine = make_engine(tmp_path / "engine", **changes)
+    with pytest.raises(error, match=message):
+        read_engines([str(engine)])
+
+
+@pytest.mark.parametrize("missing", ["model/openvino_model.bin", "tokenizer/tokenizer.json", "engine.json"])
+def test_a_damaged_engine_is_named(engine: Path, missing: str) -> None:
+    (engine / missing).unlink()
+    with pytest.raises(InputError, match=Path(missing).name.split(".")[0]):
+        read_engines([str(engine)])
+
+
+EDITS = {
+    "not protobuf": (lambda d: (d / "config.pbtxt").write_text("name: ]["), "not a Triton model configuration"),
+    "unknown field": (lambda d: (d / "config.pbtxt").write_text("nmae: 'x'"), "nmae"),
+    "other name": (lambda d: (d / "config.pbtxt").write_text('name: "x"'), "the folder is tiny-tensorrt_llm"),
+    "no config": (lambda d: (d / "config.pbtxt").unlink(), "no config.pbtxt"),
+    "no code": (lambda d: (d / "1" / "model.py").unlink(), "model.py is missing"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_repository_is_noticed_before_the_server_starts(engine: Path, tmp_path: Path, edit: str) -> None:
+    generate_repository(read_engines([str(engine)]), tmp_path / "r")
+    change, message = EDITS[edit]
+    change(tmp_path / "r" / "tiny-tensorrt_llm")
+    with pytest.raises(InputError, match=message):
+        check_repository(tmp_path / "r")
+
+
+def test_no_repository_at_all(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        check_repository(tmp_path / "none")
+    with pytest.raises(InputError, match="it has no models"):
+        check_repository(tmp_path)
