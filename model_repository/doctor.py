@@ -32,7 +32,7 @@ PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gate
 
 @dataclass(frozen=True)
 class Check:
-    """`note`: not needed for what this machine is; it does not change the exit code. `fix` is empty when all is well."""
+    """`note`: not needed for what this machine is, no effect on the exit code. `fix` is empty when all is well."""
 
     name: str
     status: Status
@@ -61,8 +61,6 @@ def healthy(checks: list[Check]) -> bool:
 
 def _python() -> Check:
     found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
-    if sys.version_info < (3, 10):
-        return Check("Python", "not ok", found, "use Python 3.10 or newer")
     return Check("Python", "ok", f"{found}, {sys.prefix}")
 
 
@@ -92,7 +90,7 @@ def _driver(found: str) -> Check:
 
     needed = IMAGES[DEFAULT_TAG].driver
     if _numbers(found) < _numbers(needed):
-        fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade, or use its CUDA forward compatibility on a data-centre GPU"
+        fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade (data-centre GPUs may be forward compatible)"
         return Check("NVIDIA driver", "note", found, fix)
     return Check("NVIDIA driver", "ok", found)
 
