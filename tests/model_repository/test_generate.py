@@ -71,8 +71,9 @@ TYPES = {
     "length_penalty FP32 1; embedding_bias_weights FP32 -1; lora_config INT32 -1,3; guided_decoding_guide STRING 1; "
     "prompt_embedding_table FP16 -1,-1",
     "-tensorrt_llm": "input_ids INT32 -1; stop_words_list INT32 2,-1; embedding_bias FP32 -1; seed UINT64 1; "
-    "stop BOOL 1; runtime_top_p FP32 1; lora_weights FP16 -1,-1; mrope_position_deltas INT64 1; context_phase_params UINT8 -1; "
-    "lookahead_window_size INT32 1; guided_decoding_guide_type STRING 1; retention_decode_priority INT32 1",
+    "stop BOOL 1; runtime_top_p FP32 1; lora_weights FP16 -1,-1; mrope_position_deltas INT64 1; "
+    "context_phase_params UINT8 -1; lookahead_window_size INT32 1; "
+    "guided_decoding_guide_type STRING 1; retention_decode_priority INT32 1",
     "-preprocessing": "QUERY STRING 1; STOP_WORDS_DICT STRING -1; EMBEDDING_BIAS_WEIGHTS FP32 -1; END_ID INT32 1",
     "-postprocessing": "TOKENS_BATCH INT32 -1,-1; SEQUENCE_LENGTH INT32 -1",
 }

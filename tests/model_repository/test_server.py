@@ -1,0 +1,299 @@
+"""The engine model and the ensemble on the real Triton, with the real small model."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.model_repository.engine_client import EngineClient, generation, metrics, wait_until
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+END = 2
+TEXTS = [
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nWrite a line of emoji 🎉👩‍🚀🇫🇷 and one in Chinese: 你好<|im_end|>\n<|im_start|>assistant\n",
+    "def fibonacci(n):\n    ",
+    "Les élèves français",
+    "数字は一、二、",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine_dir: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(engine_dir / "tokenizer" / "tokenizer.json"))
+
+
+@pytest.fixture
+def client(triton: Any) -> Iterator[EngineClient]:
+    client = EngineClient(triton.grpc_address)
+    yield client
+    client.close(cancel=True)
+
+
+@pytest.fixture(scope="module")
+def prompt(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(TEXTS[0], add_special_tokens=False).ids
+
+
+def active(triton: Any) -> float:
+    return metrics(triton.metrics_url, "nv_trt_llm_request_metrics")["active"]
+
+
+def ensemble(triton: Any, stream: bool, **fields: Any) -> list[dict[str, Any]]:
+    """Responses of the ensemble over HTTP, as a client without any library of ours sees them."""
+    url = f"{triton.http_url}/v2/models/smollm2/generate{'_stream' if stream else ''}"
+    body = {"max_tokens": 24, "temperature": 0.0, "stream": stream, **fields}
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        text = response.read().decode()
+    if not stream:
+        return [json.loads(text)]
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_streamed_tokens_are_those_of_one_response(
+    client: EngineClient, prompt: list[int], tokenizer: Tokenizer
+) -> None:
+    streamed = client.ask(prompt)
+    whole = client.ask(prompt, streaming=False)
+    assert streamed.ids == whole.ids
+    assert (len(streamed.responses), len(whole.responses)) == (len(streamed.ids), 1)
+    assert tokenizer.decode(streamed.ids) == "The capital of France is Paris."
+    assert streamed.ids[-1] == END
+
+
+def test_greedy_tokens_and_log_probs_are_those_of_transformers(
+    client: EngineClient, engine_dir: Path, prompt: list[int]
+) -> None:
+    """The reference runs the same GGUF weights through PyTorch in float32."""
+    torch = pytest.importorskip("torch")
+    reference = pytest.importorskip("tests.model_repository.reference").load_model()
+    answer = client.ask(prompt, new=12, return_log_probs=True)
+    ids = torch.tensor([prompt + answer.ids])
+    with torch.no_grad():
+        log_probs = torch.log_softmax(reference(ids).logits[0, len(prompt) - 1 : -1].float(), dim=-1)
+    assert log_probs.argmax(dim=-1).tolist() == answer.ids
+    expected = log_probs.max(dim=-1).values.tolist()
+    assert answer.log_probs[0] == pytest.approx(expected, abs=2e-3)
+    assert answer.cum_log_probs[0] == pytest.approx(sum(expected), abs=2e-2)
+
+
+def test_requests_join_and_leave_the_batch_and_do_not_disturb_each_other(
+    client: EngineClient, tokenizer: Tokenizer
+) -> None:
+    prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    alone = [client.ask(ids, new=10 + 3 * index).ids for index, ids in enumerate(prompts)]
+    for index, ids in enumerate(prompts):
+        client.send(f"r{index}", **generation(ids, new=10 + 3 * index))
+    together = client.collect(len(prompts))
+    assert [together[f"r{index}"].ids for index in range(len(prompts))] == alone
+
+
+def test_a_client_that_goes_away_leaves_the_batch(client: EngineClient, triton: Any, prompt: list[int]) -> None:
+    leaving = EngineClient(triton.grpc_address)
+    for index in range(6):
+        leaving.send(f"gone{index}", **generation(prompt, new=2000, end_id=-1))
+    client.send("stays", **generation(prompt, new=2000, end_id=-1))
+    wait_until(lambda: active(triton) == 7, 30)
+    leaving.close(cancel=True)
+    wait_until(lambda: active(triton) == 1, 5)
+    client.send("stays", stop=True, input_lengths=0, request_output_len=0)
+    wait_until(lambda: active(triton) == 0, 5)
+
+
+def test_stop_with_the_same_id_ends_a_request_and_frees_its_blocks(
+    client: EngineClient, triton: Any, prompt: list[int]
+) -> None:
+    def used() -> float:
+        return metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")["used"]
+
+    client.send("long", **generation(prompt, new=2000, end_id=-1))
+    wait_until(lambda: active(triton) == 1 and used() > 0, 30)
+    client.send("long", stop=True, input_lengths=0, request_output_len=0)
+    answers = client.collect(2)["long"]
+    assert answers.error is None
+    assert 0 < len(answers.ids) < 2000
+    wait_until(lambda: active(triton) == 0 and used() == 0, 5)
+
+
+def test_stop_without_an_id_is_refused(client: EngineClient) -> None:
+    client.send("", stop=True, input_lengths=0, request_output_len=0)
+    assert client.receive()[3] == "stop: needs the request id of the request to stop"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_stop_words_of_several_tokens(
+    client: EngineClient, prompt: list[int], tokenizer: Tokenizer, streaming: bool
+) -> None:
+    word = tokenizer.encode(" of France", add_special_tokens=False).ids
+    assert len(word) == 2
+    answer = client.ask(prompt, stop_words_list=[word, [2, -1]], streaming=streaming)
+    assert tokenizer.decode(answer.ids) == "The capital of France"
+
+
+def test_a_stop_word_of_one_token_and_end_id(client: EngineClient, prompt: list[int], tokenizer: Tokenizer) -> None:
+    (paris,) = tokenizer.encode(" Paris", add_special_tokens=False).ids
+    stopped = client.ask(prompt, stop_words_list=[[paris], [1]])
+    assert tokenizer.decode(stopped.ids) == "The capital of France is Paris"
+    assert client.ask(prompt, end_id=paris).ids == stopped.ids
+
+
+def test_end_id_minus_one_goes_on_past_the_end_of_text(client: EngineClient, prompt: list[int]) -> None:
+    assert len(client.ask(prompt, new=24, end_id=-1).ids) == 24
+    never = [[49151], [1]]
+    assert len(client.ask(prompt, new=24, end_id=-1, stop_words_list=never).ids) == 24
+
+
+def test_min_tokens_keeps_it_going(client: EngineClient, prompt: list[int]) -> None:
+    assert len(client.ask(prompt, new=30).ids) == 8
+    assert len(client.ask(prompt, new=30, min_tokens=20).ids) >= 20
+
+
+def test_a_seed_repeats_and_no_seed_varies(client: EngineClient, prompt: list[int]) -> None:
+    def draw(seed: int | None) -> list[int]:
+        return client.ask(prompt, new=12, temperature=1.5, end_id=-1, seed=seed).ids
+
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+    assert len({tuple(draw(None)) for _ in range(4)}) > 1
+
+
+def test_several_sequences_of_one_request(client: EngineClient, prompt: list[int]) -> None:
+    answer = client.ask(
+        prompt, new=8, temperature=1.5, end_id=-1, seed=1, num_return_sequences=3, return_log_probs=True
+    )
+    assert sorted(answer.tokens) == [0, 1, 2]
+    assert {len(ids) for ids in answer.tokens.values()} == {8}
+    assert len({tuple(ids) for ids in answer.tokens.values()}) == 3
+    assert {len(values) for values in answer.log_probs.values()} == {8}
+    greedy = client.ask(prompt, new=4, num_return_sequences=2)
+    assert greedy.tokens[0] == greedy.tokens[1]
+
+
+def test_penalties_change_what_is_said(client: EngineClient, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("one one one one one one one one", add_special_tokens=False).ids
+    plain = client.ask(ids, new=12, end_id=-1).ids
+    for penalty in ({"repetition_penalty": 1.8}, {"frequency_penalty": 2.0}, {"presence_penalty": 2.0}):
+        assert client.ask(ids, new=12, end_id=-1, **penalty).ids != plain, penalty
+
+
+GUIDES = {
+    "regex": ("(yes|no)!!", lambda text: text in ("yes!!", "no!!")),
+    "ebnf_grammar": ('root ::= "<" [0-9] [0-9] ">"', lambda text: text[0] == "<" and text[1:3].isdigit()),
+    "json_schema": (
+        '{"type":"object","properties":{"ok":{"type":"boolean"}},"required":["ok"],"additionalProperties":false}',
+        lambda text: isinstance(json.loads(text)["ok"], bool),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GUIDES)
+def test_guided_decoding(client: EngineClient, prompt: list[int], tokenizer: Tokenizer, kind: str) -> None:
+    guide, holds = GUIDES[kind]
+    answer = client.ask(prompt, new=40, guided_decoding_guide_type=kind, guided_decoding_guide=guide)
+    assert holds(tokenizer.decode(answer.ids)), tokenizer.decode(answer.ids)
+
+
+BROKEN = [
+    ("json_schema", "{"),
+    ("json_schema", '{"type": "nonsense"}'),
+    ("regex", "((("),
+    ("ebnf_grammar", "root = = 5"),
+]
+
+
+@pytest.mark.parametrize(("kind", "guide"), BROKEN)
+def test_a_broken_guide_is_refused_and_harms_nobody(
+    client: EngineClient, prompt: list[int], kind: str, guide: str
+) -> None:
+    expected = client.ask(prompt, new=30, end_id=-1).ids
+    client.send("innocent", **generation(prompt, new=30, end_id=-1))
+    early = [client.receive() for _ in range(3)]
+    client.send("guilty", **generation(prompt, guided_decoding_guide_type=kind, guided_decoding_guide=guide))
+    rest = [client.receive() for _ in range(28)]
+    errors = [error for *_, error in rest if error]
+    assert len(errors) == 1
+    assert errors[0].startswith("guided_decoding_guide: ")
+    tokens = [
+        int(t) for _, tensors, _, _ in early + rest if "output_ids" in tensors for t in tensors["output_ids"].flat
+    ]
+    assert tokens == expected
+
+
+def test_a_refusal_names_the_tensor_and_comes_before_any_token(client: EngineClient, prompt: list[int]) -> None:
+    answer = client.ask(prompt, embedding_bias=[1.0, 2.0])
+    assert answer.error == "embedding_bias: not supported by target openvino"
+    assert answer.responses == []
+    assert client.ask(prompt, new=2).error is None
+
+
+def test_counts_come_when_asked_for(client: EngineClient, prompt: list[int]) -> None:
+    answer = client.ask(prompt, return_num_input_tokens=True, return_num_output_tokens=True)
+    last = answer.responses[-1]
+    assert last["num_input_tokens"].item() == len(prompt)
+    assert last["num_output_tokens"].item() == len(answer.ids)
+
+
+def test_metrics_have_nvidias_families_and_labels(triton: Any) -> None:
+    requests = metrics(triton.metrics_url, "nv_trt_llm_request_metrics")
+    assert requests.keys() == {"active", "max", "scheduled", "context", "waiting"}
+    assert requests["max"] == 64
+    blocks = metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")
+    assert blocks.keys() == {"max", "free", "used", "tokens_per", "fraction"}
+    assert blocks["max"] == blocks["free"] + blocks["used"]
+    batcher = metrics(triton.metrics_url, "nv_trt_llm_inflight_batcher_metrics")
+    assert batcher.keys() == {"total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests"}
+    assert metrics(triton.metrics_url, "nv_trt_llm_general_metrics").keys() == {"timestamp", "iteration_counter"}
+
+
+def test_a_prompt_longer_than_one_step_is_cut_into_chunks(client: EngineClient, tokenizer: Tokenizer) -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 90
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert len(ids) > 800
+    assert tokenizer.decode(client.ask(ids, new=9).ids).startswith("The quick brown fox")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_ensemble_text_is_one_shot_decoding_of_the_engines_tokens(
+    triton: Any, client: EngineClient, tokenizer: Tokenizer, text: str
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=True).ids
+    expected = tokenizer.decode(client.ask(ids, new=24).ids)
+    (whole,) = ensemble(triton, stream=False, text_input=text)
+    chunks = ensemble(triton, stream=True, text_input=text)
+    assert whole["text_output"] == expected
+    assert "".join(chunk["text_output"] for chunk in chunks) == expected
+    assert len(chunks) > 1
+    assert all("\ufffd" not in chunk["text_output"] for chunk in chunks[:-1])
+
+
+def test_interleaved_ensemble_streams_do_not_mix(triton: Any) -> None:
+    texts = TEXTS * 3
+    alone = [ensemble(triton, stream=False, text_input=text)[0]["text_output"] for text in TEXTS] * 3
+    barrier = threading.Barrier(len(texts))
+
+    def stream(text: str) -> str:
+        barrier.wait()
+        return "".join(chunk["text_output"] for chunk in ensemble(triton, stream=True, text_input=text))
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        assert list(pool.map(stream, texts)) == alone
+
+
+def test_ensemble_takes_nvidias_other_inputs(triton: Any) -> None:
+    question = {"text_input": TEXTS[0]}
+    (stopped,) = ensemble(triton, stream=False, **question, stop_words=[" of France"])
+    assert stopped["text_output"] == "The capital of France"
+    (bad,) = ensemble(triton, stream=False, **question, return_log_probs=True)
+    assert len(bad["output_log_probs"]) == 8
+    chunks = ensemble(triton, stream=True, **question, bad_words=["Paris"])
+    assert "bad_words_list: not supported by target openvino" in chunks[0]["error"]
