@@ -107,15 +107,17 @@ class TritonServer:
 
     def stop(self, timeout: float = 40) -> int:
         """Drain, SIGTERM, wait until in-flight requests are done, remove what is left. Returns Triton's exit code."""
-        if self.process.poll() is None:
-            drain_engines(self.grpc_address)
-            self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout)
-        self._kill_group()
-        self.process.wait()
-        self._reader.join(timeout=5)
-        remove_shared_memory(self.shm_prefix)
+        try:
+            if self.process.poll() is None:
+                drain_engines(self.grpc_address)
+                self.process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(timeout)
+        finally:  # also when the wait is interrupted by a second Ctrl-C
+            self._kill_group()
+            self.process.wait()
+            self._reader.join(timeout=5)
+            remove_shared_memory(self.shm_prefix)
         return self.process.returncode
 
     def __enter__(self) -> TritonServer:

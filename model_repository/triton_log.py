@@ -21,6 +21,12 @@ _NOISE = (
     "CUDA memory pool disabled",
     "Unable to allocate pinned",
     "Failed to query GPU",
+    "CudaDriverHelper has not been initialized",
+    "unable to create stream",
+    "no pinned memory pool",
+    "Failed to initialize NVML",
+    "DCGM unable to start",
+    "Timeout 30: Found 0",
 )
 
 
@@ -35,8 +41,8 @@ class LogLine:
 
     @property
     def is_noise(self) -> bool:
-        if not self.level:
-            return not self.message.strip() or self.message.lstrip()[:1] in "+|"
+        if not self.message.strip() or (not self.level and self.message.lstrip()[0] in "+|"):
+            return True
         return any(text in self.message for text in _NOISE)
 
     def __str__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -259,7 +260,7 @@ def test_a_prompt_longer_than_one_step_is_cut_into_chunks(client: EngineClient, 
     text = "The quick brown fox jumps over the lazy dog. " * 90
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert len(ids) > 800
-    assert tokenizer.decode(client.ask(ids, new=9).ids).startswith("The quick brown fox")
+    assert "The quick brown fox jumps" in tokenizer.decode(client.ask(ids, new=9).ids)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -295,5 +296,6 @@ def test_ensemble_takes_nvidias_other_inputs(triton: Any) -> None:
     assert stopped["text_output"] == "The capital of France"
     (bad,) = ensemble(triton, stream=False, **question, return_log_probs=True)
     assert len(bad["output_log_probs"]) == 8
-    chunks = ensemble(triton, stream=True, **question, bad_words=["Paris"])
-    assert "bad_words_list: not supported by target openvino" in chunks[0]["error"]
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        ensemble(triton, stream=True, **question, bad_words=["Paris"])
+    assert "bad_words_list: not supported by target openvino" in refusal.value.read().decode()

@@ -100,6 +100,10 @@ class EngineLoop:
         except Refused as refusal:
             self._forget(job)
             job.sink.fail(str(refusal))
+        except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
+            self._forget(job)
+            self._log_error(f"a request could not be started: {error}")
+            job.sink.fail(f"the engine failed: {error}")
 
     def _stop(self, request_id: str, done: Callable[[], None]) -> None:
         for job in {id(job): job for job in self._jobs.values() if job.request_id == request_id}.values():

@@ -13,6 +13,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from .openvino_grammar import GrammarChecker, explain
 from .request import GenerationRequest, Refused
 from .runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, StepOutput
 from .stop_words import StopWordMatcher
@@ -32,6 +33,7 @@ class OpenVINOOptions:
     model_path: Path
     max_batch_size: int
     max_seq_len: int
+    vocab_size: int
     max_num_tokens: int
     cache_tokens: int | None
     device: str
@@ -59,15 +61,18 @@ class OpenVINORuntime(EngineRuntime):
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(options.model_path), _scheduler(options, self._blocks), options.device, options.properties
         )
+        self._grammars = GrammarChecker(options.model_path, options.vocab_size)
         self._sequences: dict[int, _Sequence] = {}
         self._iteration = 0
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
         config = generation_config(request, sequence)
+        if request.guide is not None:
+            self._grammars.check(request.guide, config.structured_output_config)
         try:
             handle = self._pipeline.add_request(key, ov.Tensor(request.input_ids[np.newaxis]), config)
         except RuntimeError as error:
-            raise Refused(_explain(error, request)) from None
+            raise Refused(f"input_ids: {explain(str(error))}") from None
         self._sequences[key] = _Sequence(handle, request)
 
     def cancel(self, key: int) -> None:
@@ -226,9 +231,3 @@ def _default_cache_bytes() -> int:
     """A quarter of the machine's memory, at most 8 GiB."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total // 4, 8 << 30)
-
-
-def _explain(error: RuntimeError, request: GenerationRequest) -> str:
-    text = str(error).strip().splitlines()[-1]
-    name = "guided_decoding_guide" if request.guide else "input_ids"
-    return f"{name}: {text}"

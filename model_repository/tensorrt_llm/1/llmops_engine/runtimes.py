@@ -29,6 +29,7 @@ def _openvino(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime
             model_path=Path(parameters["gpt_model_path"]),
             max_batch_size=card["max_batch_size"],
             max_seq_len=card["max_seq_len"],
+            vocab_size=card["vocab_size"],
             max_num_tokens=int(parameters["max_num_tokens"]),
             cache_tokens=int(cache) if cache else None,
             device=own.get("device", "CPU"),

@@ -1,0 +1,248 @@
+"""Starting and stopping the real server: faults are made for real, and nothing outlives a stop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
+from llmops.model_repository import embedded
+from llmops.model_repository.launch import SHM_DIR, Ports, TritonServer, start_triton, sweep_shared_memory
+from tests.model_repository.engine_client import wait_until
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+ANY = Ports(0, 0, 0)
+ECHO = """
+import triton_python_backend_utils as pb_utils
+{top}
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+
+    def execute(self, requests):
+        {execute}
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+CONFIG = """
+name: "echo" backend: "python" max_batch_size: 4
+input [ { name: "x" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU } ]
+"""
+
+
+def echo_repository(root: Path, top: str = "", initialize: str = "pass", execute: str = "pass") -> Path:
+    """A repository with one small Python model, so that a server starts in a second."""
+    pytest.importorskip("pytriton")
+    version = root / "repository" / "echo" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(ECHO.format(top=top, initialize=initialize, execute=execute))
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    return root / "repository"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return echo_repository(tmp_path)
+
+
+def processes(group: int) -> list[int]:
+    """Living processes of a process group, the server's stubs among them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def segments(server: TritonServer) -> list[Path]:
+    return list(SHM_DIR.glob(f"{server.shm_prefix}*"))
+
+
+def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None:
+    server = start_triton(repository, ports=ANY)
+    server.wait_ready(60)
+    assert server.is_ready()
+    assert len(processes(server.pid)) >= 2
+    assert segments(server)
+    assert server.stop() == 0
+    assert processes(server.pid) == []
+    assert segments(server) == []
+
+
+def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
+    repository = echo_repository(tmp_path, execute="import time; time.sleep(600)")
+    server = start_triton(repository, ports=ANY, exit_timeout=1)
+    server.wait_ready(60)
+    with pytest.raises(TimeoutError):
+        infer(server, timeout=0.5)
+    server.stop(timeout=8)
+    assert processes(server.pid) == []
+    assert segments(server) == []
+
+
+def infer(server: TritonServer, timeout: float = 20) -> bytes:
+    body = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[7]}]}'
+    request = urllib.request.Request(f"{server.http_url}/v2/models/echo/infer", body)
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        return response.read()
+
+
+def test_running_requests_are_finished_first(tmp_path: Path) -> None:
+    repository = echo_repository(tmp_path, execute="import time; time.sleep(1.5)")
+    server = start_triton(repository, ports=ANY)
+    server.wait_ready(60)
+    answer: list[bytes] = []
+    from threading import Thread
+
+    thread = Thread(target=lambda: answer.append(infer(server)))
+    thread.start()
+    wait_until(lambda: b"nv_inference_pending" in urllib.request.urlopen(server.metrics_url).read(), 5)
+    thread.join(0.5)
+    server.stop()
+    thread.join(10)
+    assert b'"data":[7]' in answer[0]
+
+
+def test_two_servers_at_once(tmp_path: Path, repository: Path) -> None:
+    with start_triton(repository, ports=ANY) as first, start_triton(repository, ports=ANY) as second:
+        first.wait_ready(60)
+        second.wait_ready(60)
+        assert not {first.ports.http, first.ports.grpc} & {second.ports.http, second.ports.grpc}
+        first.stop()
+        assert b'"data":[7]' in infer(second)
+
+
+def test_the_server_ends_when_its_parent_is_killed(repository: Path) -> None:
+    code = f"""
+        import sys, time
+        from pathlib import Path
+        from llmops.model_repository.launch import Ports, start_triton
+        server = start_triton(Path({str(repository)!r}), ports=Ports(0, 0, 0))
+        server.wait_ready(60)
+        print(server.pid, flush=True)
+        time.sleep(600)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    group = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: processes(group) == [], 40)
+    sweep_shared_memory()
+    assert list(SHM_DIR.glob(f"llmops_{parent.pid}_*")) == []
+
+
+@pytest.mark.parametrize("which", ["http", "grpc", "metrics"])
+def test_a_port_that_is_taken_is_named(repository: Path, which: str) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ResourceError, match=f"port {port} .*for {which} .*--{which}-port"):
+            start_triton(repository, ports=Ports(**{"http": 0, "grpc": 0, "metrics": 0, which: port}))
+
+
+def test_equal_ports_are_refused(repository: Path) -> None:
+    with pytest.raises(InputError, match="must differ"):
+        start_triton(repository, ports=Ports(9000, 9000, 0))
+
+
+FAILURES: dict[str, tuple[dict[str, str], str]] = {
+    "syntax": ({"top": "def ("}, r"model echo did not load: invalid syntax \(model.py, line 3\)"),
+    "import": ({"top": "import no_such_module"}, "model echo did not load: .*No module named 'no_such_module'"),
+    "raises": (
+        {"initialize": "raise ValueError('the engine is of another version')"},
+        "the engine is of another version",
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, failure: str) -> None:
+    texts, message = FAILURES[failure]
+    with (
+        start_triton(echo_repository(tmp_path, **texts), ports=ANY) as server,
+        pytest.raises(ServerError, match=message) as error,
+    ):
+        server.wait_ready(60)
+    assert "\n" not in error.value.message
+    assert processes(server.pid) == []
+
+
+def test_a_server_that_dies_later_is_noticed(repository: Path) -> None:
+    import threading
+
+    with start_triton(repository, ports=ANY) as server:
+        server.wait_ready(60)
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(ServerError, match="ended unexpectedly with code -9"):
+            server.wait(threading.Event())
+    assert processes(server.pid) == []
+    assert segments(server) == []
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    def apply(root: Path) -> None:
+        for name in names:
+            path = root / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return apply
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the installed wheel's server folder, by links, that a test may damage."""
+    pytest.importorskip("pytriton")
+    real = embedded.find_wheel()
+    root = tmp_path / "site" / "pytriton" / "tritonserver"
+    shutil.copytree(real, root, copy_function=os.symlink)
+    monkeypatch.setattr(embedded, "find_wheel", lambda: root)
+    return root
+
+
+def test_a_missing_binary_is_named_with_its_fix(wheel: Path, repository: Path) -> None:
+    remove("bin/tritonserver")(wheel)
+    with pytest.raises(MissingDependencyError, match=r"Triton binary .* is missing: reinstall it with `pip"):
+        start_triton(repository, ports=ANY)
+
+
+def test_a_missing_stub_says_which_versions_there_are(wheel: Path, repository: Path) -> None:
+    remove(f"python_backend_stubs/{embedded.PYTHON_VERSION}")(wheel)
+    with pytest.raises(
+        MissingDependencyError, match=rf"no stub for Python {embedded.PYTHON_VERSION} \(it has .*3\.\d+"
+    ):
+        start_triton(repository, ports=ANY)
+
+
+def test_a_missing_libpython_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: "/nowhere")
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    with pytest.raises(
+        MissingDependencyError, match=r"libpython3\.\d+\.so\.1\.0 cannot be loaded.*apt-get install libpython"
+    ):
+        start_triton(repository, ports=ANY)
+
+
+def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'llmops\[embedded\]'"):
+        start_triton(repository, ports=ANY)

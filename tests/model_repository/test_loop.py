@@ -1,0 +1,173 @@
+"""The engine thread with a runtime that fails on purpose: no request hangs, nobody else is harmed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from llmops_engine.loop import EngineLoop, Job
+from llmops_engine.request import GenerationRequest, Refused
+from llmops_engine.runtime import FAILED, LENGTH, EngineRuntime, EngineStats, StepOutput
+
+
+class ScriptedRuntime(EngineRuntime):
+    """Counts up for each sequence; `faults` maps a step number to what happens instead."""
+
+    def __init__(self) -> None:
+        self.left: dict[int, int] = {}
+        self.faults: dict[int, Exception | StepOutput] = {}
+        self.steps = 0
+        self.refuse_from = 99
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+        if request.max_new_tokens == 13:
+            raise ZeroDivisionError("unlucky")
+        if sequence >= self.refuse_from:
+            raise Refused("num_return_sequences: too many")
+        self.left[key] = request.max_new_tokens
+
+    def cancel(self, key: int) -> None:
+        self.left.pop(key, None)
+
+    def has_work(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> Iterator[StepOutput]:
+        self.gate.wait(5)
+        self.steps += 1
+        fault = self.faults.get(self.steps)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault is not None:
+            self.left.pop(fault.key)
+            yield fault
+        for key in list(self.left):
+            self.left[key] -= 1
+            finished = self.left[key] == 0
+            if finished:
+                del self.left[key]
+            yield StepOutput(key, [self.steps], [-0.5], LENGTH if finished else "")
+
+    def stats(self) -> EngineStats:
+        active = len(self.left)
+        return EngineStats(active, active, 0, 0, 0, self.steps, 100, active, 32, 8)
+
+
+class RecordingSink:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.cancelled = False
+        self.over = threading.Event()
+
+    def tokens(
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+    ) -> None:
+        self.events.append((sequence, ids, finished))
+        if last_sequence:
+            self.over.set()
+
+    def fail(self, message: str) -> None:
+        self.events.append(message)
+        self.over.set()
+
+    def end(self) -> None:
+        self.events.append("end")
+        self.over.set()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+
+@pytest.fixture
+def runtime() -> ScriptedRuntime:
+    return ScriptedRuntime()
+
+
+@pytest.fixture
+def reports() -> list[EngineStats]:
+    return []
+
+
+@pytest.fixture
+def loop(runtime: ScriptedRuntime, reports: list[EngineStats]) -> Iterator[EngineLoop]:
+    loop = EngineLoop(runtime, reports.append, lambda message: None)
+    loop.start()
+    yield loop
+    runtime.gate.set()
+    loop.close()
+
+
+def submit(loop: EngineLoop, new: int, request_id: str = "", sequences: int = 1) -> RecordingSink:
+    sink = RecordingSink()
+    request = GenerationRequest(np.array([1]), new, num_sequences=sequences)
+    loop.submit(Job(request_id, request, sink))
+    return sink
+
+
+def finish(sink: RecordingSink) -> list[Any]:
+    assert sink.over.wait(5), sink.events
+    return sink.events
+
+
+def test_a_step_that_fails_answers_everyone_and_the_next_request_runs(
+    loop: EngineLoop, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults[2] = RuntimeError("out of luck")
+    runtime.gate.clear()
+    sinks = [submit(loop, 5), submit(loop, 5)]
+    runtime.gate.set()
+    for sink in sinks:
+        assert finish(sink)[-1] == "the engine failed: out of luck"
+    assert len(finish(submit(loop, 3))) == 3
+
+
+def test_a_request_that_the_runtime_chokes_on_fails_alone(loop: EngineLoop, runtime: ScriptedRuntime) -> None:
+    runtime.gate.clear()
+    good, bad = submit(loop, 4), submit(loop, 13)
+    runtime.gate.set()
+    assert finish(bad) == ["the engine failed: unlucky"]
+    assert [finished for *_, finished in finish(good)] == [False, False, False, True]
+
+
+def test_one_refused_sequence_takes_the_others_of_its_request_along(loop: EngineLoop, runtime: ScriptedRuntime) -> None:
+    runtime.refuse_from = 2
+    assert finish(submit(loop, 5, sequences=3)) == ["num_return_sequences: too many"]
+    assert not runtime.left
+
+
+def test_a_failed_sequence_ends_its_request_with_the_reason(loop: EngineLoop, runtime: ScriptedRuntime) -> None:
+    runtime.faults[2] = StepOutput(1, [], [], FAILED, "request_output_len: no room")
+    assert finish(submit(loop, 50, sequences=2))[-1] == "request_output_len: no room"
+    assert not runtime.left
+
+
+def test_a_cancelled_request_leaves_and_the_others_stay(loop: EngineLoop, runtime: ScriptedRuntime) -> None:
+    leaving, staying = submit(loop, 10**9), submit(loop, 10**9, "stay")
+    leaving.cancelled = True
+    assert finish(leaving)[-1] == "end"
+    assert len(runtime.left) == 1
+    done = threading.Event()
+    loop.stop_requests("stay", done.set)
+    assert done.wait(5)
+    assert finish(staying)[-1] == "end"
+    assert not runtime.left
+
+
+def test_stopping_an_unknown_id_is_answered(loop: EngineLoop) -> None:
+    done = threading.Event()
+    loop.stop_requests("nobody", done.set)
+    assert done.wait(5)
+
+
+def test_the_last_report_says_that_all_is_idle(loop: EngineLoop, reports: list[EngineStats]) -> None:
+    finish(submit(loop, 3))
+    deadline = threading.Event()
+    while not (reports and reports[-1].active == 0 and reports[-1].iteration == 3):
+        assert not deadline.wait(0.01)
+        assert len(reports) < 500
+    assert reports[-1].kv_blocks_used == 0
