@@ -1,7 +1,7 @@
 """The planner against NVIDIA's published throughput, row by row: `python -m llmops.perf.plan_accuracy`.
 
 The two host-side constants of `llmops.build.plan.step` were set on the H100 rows as a whole, none per row or per
-model; the H200 and A100 rows had no part in it.
+model; the H200, A100, GPT-OSS and release 1.2 rows had no part in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ DATA = Path(__file__).parent / "published"
 # Requests of each run, as the page lists them by (prompt, answer) tokens; 1024 + 2048 is not listed.
 REQUESTS = {
     (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (1000, 2000): 1500,
-    (1024, 2048): 1500, (2048, 128): 3000, (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000,
+    (1024, 2048): 1500, (1024, 8192): 1500, (2048, 128): 3000, (2048, 2048): 1500, (5000, 500): 1500,
+    (8192, 1024): 1500, (20000, 2000): 1000, (32768, 1024): 1000,
 }  # fmt: skip
 KV_FRACTION = 0.95
 
@@ -50,6 +51,11 @@ class Row:
     osl: int
     published: float
     predicted: float | None = None
+
+    @property
+    def group(self) -> str:
+        """What is summed up together: a GPU's Llama, Mistral and Mixtral rows, and GPT-OSS."""
+        return "GPT-OSS" if self.model.startswith("gpt-oss") else f"{self.gpu}, Llama and Mistral"
 
     @property
     def error(self) -> float:
@@ -102,15 +108,15 @@ def report(rows: list[Row], console: Console) -> None:
         table.add_row(row.release, row.gpu, row.model, str(row.tp), str(row.isl), str(row.osl),
                       f"{row.published:,.0f}", said, f"{row.error:+.1%}")  # fmt: skip
     console.print(table)
-    for gpu in dict.fromkeys(row.gpu for row in rows):
-        console.print(summary(gpu, [row for row in rows if row.gpu == gpu]))
+    for group in dict.fromkeys(row.group for row in rows):
+        console.print(summary(group, [row for row in rows if row.group == group]))
 
 
-def summary(gpu: str, rows: list[Row]) -> str:
+def summary(group: str, rows: list[Row]) -> str:
     """Median, 90th percentile and worst of the absolute errors."""
     errors = sorted(abs(row.error) for row in rows)
     return (
-        f"{gpu}: {len(rows)} rows, median error {median(errors):.1%}, 90 % of rows within "
+        f"{group}: {len(rows)} rows, median error {median(errors):.1%}, 90 % of rows within "
         f"{errors[int(0.9 * len(errors))]:.1%}, worst {errors[-1]:.1%}"
     )
 

@@ -75,6 +75,23 @@ def memory_data(memory: Memory) -> dict[str, Any]:
     return {**asdict(memory), "weight_bytes": memory.weight_bytes}
 
 
+# Families whose planned throughput was compared with NVIDIA's published one and found within its error.
+_CHECKED = ("llama", "mistral", "mixtral")
+
+
+def caution(plan: Plan) -> str | None:
+    """What a reader must know about the speed of this family, or None."""
+    family = plan.request.model.family
+    if family in _CHECKED:
+        return None
+    if family == "gpt_oss":
+        return (
+            "NVIDIA's published GPT-OSS throughput is below what is planned here: by a fifth in the median, by half "
+            "with short contexts. Leave a margin."
+        )
+    return f"The speed of {family} models was not checked against published measurements."
+
+
 def plan_data(plan: Plan) -> dict[str, Any]:
     """Everything, in bytes, seconds, requests/s and $."""
     request = plan.request
@@ -85,6 +102,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "kv_cache_dtype": request.kv,
         "workload": asdict(request.workload),
         "timing": plan.timing,
+        "caution": caution(plan),
         "plan": build_plan(plan).to_dict(),
         "candidates": [candidate_data(candidate) for candidate in plan.candidates],
         "curves": [

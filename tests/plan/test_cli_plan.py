@@ -56,6 +56,14 @@ def test_json_has_every_figure_and_adds_up(config):
     assert BuildPlan.from_dict(data).tp_size == built["layout"]["tp"]
 
 
+def test_a_family_whose_speed_was_not_checked_says_so(models, tmp_path, config):
+    gemma = {**models.LLAMA31_70B_CONFIG, "architectures": ["Gemma2ForCausalLM"], "head_dim": 128}
+    path = tmp_path / "gemma.json"
+    path.write_text(json.dumps(gemma))
+    assert "gemma2 models was not checked" in re.sub(r"\s+", " ", run(path, *TASK).stdout)
+    assert "not checked" not in run(config, *TASK).stdout
+
+
 def test_html_is_one_file_that_loads_nothing(config, tmp_path):
     page = tmp_path / "report.html"
     result = run(config, *TASK, "--html", page)

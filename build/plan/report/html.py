@@ -8,6 +8,7 @@ from llmops.build.plan.report import text
 from llmops.build.plan.report.pareto import frontiers
 from llmops.build.plan.search import Plan
 from llmops.build.plan.serving import Point
+from llmops.build.plan.summary import caution
 
 _COLOURS = ("#2a7ae2", "#d9480f", "#2b8a3e", "#9c36b5")
 _WIDTH, _HEIGHT, _MARGIN = 760, 360, 60
@@ -32,6 +33,7 @@ def page(plan: Plan) -> str:
         f"<h2>Best: {escape(plan.best.gpu.name)} {escape(plan.best.name)}</h2>{_facts(plan)}"
         f"<h2>Memory of one GPU</h2>{_memory(plan)}"
         f"<h2>Tokens/s per GPU against tokens/s per user</h2>{_pareto(plan)}"
+        f"<p>{escape(caution(plan) or '')}</p>"
         f"<h2>Rejected</h2>{_rejected(plan)}<h2>Where the times are from</h2><ul>{sources}</ul></body></html>\n"
     )
 

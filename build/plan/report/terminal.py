@@ -11,6 +11,7 @@ from llmops.build.plan.candidate import Candidate
 from llmops.build.plan.report import text
 from llmops.build.plan.report.pareto import MARKS, frontiers, picture
 from llmops.build.plan.search import Plan
+from llmops.build.plan.summary import caution
 
 WIDE = 100
 
@@ -23,6 +24,9 @@ def show(plan: Plan, console: Console, top: int = 8) -> None:
     console.print(Group(*_pareto(plan, console.width)))
     if plan.rejections:
         console.print(_rejected(plan))
+    warning = caution(plan)
+    if warning:
+        console.print(Text(warning, style="yellow"))
     for gpu, source in plan.timing.items():
         console.print(Text(f"Times for {gpu}: {source}. Prices: yours, or assumed; see --price.", style="dim"))
 
