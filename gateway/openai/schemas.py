@@ -7,6 +7,7 @@ and say which part is wrong; whether every keyword is enforced is up to the engi
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,16 @@ _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains"
 _MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_PAIRS = (
+    ("minLength", "maxLength"),
+    ("minItems", "maxItems"),
+    ("minProperties", "maxProperties"),
+    ("minimum", "maximum"),
+    ("exclusiveMinimum", "exclusiveMaximum"),
+)
+_REPETITION = re.compile(r"(?<=[{,])\d+(?=})")
+# look-around, back references, word boundaries, Unicode classes, inline flags
+_UNSUPPORTED = re.compile(r"\\[bBAZzkpP1-9]|\(\?(?!:)[^)]{0,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,8 @@ class SchemaLimits:
     size: int = 65_536
     depth: int = 64
     nodes: int = 5_000
-    repeats: int = 65_536
+    repeats: int = 8_192
+    all_repeats: int = 16_384
     pattern: int = 4_096
 
 
@@ -55,6 +67,7 @@ def _problem(text: str, limits: SchemaLimits) -> str | None:
     if len(text) > limits.size:
         return f"it has {len(text)} characters, the limit is {limits.size}"
     root = json.loads(text)
+    repeats = 0
     try:
         for count, (path, node, depth) in enumerate(_subschemas(root), start=1):
             if count > limits.nodes:
@@ -64,6 +77,9 @@ def _problem(text: str, limits: SchemaLimits) -> str | None:
             problem = _node_problem(node, root, limits)
             if problem:
                 return f"{problem} at '{path or '#'}'"
+            repeats += _repeats(node)
+            if repeats > limits.all_repeats:
+                return f"its lengths and counts add up to more than {limits.all_repeats}"
     except _ShapeError as error:
         return str(error)
     return None
@@ -109,7 +125,7 @@ def _typed(node: Mapping[str, Any], key: str, kind: type, path: str) -> Any:
 
 def _node_problem(node: object, root: object, limits: SchemaLimits) -> str | None:
     if isinstance(node, bool):
-        return None
+        return None if node else "a schema that is false allows nothing"
     if not isinstance(node, dict):
         return "a schema must be an object or a boolean"
     checks = (_type_problem(node), _reference_problem(node, root), _value_problem(node), _count_problem(node, limits))
@@ -141,7 +157,29 @@ def _count_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
             return f"'{key}' must be a whole number, 0 or more"
         if value > limits.repeats:
             return f"'{key}' is {value}, the limit is {limits.repeats}"
-    return None
+    return next((problem for pair in _PAIRS if (problem := _pair_problem(node, *pair))), None)
+
+
+def _pair_problem(node: Mapping[str, Any], low: str, high: str) -> str | None:
+    least, most = node.get(low), node.get(high)
+    if least is None or most is None:
+        return None
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (least, most)):
+        return f"'{low}' and '{high}' must be numbers"
+    return f"'{low}' {least} is more than '{high}' {most}" if least > most else None
+
+
+def _repeats(node: object) -> int:
+    """What a grammar compiler pays for: it writes out each repetition."""
+    if not isinstance(node, dict):
+        return 0
+    counts = max((node[key] for key in _COUNTS if isinstance(node.get(key), int)), default=0)
+    return int(counts) + (_pattern_repeats(node["pattern"]) if isinstance(node.get("pattern"), str) else 0)
+
+
+def _pattern_repeats(pattern: str) -> int:
+    """Repetitions may be nested, so they multiply."""
+    return min(math.prod(max(int(count[-7:]), 1) for count in _REPETITION.findall(pattern)), 10**9)
 
 
 def _pattern_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
@@ -155,8 +193,10 @@ def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> s
         return "a pattern must be a text that is not empty"
     if len(pattern) > limits.pattern:
         return f"the pattern has {len(pattern)} characters, the limit is {limits.pattern}"
-    if any(len(count) > 6 or int(count) > limits.repeats for count in re.findall(r"(?<=[{,])\d+(?=[,}])", pattern)):
+    if _pattern_repeats(pattern) > limits.repeats:
         return f"the pattern repeats something more than {limits.repeats} times"
+    if unknown := _UNSUPPORTED.search(pattern.replace(r"\\", "")):
+        return f"the pattern uses {unknown[0]}, which grammars cannot express"
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,10 @@ from llmops.gateway.openai.types.common import ResponseFormat, SamplingFields
 # engines' own guide `json` lets any JSON value through, a bare string as well
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
 _MAX_CHOICES = 1024
+_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*')
+_RULE = re.compile(r"([A-Za-z_][\w.-]*)\s*::=")
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_REPEAT = re.compile(r"\{[^}]*\}")
 
 
 def guide_of(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
@@ -95,11 +100,24 @@ def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
 def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
     if not isinstance(value, str) or not value.strip() or len(value) > limits.size:
         raise InvalidRequestError(f"'{param}' must be an EBNF text of 1 to {limits.size} characters.", param=param)
-    if "::=" not in value:
-        raise InvalidRequestError(
-            f"'{param}' must be EBNF with rules such as 'root ::= \"yes\" | \"no\"'.", param=param
-        )
+    problem = _grammar_problem(value)
+    if problem:
+        raise InvalidRequestError(f"'{param}' cannot be used as an EBNF grammar: {problem}.", param=param)
     return Guide("ebnf_grammar", value)
+
+
+def _grammar_problem(text: str) -> str | None:
+    """Rules that are used must be there; what else can be wrong, the engine says."""
+    bare = _LITERALS.sub(" ", text)
+    if any(mark in bare for mark in "\"'[]"):
+        return "a text or a character class is not closed"
+    rules = set(_RULE.findall(bare))
+    if "root" not in rules:
+        return "it has no rule 'root ::= …'"
+    missing = sorted(set(_NAME.findall(_REPEAT.sub(" ", bare))) - rules)
+    if missing:
+        return f"the rule '{missing[0]}' is used but not defined"
+    return None if bare.count("(") == bare.count(")") else "its parentheses do not match"
 
 
 def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:

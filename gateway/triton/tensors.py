@@ -241,6 +241,9 @@ def error_of(message: str) -> ApiError:
     if colon and name in INPUT_TENSORS:
         return UnsupportedError(message, param=name)
     lowered = message.lower()
+    if "xgrammar" in lowered or "grammar_compiler" in lowered:
+        # some engines compile a grammar only when they get to it; their own text names files of their build
+        return UnsupportedError("guided_decoding_guide: the engine cannot compile it.", param="guided_decoding_guide")
     if "unknown model" in lowered or "not ready" in lowered or "unavailable" in lowered or "draining" in lowered:
         return UnavailableError(f"The engine cannot take requests now: {message}")
     return EngineError(f"The engine failed: {message}")

@@ -16,6 +16,8 @@ PERSON = {
     "required": ["name"],
 }
 
+GRAMMAR = 'root ::= item{1,3} ("," [^"\\]] ws)*\nitem ::= "a\\"b" | [a-z]+ # any\nws ::= [ \\t]*'
+
 
 def chat(**fields):
     return ChatRequest(model="m", messages=[{"role": "user", "content": "hi"}], **fields)
@@ -33,6 +35,7 @@ def json_schema(schema):
         ({"response_format": {"type": "json_object"}}, Guide("json_schema", '{"type":"object"}')),
         ({"guided_regex": r"\d+"}, Guide("regex", r"\d+")),
         ({"guided_choice": ["a", 'b"']}, Guide("ebnf_grammar", 'root ::= "a" | "b\\""')),
+        ({"guided_grammar": GRAMMAR}, Guide("ebnf_grammar", GRAMMAR)),
         ({"guided_grammar": 'root ::= "x"'}, Guide("ebnf_grammar", 'root ::= "x"')),
         ({"structured_outputs": {"choice": ["a"]}}, Guide("ebnf_grammar", 'root ::= "a"')),
         ({"response_format": {"type": "text"}, "guided_regex": "a"}, Guide("regex", "a")),
@@ -63,6 +66,11 @@ def test_schema_keeps_its_key_order(field):
         ({"guided_regex": "("}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_grammar": "  "}, "guided_grammar"),
+        ({"guided_grammar": "root ::= foo"}, "guided_grammar"),
+        ({"guided_grammar": 'start ::= "x"'}, "guided_grammar"),
+        ({"guided_grammar": 'root ::= "x'}, "guided_grammar"),
+        ({"guided_regex": "(?<=a)b"}, "guided_regex"),
+        ({"guided_regex": r"(a)\1"}, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
@@ -96,6 +104,11 @@ def nested(depth):
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "only leads back to itself"),
         ({"maxLength": -1}, "whole number"),
         ({"maxItems": 10**9}, "the limit is"),
+        ({"minimum": 5, "maximum": 2}, "is more than"),
+        ({"anyOf": [False]}, "allows nothing"),
+        (False, "allows nothing"),
+        ({"items": [{"type": "string", "maxLength": 8000}] * 3}, "add up to more"),
+        ({"pattern": "([a-z]{1,5000}){1,50}"}, "repeats something more"),
         ({"pattern": "a{1,99999999}"}, "repeats something more than"),
         ({"required": "name"}, "list of property names"),
         (nested(80), "nested deeper than 64"),
