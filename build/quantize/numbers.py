@@ -46,7 +46,10 @@ def rounding_bound(weight: Tensor, scale: Tensor | None) -> Tensor:
     for E4M3 half of the last of 3 mantissa bits, or of the smallest subnormal (2**-9)."""
     value = dequantise(weight, scale)
     if scale is None:
-        return value.abs() * (2.0**-8 if weight.dtype == torch.bfloat16 else 2.0**-11)
+        if weight.dtype == torch.bfloat16:
+            return value.abs() * 2.0**-8
+        # half of float16's smallest subnormal, for values near zero
+        return (value.abs() * 2.0**-10).clamp(min=2.0**-25)
     if weight.dtype == torch.float8_e4m3fn:
         step = _per_row(scale.float(), weight.dim())
         # the value before rounding can be a sixteenth larger than the rounded one

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("quantize_models", Path(__file__).with_name("models.py"))
+_models = importlib.util.module_from_spec(_spec)
+sys.modules["quantize_models"] = _models
+_spec.loader.exec_module(_models)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """`checkpoint(family, **overrides)`: a tiny random model, made once per session."""
+    from llmops.build.checkpoint import open_checkpoint
+
+    made = {}
+
+    def get(family, **overrides):
+        key = (family, tuple(sorted(overrides.items())))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            made[key] = open_checkpoint(str(_models.write_checkpoint(folder, family, **overrides)))
+        return made[key]
+
+    return get
+
+
+@pytest.fixture
+def export(checkpoint, tmp_path):
+    """Quantise a tiny model and export it: (source weights, folder, checkpoint)."""
+    from llmops.build.quantize.calibration import CalibrationSettings
+    from llmops.build.quantize.experts import split_experts
+    from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
+    from llmops.build.quantize.formats import FORMATS
+    from llmops.build.quantize.loading import load_model, load_tokenizer
+    from llmops.build.quantize.quantizer import quantize
+    from llmops.build.targets.base import SilentProgress
+
+    def run(family, quant, target="tensorrt", tp=1, pp=1, kv="auto", group=None, **overrides):
+        source = checkpoint(family, **overrides)
+        model = load_model(source)
+        split_experts(model)
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        settings = CalibrationSettings(size=2, seq_len=48)
+        quantize(model, load_tokenizer(source), FORMATS[quant], kv, group, settings, SilentProgress())
+        folder = tmp_path / "export"
+        if target == "tensorrt":
+            export_engine_checkpoint(model, source.architecture, FORMATS[quant], folder, tp, pp)
+        else:
+            export_hf_checkpoint(model, source.architecture, folder)
+        return weights, folder, source
+
+    return run

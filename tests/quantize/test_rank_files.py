@@ -1,0 +1,109 @@
+"""What is exported is the source: every rank, dequantised and put together, within the format's own rounding bound."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmops.build.quantize.hf_files import HfFiles
+from llmops.build.quantize.rank_files import RankFiles
+from llmops.errors import BuildError
+
+LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2048,
+         "num_hidden_layers": 1}  # fmt: skip
+
+
+def check_within_bounds(weights, exported, tied=False):
+    skipped = {"lm_head.weight"} if tied else set()
+    assert set(exported.weights) - skipped == set(weights) - skipped
+    for name, tensor in exported.weights.items():
+        assert tensor.shape == weights[name].shape, name
+        excess = (tensor - weights[name]).abs() - exported.bounds[name] * (1 + 1e-4) - 1e-9
+        assert float(excess.max()) <= 0, name
+        if tensor.dim() > 1:  # and the bound is not so wide that anything would fit
+            assert float(exported.bounds[name].mean()) < 0.3 * float(weights[name].abs().mean()), name
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral"])
+def test_fp8_on_eight_gpus(export, family):
+    weights, folder, _ = export(family, "fp8", tp=8, **LARGE)
+    assert len(list(folder.glob("rank*.safetensors"))) == 8
+    check_within_bounds(weights, RankFiles(folder, family).model())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral"])
+def test_int4_awq_on_eight_gpus(export, family):
+    weights, folder, _ = export(family, "int4_awq", tp=8, group=128, **LARGE)
+    check_within_bounds(weights, RankFiles(folder, family).model())
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3", "mixtral"]
+)
+def test_every_engine_family_in_fp8(export, family):
+    weights, folder, _ = export(family, "fp8", tp=4)
+    check_within_bounds(weights, RankFiles(folder, family).model(), tied=family.startswith("gemma"))
+
+
+@pytest.mark.parametrize("quant", ["none", "fp8_pc_pt", "int8_sq", "int8_wo", "int4_wo"])
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_the_other_formats(export, family, quant):
+    weights, folder, _ = export(family, quant, tp=2)
+    check_within_bounds(weights, RankFiles(folder, family).model())
+    algorithm = {"none": None, "fp8_pc_pt": "FP8_PER_CHANNEL_PER_TOKEN", "int8_sq": "W8A8_SQ_PER_CHANNEL",
+                 "int8_wo": "W8A16", "int4_wo": "W4A16"}[quant]  # fmt: skip
+    assert json.loads((folder / "config.json").read_text())["quantization"]["quant_algo"] == algorithm
+
+
+def test_w4a8(export):
+    weights, folder, _ = export("llama", "w4a8_awq", tp=2, group=128)
+    check_within_bounds(weights, RankFiles(folder, "llama").model())
+
+
+def test_pipeline_stages_and_kv_heads_on_two_gpus_each(export):
+    weights, folder, _ = export("llama", "fp8", tp=2, pp=2, kv="fp8")
+    files = RankFiles(folder, "llama")
+    exported = files.model()
+    check_within_bounds(weights, exported)
+    assert files.config["mapping"] == {"world_size": 4, "tp_size": 2, "pp_size": 2, "cp_size": 1}
+    assert files.config["quantization"]["kv_cache_quant_algo"] == "FP8"
+    assert len(exported.kv_scales) == 4
+
+
+def test_more_gpus_than_kv_heads(export):
+    weights, folder, _ = export("llama", "fp8", tp=8)
+    check_within_bounds(weights, RankFiles(folder, "llama").model())
+
+
+def test_rope_reaches_the_engine(export):
+    """transformers 5 keeps it in rope_parameters, where ModelOpt's exporter does not look."""
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 256}  # fmt: skip
+
+    class Rope(dict):
+        def __hash__(self):
+            return 7
+
+    _, folder, _ = export("llama", "fp8", rope_parameters=Rope(rope))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rotary_base"] == 500000.0
+    assert config["rotary_scaling"]["factor"] == 8.0
+    assert config["rotary_scaling"]["rope_type"] == "llama3"
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2", "qwen3_moe", "gemma3", "phi3"])
+def test_hugging_face_export(export, family):
+    weights, folder, _ = export(family, "fp8", target="pytorch", kv="fp8")
+    check_within_bounds(weights, HfFiles(folder).model(), tied=family.startswith("gemma"))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_theta"] > 0  # where transformers 4, which TensorRT-LLM 1.2 has, looks for it
+    assert config["torch_dtype"] == "float16"
+    assert config["quantization_config"]["quant_algo"] == "FP8"
+
+
+def test_a_missing_rank_is_named(export):
+    _, folder, _ = export("llama", "fp8", tp=2)
+    (folder / "rank1.safetensors").unlink()
+    with pytest.raises(BuildError, match=r"rank1\.safetensors"):
+        RankFiles(folder, "llama")

@@ -1,0 +1,138 @@
+"""What cannot work is refused before any work, and says what would."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.build.architecture import Architecture
+from llmops.build.checkpoint import ExistingQuantisation
+from llmops.build.quantize.calibration import CalibrationSettings, bundled_texts, load_texts
+from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.nvidia.request import make_request
+from llmops.errors import CheckpointError, InputError, VersionMismatchError
+
+BASE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256,
+        "max_position_embeddings": 131072}  # fmt: skip
+LLAMA_70B = Architecture.from_hf_config(BASE)
+QWEN_72B = Architecture.from_hf_config({**BASE, "architectures": ["Qwen2ForCausalLM"], "intermediate_size": 29568})
+SMOL = Architecture.from_hf_config({**BASE, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
+                                    "intermediate_size": 1536, "num_hidden_layers": 30})  # fmt: skip
+
+
+def test_group_sizes_of_published_models():
+    assert choose_group_size(LLAMA_70B, 8, None) == 128
+    # 29568 / 2 = 14784 = 231 * 64
+    assert choose_group_size(QWEN_72B, 2, None) == 64
+    assert choose_group_size(SMOL, 1, None) == 64
+
+
+def test_what_cannot_be_sharded_names_layer_dimension_and_tp():
+    with pytest.raises(InputError) as caught:
+        choose_group_size(QWEN_72B, 8, None)
+    assert str(caught.value) == (
+        "--tp 8 with group-wise quantisation cannot be: mlp.down_proj has 3696 of 29568 input features per GPU, which "
+        "do not divide by group size 32; tp 1, 2, 4 would do with group size 32."
+    )
+    with pytest.raises(InputError, match=r"--group-size 128 with --tp 2 .*--group-size 64 or 32, tp 1 would do|no tp"):
+        choose_group_size(QWEN_72B, 2, 128)
+    with pytest.raises(InputError, match=r"num_attention_heads 9 does not divide by tp 2; tp 1 would do"):
+        check_sharding(SMOL, 2, 1)
+    with pytest.raises(InputError, match="equal stages"):
+        check_sharding(LLAMA_70B, 8, 3)
+
+
+@given(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([None, 32, 64, 128]), st.integers(1, 300), st.integers(1, 64))
+def test_a_layout_is_refused_exactly_when_something_does_not_divide(tp, group, width, kv_heads):
+    arch = dataclasses.replace(LLAMA_70B, intermediate_size=width * 32, num_kv_heads=kv_heads)
+    fits = arch.num_heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
+    for linear in linears(arch):
+        cut = linear.in_features if linear.cut == "in" else linear.out_features
+        fits = fits and cut % tp == 0 and (group is None or linear.local_in(tp) % group == 0)
+    assert (refusal(arch, tp, group) is None) == fits
+
+
+def spec(target="tensorrt", tmp_path="engine", **fields):
+    return BuildSpec(checkpoint="c", output=tmp_path, target=target, **fields)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "error", "says"),
+    [
+        ("llama", {"quant": "int8_sq", "target": "pytorch"}, InputError, "run on target pytorch; use one of none"),
+        ("llama", {"quant": "fp4"}, InputError, "is unknown; use one of none, fp8"),
+        ("llama", {"kv_cache": "int8", "target": "pytorch"}, InputError, "use one of auto, fp8"),
+        ("llama", {"group_size": 64}, InputError, "goes with int4_awq"),
+        ("mixtral", {"quant": "int8_sq"}, InputError, "not for MixtralForCausalLM on --target tensorrt"),
+        ("qwen3", {"quant": "int4_awq"}, InputError, "use none, fp8"),
+        ("deepseek_v3", {}, CheckpointError, "cannot serve DeepseekV3ForCausalLM; use --target pytorch"),
+        ("gpt_oss", {"target": "pytorch", "quant": "fp8"}, InputError, "use none"),
+        ("llama", {"max_seq_len": 4096}, InputError, "over the model's context; use at most 512"),
+        ("llama", {"max_batch_size": 64, "max_num_tokens": 32}, InputError, "smaller than the batch of 64"),
+        ("llama", {"options": {"image": "26.02", "tensorrt_llm": "1.2.1"}}, VersionMismatchError, "26.07-trtllm"),
+        ("llama", {"options": {"image": "25.12"}, "target": "pytorch"}, VersionMismatchError, "TensorRT-LLM 1.1.0"),
+        ("llama", {"options": {"calib_batch_size": "0"}}, InputError, "at least 1"),
+    ],
+)  # fmt: skip
+def test_refused(checkpoint, family, fields, error, says):
+    import re
+
+    with pytest.raises(error, match=re.escape(says)):
+        make_request(spec(**fields), checkpoint(family))
+
+
+def quantised(checkpoint, method):
+    return dataclasses.replace(checkpoint, quantisation=ExistingQuantisation(method, 8))
+
+
+@pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "modelopt", "mxfp4"])
+def test_engines_start_from_full_precision(checkpoint, method):
+    with pytest.raises(CheckpointError, match=f"already quantised .{method}., which --target tensorrt cannot take"):
+        make_request(spec(), quantised(checkpoint("llama"), method))
+
+
+def test_pytorch_passes_on_what_its_loader_knows(checkpoint):
+    for method in ("fp8", "modelopt"):
+        request = make_request(spec("pytorch"), quantised(checkpoint("llama"), method))
+        assert (request.passed_on, request.measure_quality) == (True, False)
+    for method in ("awq", "gptq", "compressed-tensors", "bitsandbytes"):
+        with pytest.raises(CheckpointError, match="full-precision"):
+            make_request(spec("pytorch"), quantised(checkpoint("llama"), method))
+    assert make_request(spec("pytorch"), quantised(checkpoint("gpt_oss"), "mxfp4")).passed_on
+    with pytest.raises(CheckpointError, match="for gpt_oss only"):
+        make_request(spec("pytorch"), quantised(checkpoint("llama"), "mxfp4"))
+    with pytest.raises(InputError, match="leave out --quant fp8"):
+        make_request(spec("pytorch", quant="fp8"), quantised(checkpoint("llama"), "modelopt"))
+
+
+def test_nvidias_calibration_defaults(checkpoint):
+    fp8 = make_request(spec(quant="fp8"), checkpoint("llama")).calibration
+    assert (fp8.size, fp8.seq_len, fp8.batch_size, fp8.seed) == (512, 512, 1, 1234)
+    assert make_request(spec(quant="int4_awq"), checkpoint("llama")).calibration.size == 32
+
+
+def test_calibration_files(tmp_path):
+    lines = [{"text": "one"}, {"messages": [{"role": "user", "content": "two"}, {"role": "a", "content": "three"}]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (tmp_path / "b.txt").write_text("one\ntwo\n\nthree\n")
+    assert sorted(load_texts(CalibrationSettings(str(tmp_path / "a.jsonl")))) == ["one", "two\nthree"]
+    assert sorted(load_texts(CalibrationSettings(str(tmp_path / "b.txt")))) == ["one\ntwo", "three"]
+    assert len(load_texts(CalibrationSettings(str(tmp_path / "b.txt"), size=1))) == 1
+    (tmp_path / "c.jsonl").write_text('{"text": "one"}\n{"title": 1}\n')
+    with pytest.raises(InputError, match="line 2 has no text"):
+        load_texts(CalibrationSettings(str(tmp_path / "c.jsonl")))
+    with pytest.raises(InputError, match="does not exist"):
+        load_texts(CalibrationSettings(str(tmp_path / "d.txt")))
+
+
+def test_calibration_and_evaluation_share_nothing():
+    calibration, evaluation = bundled_texts("calibration"), bundled_texts("evaluation")
+    assert len(calibration) >= 32
+    assert not set(calibration) & set(evaluation)
+    assert load_texts(CalibrationSettings(size=8)) == load_texts(CalibrationSettings(size=8))

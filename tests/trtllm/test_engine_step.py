@@ -1,0 +1,165 @@
+"""The trtllm-build step with a program in its place that behaves like it, and its faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmops.build.manifest import EngineManifest, Limits, Parallelism, Source, TokenizerInfo
+from llmops.build.resume import resume
+from llmops.build.targets.base import SilentProgress
+from llmops.build.targets.nvidia import engine
+from llmops.build.trtllm.versions import image_of
+from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
+
+PROGRAM = """#!{python}
+import argparse, os, pathlib, signal, sys, time
+p = argparse.ArgumentParser()
+p.add_argument("--checkpoint_dir"); p.add_argument("--output_dir"); p.add_argument("--workers", type=int)
+a = p.parse_args()
+fault = os.environ.get("FAULT", "")
+out = pathlib.Path(a.output_dir)
+out.mkdir(exist_ok=True)
+for rank in range(2):
+    assert (pathlib.Path(a.checkpoint_dir) / f"rank{{rank}}.safetensors").is_file()
+    print(f"[TRT-LLM] [I] Serializing engine to {{out}}/rank{{rank}}.engine...", flush=True)
+    (out / f"rank{{rank}}.engine").write_bytes(b"" if fault == "empty" and rank else b"engine")
+    if fault == "code": print("[TRT-LLM] [E] out of memory"); sys.exit(3)
+    if fault == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "disk": print("OSError: [Errno 28] No space left on device"); sys.exit(1)
+    if fault == "hang": time.sleep(60)
+(out / "config.json").write_text("{{}}")
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    path = folder / engine.PROGRAM
+    path.write_text(PROGRAM.format(python=sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(engine, "installed_version", lambda: "1.2.1")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An engine folder whose last step is left."""
+    made = tmp_path / "engine"
+    (made / "checkpoint").mkdir(parents=True)
+    (made / "model").mkdir()
+    for rank in range(2):
+        (made / "checkpoint" / f"rank{rank}.safetensors").write_bytes(b"x")
+    argv = [engine.PROGRAM, "--checkpoint_dir", "checkpoint", "--output_dir", "model", "--workers", "2"]
+    EngineManifest(
+        key="k", name="m", target="tensorrt", architecture="LlamaForCausalLM", versions={},
+        source=Source(checkpoint="c", format="huggingface", files=[]), parallelism=Parallelism(tp_size=2),
+        limits=Limits(max_batch_size=1, max_seq_len=8, max_num_tokens=8), complete=False,
+        tokenizer=TokenizerInfo(vocab_size=8, end_ids=[2], chat_template=False),
+        extra={"trtllm_build": argv, "image": image_of("26.07").reference, "tensorrt_llm": "1.2.1"},
+    ).save(made)  # fmt: skip
+    (made / engine.SCRIPT).write_text(engine.script(argv, image_of("26.07")))
+    return made
+
+
+class Steps(SilentProgress):
+    def __init__(self):
+        super().__init__()
+        self.advanced = 0
+
+    def advance(self, amount=1):
+        self.advanced += amount
+
+
+def test_resume_finishes_the_folder_with_progress_and_log(folder, program):
+    steps = Steps()
+    manifest, before = resume(folder, progress=steps)
+    assert (manifest.complete, before, steps.advanced) == (True, False, 2)
+    assert EngineManifest.load(folder).complete
+    assert (folder / "model" / "rank1.engine").read_bytes() == b"engine"
+    assert "Serializing engine to model/rank1.engine" in (folder / engine.LOG).read_text()
+    assert resume(folder)[1] is True
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("code", r"ended with code 3.*\n.*\n.*out of memory"),
+        ("kill", "killed by signal 9"),
+        ("disk", "the disk is full"),
+        ("empty", "left no rank1.engine"),
+    ],
+)
+def test_faults_leave_the_folder_resumable(folder, program, monkeypatch, fault, says):
+    monkeypatch.setenv("FAULT", fault)
+    with pytest.raises(BuildError, match=says):
+        resume(folder)
+    assert not EngineManifest.load(folder).complete
+    assert (folder / engine.LOG).is_file()
+    monkeypatch.delenv("FAULT")
+    assert resume(folder)[0].complete
+
+
+def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
+    code = "import sys; from pathlib import Path; from llmops.build.resume import resume\n"
+    code += "import llmops.build.targets.nvidia.engine as e; e.installed_version = lambda: '1.2.1'\n"
+    code += f"resume(Path({str(folder)!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "FAULT": "hang"}, stderr=subprocess.PIPE
+    )
+    log = folder / engine.LOG
+    deadline = time.monotonic() + 60
+    while not (log.is_file() and "rank0" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(program) not in running
+    assert not EngineManifest.load(folder).complete
+
+
+def test_build_sh_does_the_same(folder, program):
+    subprocess.run(["sh", str(folder / engine.SCRIPT)], check=True, cwd="/", capture_output=True)
+    engine.check_engine(folder / "model", 2)
+
+
+def test_without_the_program_the_image_is_named(folder, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(MissingDependencyError, match=r"26\.07-trtllm-python-py3, or add --in-container"):
+        resume(folder)
+    with pytest.raises(MissingDependencyError, match="docker"):
+        resume(folder, in_container=True)
+
+
+def test_another_version_is_refused(folder, program, monkeypatch):
+    monkeypatch.setattr(engine, "installed_version", lambda: "1.2.0")
+    with pytest.raises(VersionMismatchError, match=r"made for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):
+        resume(folder)
+
+
+def test_in_container_runs_build_sh_as_the_owner(folder, tmp_path, monkeypatch):
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    files = f"cd {folder}/model && echo e > rank0.engine && echo e > rank1.engine && echo '{{}}' > config.json"
+    docker.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\n{files}\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{docker.parent}{os.pathsep}{os.environ['PATH']}")
+    assert resume(folder, in_container=True)[0].complete
+    words = (tmp_path / "args").read_text()
+    assert f"--user {os.getuid()}:{os.getgid()}" in words
+    assert f"source={folder},target=/engine" in words
+    assert words.endswith("tritonserver:26.07-trtllm-python-py3 sh /engine/build.sh\n")
+
+
+def test_a_folder_that_is_none(tmp_path):
+    with pytest.raises(InputError, match=r"not an engine folder"):
+        resume(Path(tmp_path))
