@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -42,7 +42,7 @@ class RichProgress:
         from rich.console import Console
 
         self.console = Console(stderr=True)
-        self._advance = lambda amount: None
+        self._advance: Callable[[float], None] = lambda amount: None
 
     @contextmanager
     def stage(self, title: str, total: float | None = None) -> Iterator[None]:
