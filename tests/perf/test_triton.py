@@ -1,0 +1,86 @@
+"""`llmops bench grpc://…` against the fountain on the real Triton: what it says must be what the fountain does."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from llmops.build.manifest import EngineManifest
+from llmops.errors import ServerError
+from llmops.perf.bench import bench
+from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.harness.load import options
+from llmops.perf.harness.stack import triton
+from llmops.perf.load.loop import run_async
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+PERIOD = 0.03
+
+
+@pytest.fixture(scope="module")
+def fountain(tmp_path_factory):
+    """Address of a Triton whose model `fountain` gives every stream a token each 30 ms."""
+    engine = tmp_path_factory.mktemp("engine")
+    _write_engine(engine)
+    with triton(make_fountain(engine, engine / "repository", PERIOD)) as server:
+        yield f"grpc://{server.address}"
+
+
+def _write_engine(engine):
+    """Tokenizer and manifest, no weights. The tokenizer has one token per byte."""
+    (engine / "tokenizer").mkdir()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={"<end>": 0} | {c: i for i, c in enumerate(alphabet, 1)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(engine / "tokenizer" / "tokenizer.json"))
+    (engine / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    manifest = {
+        "key": "0" * 64,
+        "name": "fountain",
+        "target": "openvino",
+        "architecture": "LlamaForCausalLM",
+        "source": {"checkpoint": "none", "format": "gguf", "files": []},
+        "versions": {},
+        "limits": {"max_batch_size": 64, "max_seq_len": 4096, "max_num_tokens": 256},
+        "tokenizer": {"vocab_size": 257, "end_ids": [0], "chat_template": False},
+        "extra": {"openvino": {"kv_cache": {"layers": 1, "kv_heads": 1, "head_dim": 64}}},
+    }
+    (engine / "engine.json").write_text(EngineManifest(**manifest).model_dump_json())
+
+
+def run(url, **given):
+    return run_async(bench(options(url, **{"output": 12, "requests": 12, "concurrency": 4, "warmup": 0, **given})))
+
+
+def test_the_engine_model_gives_every_token_at_the_fountains_pace(fountain):
+    summary = run(fountain).summary
+    assert (summary.completed, summary.errors) == (12, {})
+    assert (summary.tokens_out, summary.tokens_source) == (12 * 12, "usage")
+    assert summary.tpot.p50 == pytest.approx(1000 * PERIOD, rel=0.02)
+
+
+def test_the_ensemble_gives_text_and_says_that_it_was_counted(fountain):
+    summary = run(fountain, via="ensemble", requests=4).summary
+    assert (summary.completed, summary.errors) == (4, {})
+    assert summary.tokens_source == "chunks"
+    assert 0 < summary.tokens_out <= 4 * 12
+
+
+def test_a_cancelled_stream_ends_early(fountain):
+    summary = run(fountain, cancel_share=1.0, output=100, requests=4).summary
+    assert (summary.cancelled, summary.failed) == (4, 0)
+    assert 4 <= summary.tokens_out < 400
+
+
+def test_a_refusal_of_the_engine_is_an_error_by_its_tensor(fountain):
+    summary = run(fountain, output=300_000, requests=2).summary
+    assert summary.completed == 0
+    assert list(summary.errors.values()) == [2]
+    assert "request_output_len" in next(iter(summary.errors))
+
+
+def test_a_model_that_is_not_there_is_said_at_once(fountain):
+    with pytest.raises(ServerError, match="does not serve other-tensorrt_llm"):
+        run(fountain, model="other")
