@@ -15,7 +15,7 @@ _local = threading.local()
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` on uvloop where there is one: it halves the load generator's own CPU.
 
-    Each thread has one loop for all its calls: grpc's poller stays with the loop it first saw and fails on a second one.
+    Each thread has one loop for all its calls: grpc's poller stays with the loop it first saw, a second one fails.
     """
     loop: asyncio.AbstractEventLoop | None = getattr(_local, "loop", None)
     if loop is None:
