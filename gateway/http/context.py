@@ -16,12 +16,28 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass(slots=True)
 class RequestContext:
-    """`started` is perf_counter() at arrival; `waited` are the seconds spent waiting for the engine."""
+    """`started` is perf_counter() at arrival; `waited` are the seconds spent waiting for the engine.
+
+    `stages` are the seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
+    """
 
     request_id: str
     started: float = field(default_factory=perf_counter)
     waited: float = 0.0
     ignored: list[str] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=dict)
+    marked: float = 0.0
+
+    def mark(self, stage: str) -> None:
+        """`stage` ends now; it began where the last one ended."""
+        now = perf_counter()
+        self.stages[stage] = now - (self.marked or self.started)
+        self.marked = now
+
+    def all_stages(self) -> dict[str, float]:
+        """With the time in the engine (`upstream`) and what came after the first token (`respond`)."""
+        rest = self.overhead - sum(self.stages.values())
+        return {**self.stages, "upstream": self.waited, "respond": max(rest, 0.0)}
 
     @property
     def overhead(self) -> float:

@@ -49,4 +49,6 @@ class ContextMiddleware:
         route = getattr(scope.get("route"), "path", "unknown")
         if context.waited:
             self._metrics.overhead.labels("total").observe(context.overhead)
+            for stage, seconds in context.all_stages().items():
+                self._metrics.stages.labels(stage).observe(seconds)
         self._metrics.requests.labels(route, str(status)).inc()

@@ -91,7 +91,10 @@ class Metrics:
             self.registry, "llmops_request_duration_seconds", "From the request's arrival to its last token."
         )
         self.overhead = Histogram(
-            self.registry, "llmops_overhead_seconds", "The gateway's own time per request, by stage.", label="stage"
+            self.registry, "llmops_overhead_seconds", "The gateway's own time until the answer begins.", label="stage"
+        )
+        self.stages = Histogram(
+            self.registry, "llmops_stage_seconds", "What the time until the answer begins was spent on.", label="stage"
         )
 
     def meter(self, model: str, started: float, prompt_tokens: int) -> Meter:

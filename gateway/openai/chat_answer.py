@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import EngineRequest, Guide
 from llmops.gateway.openai.answer import Answer
 from llmops.gateway.openai.chain import Chain
@@ -61,12 +62,15 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
     check_logprobs(bool(body.logprobs), top, model.card, "top_logprobs")
 
 
-async def start_chat(service: Service, body: ChatRequest, model: ServedModel, answer_id: str, started: float) -> Answer:
-    """Submit the request; `started` is when it arrived (perf_counter). Raises what is wrong with it."""
+async def start_chat(
+    service: Service, body: ChatRequest, model: ServedModel, answer_id: str, context: RequestContext
+) -> Answer:
+    """Submit the request. Raises what is wrong with it."""
     limits = service.limits
     # a message costs its template some work however short it is
     size = sum(64 + (len(m.content) if isinstance(m.content, str) else 4096) for m in body.messages)
-    plan = await service.workers.run(lambda: plan_chat(model, body, limits), size + 1024 * len(body.tools or ()))
+    size += 1024 * len(body.tools or ())
+    plan = await service.workers.run(lambda: plan_chat(model, body, limits, context.mark), size)
     wanted, field = _wanted_length(body)
     length = output_length(wanted, len(plan.input_ids), model.card, param=field)
     endings = endings_of(body, model.card, limits)
@@ -96,22 +100,27 @@ async def start_chat(service: Service, body: ChatRequest, model: ServedModel, an
         for index in range(request.n)
     ]
     stream = await open_streams(model.engine, [request])
-    meter = service.metrics.meter(model.name, started, len(plan.input_ids))
+    context.mark("submit")
+    meter = service.metrics.meter(model.name, context.started, len(plan.input_ids))
     return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids))
 
 
-def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits) -> ChatPlan:
-    """Prompt, grammar and processing; the template writes the special tokens itself."""
+def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Callable[[str], None]) -> ChatPlan:
+    """Prompt, grammar and processing; the template writes the special tokens itself. `mark` ends a stage."""
+    mark("queue")
     schema_limits = SchemaLimits(size=limits.schema_bytes)
     template = model.template.source if model.template else ""
     own_guide = guide_of(body, schema_limits)
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)
     check_guide(tools.guide, model.card, guide_field(body) if tools.guide == own_guide else "tool_choice")
     prompt = render_chat(model, body, tools.definitions)
+    mark("template")
+    input_ids = model.tokenizer.encode(prompt, add_special_tokens=False)
+    mark("tokenise")
     markers = markers_of(template)
     visible = (*tools.special_tokens, *((markers.start, markers.end) if markers else ()))
     return ChatPlan(
-        input_ids=model.tokenizer.encode(prompt, add_special_tokens=False),
+        input_ids=input_ids,
         guide=tools.guide,
         processor=_processor(tools, markers, prompt),
         skip_special_tokens=body.skip_special_tokens is not False and not model.tokenizer.has_special(visible),

@@ -236,3 +236,15 @@ async def test_metrics_count_requests_and_tokens(stack):
     assert 'llmops_time_to_first_token_seconds_count{model="tiny"} 1.0' in metrics
     assert f'llmops_inter_token_latency_seconds_count{{model="tiny"}} {len(ids) - 1}.0' in metrics
     assert 'llmops_active_streams{model="tiny"} 0.0' in metrics
+
+
+async def test_the_stages_of_a_request_are_measured(stack):
+    stack.say("Hello world!", wait=0.05)
+    await stack.chat()
+    metrics = (await stack.client.get("/metrics")).text
+    for stage in ("parse", "queue", "template", "tokenise", "submit", "upstream", "respond"):
+        assert f'llmops_stage_seconds_count{{stage="{stage}"}} 1.0' in metrics
+    values = {line.split(" ")[0]: float(line.split(" ")[1]) for line in metrics.splitlines() if line[0] != "#"}
+    assert values['llmops_stage_seconds_sum{stage="upstream"}'] > 0.05
+    stages = sum(values[f'llmops_stage_seconds_sum{{stage="{one}"}}'] for one in ("parse", "template", "respond"))
+    assert stages < values['llmops_overhead_seconds_sum{stage="total"}'] + 0.001

@@ -49,6 +49,7 @@ class ChatCompletions:
     async def handle(self, request: Request) -> Response:
         context = context_of(request)
         body = parse(ChatRequest, await read_body(request, self._service.limits.body_bytes))
+        context.mark("parse")
         model = self._service.models.get(body.model)
         check_chat(body, model, self._service.limits)
         context.ignored = ignored_fields(body, IGNORED)
@@ -76,7 +77,7 @@ class ChatCompletions:
 
         return await respond(
             request,
-            lambda: start_chat(self._service, body, model, answer_id, context.started),
+            lambda: start_chat(self._service, body, model, answer_id, context),
             events=events if body.stream else None,
             collect=collect,
         )

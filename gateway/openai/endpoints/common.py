@@ -83,8 +83,9 @@ async def respond(
         await answer.start()
         context.waited = answer.waited
         if events is not None:
+            stream = EventStream(events(answer), watch, context.headers())
             streaming = True
-            return EventStream(events(answer), watch, context.headers())
+            return stream
         try:
             body = await collect(answer)
         finally:

@@ -18,6 +18,7 @@ from llmops.gateway.openai.choice import Choice, LogprobLog
 from llmops.gateway.openai.chunks import CompletionChunks, completion_logprobs, usage
 from llmops.gateway.openai.endpoints.common import AnswerEvents, ignored_fields, respond
 from llmops.gateway.openai.sampling import (
+    Endings,
     check_capabilities,
     check_guide,
     check_logprobs,
@@ -46,6 +47,7 @@ class Completions:
     async def handle(self, request: Request) -> Response:
         context = context_of(request)
         body = parse(CompletionRequest, await read_body(request, self._service.limits.body_bytes))
+        context.mark("parse")
         model = self._service.models.get(body.model)
         self._check(body, model)
         context.ignored = ignored_fields(body, IGNORED)
@@ -95,27 +97,11 @@ class Completions:
         prompts = prompts_of(body, service.limits.prompts)
         size = sum(map(len, prompts))
         encoded = await service.workers.run(lambda: [encode(model, one, body) for one in prompts], size)
+        context.mark("tokenise")
         guide = guide_of(body, SchemaLimits(size=service.limits.schema_bytes))
         check_guide(guide, model.card, guide_field(body))
         endings = endings_of(body, model.card, service.limits)
-        sampling = sampling_of(body)
-        requests = [
-            EngineRequest(
-                request_id=answer_id if len(encoded) == 1 else f"{answer_id}-{at}",
-                input_ids=ids,
-                max_tokens=output_length(
-                    body.max_tokens, len(ids), model.card, default=DEFAULT_MAX_TOKENS, param="prompt"
-                ),
-                sampling=sampling,
-                n=body.n or 1,
-                min_tokens=body.min_tokens or 0,
-                end_ids=endings.end_ids,
-                logprobs=body.logprobs is not None,
-                guide=guide,
-                lora_id=model.lora_id,
-            )
-            for at, ids in enumerate(encoded)
-        ]
+        requests = engine_requests(body, model, encoded, endings, answer_id)
         choices = [
             Choice(
                 at * request.n + sequence,
@@ -130,8 +116,30 @@ class Completions:
         ]
         prompt_tokens = sum(map(len, encoded))
         stream = await open_streams(model.engine, requests)
+        context.mark("submit")
         meter = service.metrics.meter(model.name, context.started, prompt_tokens)
         return Answer(stream, choices, meter, service.timeouts, prompt_tokens)
+
+
+def engine_requests(
+    body: CompletionRequest, model: ServedModel, prompts: list[list[int]], endings: Endings, answer_id: str
+) -> list[EngineRequest]:
+    """One per prompt."""
+    sampling = sampling_of(body)
+    return [
+        EngineRequest(
+            request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{at}",
+            input_ids=ids,
+            max_tokens=output_length(body.max_tokens, len(ids), model.card, default=DEFAULT_MAX_TOKENS, param="prompt"),
+            sampling=sampling,
+            n=body.n or 1,
+            min_tokens=body.min_tokens or 0,
+            end_ids=endings.end_ids,
+            logprobs=body.logprobs is not None,
+            lora_id=model.lora_id,
+        )
+        for at, ids in enumerate(prompts)
+    ]
 
 
 def prompts_of(body: CompletionRequest, limit: int) -> list[Prompt]:

@@ -60,7 +60,7 @@ class Responses:
 
         async def start() -> Answer:
             try:
-                return await start_chat(self._service, chat, model, builder.id, context.started)
+                return await start_chat(self._service, chat, model, builder.id, context)
             except ApiError as error:
                 error.param = renamed_param(error.param)
                 raise
