@@ -29,7 +29,7 @@ def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Any:
     fit together."""
     family = checkpoint.architecture.family
     files: RankFiles | HfFiles = RankFiles(folder, family) if target == "tensorrt" else HfFiles(folder)
-    exported = files.model()
+    exported = files.model(bounds=False)
     config = _engine_architecture(checkpoint, files.config) if target == "tensorrt" else _hf_architecture(folder)
     model = _empty_model(config)
     _load(model, exported)

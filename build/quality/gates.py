@@ -30,15 +30,15 @@ class Quality:
 class Gates:
     """Limits, inclusive; None leaves one out. Sound 8-bit and 4-bit models pass the defaults, broken ones do not."""
 
-    max_ppl_ratio: float | None = 1.10
-    min_top1: float | None = 0.80
-    max_mean_kl: float | None = 0.15
+    max_ppl_ratio: float | None = 1.20
+    min_top1: float | None = 0.70
+    max_mean_kl: float | None = 0.30
     max_token_kl: float | None = None
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], bits: int) -> Gates:
         """Defaults for 8 or 4 bits per weight, overridden by what the user gave. Raises InputError."""
-        defaults = cls() if bits < 8 else cls(max_ppl_ratio=1.05, min_top1=0.90, max_mean_kl=0.05)
+        defaults = cls() if bits < 8 else cls(max_ppl_ratio=1.05, min_top1=0.80, max_mean_kl=0.10)
         given = {name: _number(name, options[name]) for name in GATES if options.get(name) is not None}
         return cls(**{**asdict(defaults), **given})
 

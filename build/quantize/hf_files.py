@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from llmops.build.quantize.reading import ExportedModel, InputRounding, StoredLinear
+from llmops.build.quantize.reading import ExportedModel, InputRounding, NoBounds, StoredLinear
 
 _SUFFIXES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "k_scale", "v_scale")
 _INPUT_KINDS = {"FP8": "e4m3", "W4A8_AWQ": "e4m3", "FP8_PER_CHANNEL_PER_TOKEN": "e4m3_token"}
@@ -29,8 +29,9 @@ class HfFiles:
         for file in sorted(folder.glob("*.safetensors")):
             self.tensors.update(load_file(file))
 
-    def model(self) -> ExportedModel:
-        model = ExportedModel()
+    def model(self, bounds: bool = True) -> ExportedModel:
+        """Everything, in float32."""
+        model = ExportedModel() if bounds else ExportedModel(bounds=NoBounds())
         for name, tensor in self.tensors.items():
             if not name.endswith(_SUFFIXES):
                 self._weight(model, name, tensor)

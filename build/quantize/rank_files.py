@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from llmops.build.quantize.reading import ExportedModel, InputRounding, StoredLinear
+from llmops.build.quantize.reading import ExportedModel, InputRounding, NoBounds, StoredLinear
 from llmops.errors import BuildError
 
 _NORMS = {
@@ -49,9 +49,9 @@ class RankFiles:
         self.norm_offset = 1.0 if family.startswith("gemma") else 0.0
         self.names = [set(file.keys()) for file in self.files]
 
-    def model(self) -> ExportedModel:
+    def model(self, bounds: bool = True) -> ExportedModel:
         """Everything, in float32."""
-        model = ExportedModel()
+        model = ExportedModel() if bounds else ExportedModel(bounds=NoBounds())
         last = self.pp - 1
         hidden = self._joined(0, "transformer.vocab_embedding.weight", 0)
         assert hidden is not None

@@ -48,6 +48,12 @@ class ExportedModel:
     bounds: dict[str, Tensor] = field(default_factory=dict)
 
 
+class NoBounds(dict[str, Tensor]):
+    """Forgets what is put in: bounds are as large as the weights, and only proofs need them."""
+
+    def __setitem__(self, name: str, bound: Tensor) -> None: ...
+
+
 @dataclass(frozen=True)
 class StoredLinear:
     """One linear layer as stored: packed weight and its scales, in whatever names the file had."""

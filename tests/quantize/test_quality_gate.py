@@ -17,7 +17,8 @@ from llmops.build.quality.run import compare
 from llmops.build.quantize.loading import load_model, load_tokenizer
 from llmops.errors import BuildError, InputError
 
-GATES = Gates(max_ppl_ratio=1.05, min_top1=0.90, max_mean_kl=0.05)
+# what `llmops build --quant fp8` uses
+GATES = Gates.from_options({}, bits=8)
 # random weights this large make a model that prefers some tokens clearly
 PEAKY = {"initializer_range": 0.1}
 
@@ -49,7 +50,7 @@ def test_a_sound_export_passes(export, reference, target):
     _, folder, source = export("llama", "fp8", target=target, tp=2 if target == "tensorrt" else 1, kv="fp8", **PEAKY)
     quality = compare(load_exported(folder, target, source), recorded)
     GATES.check(quality)
-    assert 0 < quality.mean_kl < 0.05
+    assert quality.mean_kl > 0
     assert quality.tokens == sum(len(ids) - 1 for ids in recorded.texts)
 
 
@@ -119,6 +120,6 @@ def test_nan_is_as_bad_as_can_be():
 
 def test_limits_come_from_the_user():
     gates = Gates.from_options({"max_ppl_ratio": "1.5"}, bits=8)
-    assert (gates.max_ppl_ratio, gates.min_top1) == (1.5, 0.90)
+    assert (gates.max_ppl_ratio, gates.min_top1) == (1.5, 0.80)
     with pytest.raises(InputError, match="--min-top1 'high' is not a number"):
         Gates.from_options({"min_top1": "high"}, bits=8)

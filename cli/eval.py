@@ -1,0 +1,54 @@
+"""`llmops eval`: how much quality did quantisation cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--against", metavar="CHECKPOINT", help="Measure again against this source. Default: what the build found."
+)
+@click.option("--max-ppl-ratio", type=float, help="Fail when perplexity rose by more than this factor.")
+@click.option("--min-top1", type=float, help="Fail when the most likely token stays the same less often than this.")
+@click.option("--max-mean-kl", type=float, help="Fail when the mean KL divergence per token is larger (nats).")
+@click.option("--max-token-kl", type=float, help="Fail when any token's KL divergence is larger (nats).")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> None:
+    """How far the quantised ENGINE is from its source.
+
+    Without --against it shows what `llmops build` measured and stored. With it, the source answers the bundled texts
+    and prompts again, and the weights on disk are dequantised and compared.
+    """
+    import json
+
+    from llmops.build.quality.evaluate import evaluate
+    from llmops.build.quality.gates import Gates
+
+    quality, bits = evaluate(engine, against)
+    if as_json:
+        click.echo(json.dumps(quality.as_dict(), indent=2))
+    else:
+        for label, value in _lines(quality.as_dict()):
+            click.echo(f"{label:<26} {value}")
+    Gates.from_options(limits, bits).check(quality)
+
+
+_LABELS = {
+    "perplexity": ("perplexity of the source", "{:.3f}"),
+    "perplexity_ratio": ("perplexity ratio", "{:.4f}"),
+    "top1_agreement": ("top-1 agreement", "{:.2%}"),
+    "mean_kl": ("mean KL (nats)", "{:.5f}"),
+    "worst_token_kl": ("worst token's KL (nats)", "{:.3f}"),
+    "golden_agreement": ("golden answers", "{:.2%}"),
+    "tokens": ("tokens", "{}"),
+}
+
+
+def _lines(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    known = ((label, form, figures.get(name)) for name, (label, form) in _LABELS.items())
+    return [(label, form.format(value)) for label, form, value in known if value is not None]
