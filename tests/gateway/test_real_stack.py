@@ -1,0 +1,122 @@
+"""The gateway in front of the real Triton with a real model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import httpx
+import pytest
+from gateway_conftest import eventually_async, serving
+
+from llmops.gateway.settings import GatewaySettings
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+CHAT = "/v1/chat/completions"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = {"model": "smollm2", "messages": QUESTION, "temperature": 0}
+
+
+@pytest.fixture
+async def client(triton):
+    settings = GatewaySettings(triton=triton.grpc_address, refresh_seconds=0.5)
+    async with serving(settings) as (client, _):
+        yield client
+
+
+async def streamed(client: httpx.AsyncClient, body: dict) -> list[dict]:
+    async with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def text_of(chunks: list[dict]) -> str:
+    return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+
+
+async def test_the_answer_is_right_and_the_same_streamed(client):
+    body = (await client.post(CHAT, json=GREEDY)).json()
+    assert "Paris" in body["choices"][0]["message"]["content"]
+    assert body["choices"][0]["finish_reason"] == "stop"
+    chunks = await streamed(client, {**GREEDY, "stream_options": {"include_usage": True}})
+    assert text_of(chunks) == body["choices"][0]["message"]["content"]
+    assert chunks[-1]["usage"] == body["usage"]
+
+
+async def test_counts_are_the_tokenizers(client):
+    body = (await client.post(CHAT, json={**GREEDY, "max_tokens": 50})).json()
+    count = (await client.post("/tokenize", json={"model": "smollm2", "messages": QUESTION})).json()["count"]
+    assert body["usage"]["prompt_tokens"] == count
+    text = body["choices"][0]["message"]["content"]
+    told = await client.post("/tokenize", json={"model": "smollm2", "prompt": text, "add_special_tokens": False})
+    assert body["usage"]["completion_tokens"] == told.json()["count"]
+
+
+async def test_length_stop_strings_and_stop_tokens(client):
+    cut = (await client.post(CHAT, json={**GREEDY, "max_tokens": 3})).json()
+    assert (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"]) == ("length", 3)
+    stopped = (await client.post(CHAT, json={**GREEDY, "stop": [" is P"]})).json()["choices"][0]
+    assert (stopped["message"]["content"], stopped["finish_reason"]) == ("The capital of France", "stop")
+    of = (await client.post("/tokenize", json={"model": "smollm2", "prompt": " of"})).json()["tokens"]
+    ended = (await client.post(CHAT, json={**GREEDY, "stop_token_ids": of})).json()["choices"][0]
+    assert (ended["message"]["content"], ended["finish_reason"]) == ("The capital", "stop")
+
+
+async def test_choices_seeds_and_logprobs(client):
+    body = {**GREEDY, "temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 12, "logprobs": True}
+    first = (await client.post(CHAT, json=body)).json()
+    texts = [choice["message"]["content"] for choice in first["choices"]]
+    assert len(set(texts)) > 1
+    assert all(entry["logprob"] <= 0 for c in first["choices"] for entry in c["logprobs"]["content"])
+    unseeded = {**body, "n": 1}
+    del unseeded["seed"]
+    answers = [(await client.post(CHAT, json=unseeded)).json()["choices"][0]["message"]["content"] for _ in range(4)]
+    assert len(set(answers)) > 1
+
+
+async def test_a_grammar_holds(client):
+    body = {**GREEDY, "guided_regex": "(yes|no), [0-9]{3}", "max_tokens": 20}
+    text = (await client.post(CHAT, json=body)).json()["choices"][0]["message"]["content"]
+    assert re.fullmatch("(yes|no), [0-9]{3}", text)
+
+
+async def test_what_the_target_cannot_do_is_400(client):
+    card = (await client.get("/v1/models/smollm2")).json()
+    assert card["ready"] is True
+    assert card["capabilities"]["logit_bias"] is False
+    response = await client.post(CHAT, json={**GREEDY, "logit_bias": {"5": 1}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "logit_bias")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_clients_that_leave_free_the_engine(client, triton, streaming):
+    body = {**GREEDY, "ignore_eos": True, "max_tokens": 2000, "stream": streaming}
+    async with httpx.AsyncClient(base_url=client.base_url, timeout=120) as leaving:
+        going = [asyncio.create_task(consume(leaving, body)) for _ in range(14)]
+        staying = [asyncio.create_task(consume(client, body)) for _ in range(2)]
+        await eventually_async(lambda: active(triton, 16), 60)
+        for task in going:
+            task.cancel()
+        await asyncio.gather(*going, return_exceptions=True)
+        await eventually_async(lambda: active(triton, 2), 10)
+    for task in staying:
+        task.cancel()
+    await asyncio.gather(*staying, return_exceptions=True)
+    await eventually_async(lambda: active(triton, 0), 10)
+
+
+async def consume(client: httpx.AsyncClient, body: dict) -> None:
+    async with client.stream("POST", CHAT, json=body) as response:
+        async for _ in response.aiter_raw():
+            pass
+
+
+async def active(triton, count: int) -> bool:
+    async with httpx.AsyncClient() as metrics:
+        text = (await metrics.get(triton.metrics_url)).text
+    found = re.search(r'nv_trt_llm_request_metrics\{[^}]*request_type="active"[^}]*\} (\S+)', text)
+    return found is not None and float(found.group(1)) == count
