@@ -21,7 +21,7 @@ import click
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
-from llmops.perf.harness.stack import Service, gateway, triton
+from llmops.perf.harness.stack import Service, end_with_parent, gateway, triton
 from llmops.perf.peers.llamacpp import llamacpp, tokens_per_second
 
 STREAMS = {1: 3, 8: 16, 32: 64}  # concurrency: requests
@@ -37,7 +37,8 @@ Measure = Callable[[int, int], float]  # (streams, requests) -> output tokens/s
 def bare(engine: Path) -> Iterator[Measure]:
     """The pipeline in a process of its own."""
     command = [sys.executable, "-m", "llmops.perf.bare_openvino", str(engine)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, preexec_fn=end_with_parent)
     assert child.stdin is not None
     assert child.stdout is not None
     try:

@@ -72,7 +72,7 @@ def process(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
-        preexec_fn=_end_with_parent,
+        preexec_fn=end_with_parent,
     )
     found = _Reader(child, re.compile((address_pattern or "").encode()))
     try:
@@ -86,8 +86,8 @@ def process(
             child.wait()
 
 
-def _end_with_parent() -> None:
-    # a benchmark that is killed must not leave servers behind
+def end_with_parent() -> None:
+    """For `preexec_fn`: a benchmark that is killed must not leave servers behind."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
