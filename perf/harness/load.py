@@ -50,5 +50,12 @@ async def window(
     document = await task
     # the records' times are relative to the start of the run, on the same clock
     start, end = (moment["wall"] - document.origin for moment in (before, after))
-    tokens = sum(start <= at < end for record in document.records for at in record["chunks"])
-    return difference(before, after), tokens, document
+    tokens = sum(_tokens_between(record, start, end) for record in document.records)
+    return difference(before, after), round(tokens), document
+
+
+def _tokens_between(record: dict[str, Any], start: float, end: float) -> float:
+    # a token that is part of a character has no message of its own: the server's count is spread over the messages
+    chunks = record["chunks"]
+    inside = sum(start <= at < end for at in chunks)
+    return inside * record["tokens_out"] / len(chunks) if chunks else 0.0
