@@ -115,7 +115,7 @@ def framework_results(base_url):
         if not done.is_file() or done.read_text() != wanted:
             subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
             pip = [str(python), "-m", "pip", "install", "-q", "--no-compile", "-r", str(HERE / "requirements.txt")]
-            subprocess.run(pip, check=True, capture_output=True, timeout=290)
+            subprocess.run(pip, check=True, capture_output=True, timeout=600)
             done.write_text(wanted)
     return _results([str(python), str(HERE / "frameworks.py"), base_url, MODEL])
 

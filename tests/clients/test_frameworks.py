@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+# the first test installs the clients
+pytestmark = pytest.mark.timeout(900)
 HERE = Path(__file__).parent
 PYTHON = re.findall(r"^def ((?:langchain|llama_index)_\w+)\(", (HERE / "frameworks.py").read_text(), re.M)
 OPENAI = ["chat", "stream", "streamed tool call", "abort"]

@@ -40,14 +40,14 @@ VALUES = st.recursive(LEAVES, lambda inner: objects(inner) | lists(inner) | st.t
 ), max_leaves=4)  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(objects(VALUES))
 def check(base_url, schema):
     schema = {"$defs": {"kind": {"enum": ["a", "b"]}}, **schema}
     body = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": "Invent something."}],
-        "max_tokens": 400,
+        "max_tokens": 150,
         "seed": 1,
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
     }
