@@ -35,7 +35,7 @@ class CalibrationSettings:
 
 def bundled_texts(name: str = "calibration") -> list[str]:
     """The passages of `data/<name>.txt`, which are separated by lines of `%`; data/SOURCES.md says whence."""
-    raw = resources.files("llmops.build.quantize").joinpath("data", f"{name}.txt").read_text(encoding="utf-8")
+    raw = resources.files("llmops.build.quantize").joinpath("data").joinpath(f"{name}.txt").read_text(encoding="utf-8")
     return [passage.strip() for passage in raw.split("\n%\n") if passage.strip()]
 
 

@@ -32,5 +32,5 @@ def _reorder(module: Any, tp: int) -> None:
     quantizers = getattr(module, "weight_quantizer", None)
     for quantizer in quantizers if isinstance(quantizers, torch.nn.Sequential) else [quantizers]:
         amax = getattr(quantizer, "_amax", None)
-        if amax is not None and amax.numel() > 1:
+        if quantizer is not None and amax is not None and amax.numel() > 1:
             quantizer._amax = amax.reshape(rows, -1)[order].reshape(amax.shape)

@@ -31,7 +31,7 @@ def dequantise(weight: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _is_packed(weight: Tensor, scale: Tensor) -> bool:
-    return scale.dim() == weight.dim() and scale.shape[-2] == 2 * weight.shape[-2]
+    return bool(scale.dim() == weight.dim() and scale.shape[-2] == 2 * weight.shape[-2])
 
 
 def _per_row(scale: Tensor, dims: int) -> Tensor:

@@ -44,7 +44,7 @@ class RankFiles:
         missing = [r for r in range(self.tp * self.pp) if not (folder / f"rank{r}.safetensors").is_file()]
         if missing:
             raise BuildError(f"{folder} lacks rank{missing[0]}.safetensors; quantise again.")
-        self.files = [safe_open(folder / f"rank{r}.safetensors", "pt") for r in range(self.tp * self.pp)]
+        self.files: list[Any] = [safe_open(folder / f"rank{r}.safetensors", "pt") for r in range(self.tp * self.pp)]
         # Gemma multiplies by 1 + weight; TensorRT-LLM stores the sum
         self.norm_offset = 1.0 if family.startswith("gemma") else 0.0
         self.names = [set(file.keys()) for file in self.files]

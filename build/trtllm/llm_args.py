@@ -101,7 +101,7 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
 
 
 def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) -> None:
-    wanted = _TYPES[field.kind]
+    wanted: Any = _TYPES[field.kind]  # Any: a tuple of types would narrow `value` to object
     if not isinstance(value, wanted) or (isinstance(value, bool) and field.kind != "bool"):
         raise InputError(f"{path} is {value!r}; the LLM API wants {field.kind}.")
     if field.config is not None:
