@@ -29,18 +29,39 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def write_checkpoint(folder: Path, family: str, seed: int = 0, **overrides: Any) -> Path:
-    """A checkpoint of `family` with random weights (float32) in `folder`."""
+def write_checkpoint(folder: Path, family: str, seed: int = 0, train_steps: int = 0, **overrides: Any) -> Path:
+    """A checkpoint of `family` in `folder`: float32, random weights, `train_steps` away from random."""
     import torch
     import transformers
 
+    folder.mkdir(parents=True, exist_ok=True)
     name, extra = CLASSES[family]
     config = getattr(transformers, name)(**{**SIZES, **extra, **overrides})
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(folder)
     write_tokenizer(folder)
+    if train_steps:
+        train(model, folder, train_steps)
+    model.save_pretrained(folder)
     return folder
+
+
+def train(model: Any, folder: Path, steps: int) -> None:
+    """A few steps on the calibration texts: a model that expects some bytes and not others, unlike a random one."""
+    import torch
+    from tokenizers import Tokenizer
+
+    from llmops.build.quantize.calibration import bundled_texts
+
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("\n".join(bundled_texts())).ids
+    data = torch.tensor(ids[: len(ids) // 64 * 64]).view(-1, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(steps):
+        batch = data[torch.arange(step * 16, step * 16 + 16) % len(data)]
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def write_tokenizer(folder: Path) -> None:
