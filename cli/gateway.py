@@ -12,17 +12,25 @@ import click
 @click.option("--triton", metavar="HOST:PORT", help="Triton's gRPC endpoint.  [default: 127.0.0.1:8001]")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any.  [default: 9000]")
+@click.option("--workers", type=click.IntRange(1, 256), help="Processes on the same port.  [default: 1]")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to log.  [default: info]"
 )
-def command(config: Path | None, triton: str | None, host: str | None, port: int | None, log_level: str | None) -> None:
+def command(
+    config: Path | None,
+    triton: str | None,
+    host: str | None,
+    port: int | None,
+    workers: int | None,
+    log_level: str | None,
+) -> None:
     """OpenAI requests to Triton gRPC streams.
 
     Settings come from flags, then LLMOPS_… environment variables (LLMOPS_PORT, LLMOPS_TIMEOUTS__IDLE), then --config.
     """
     from llmops.gateway.settings import load_settings
 
-    settings = load_settings(config, triton=triton, host=host, port=port, log_level=log_level)
+    settings = load_settings(config, triton=triton, host=host, port=port, workers=workers, log_level=log_level)
     from llmops.gateway.logs import configure_logging
     from llmops.gateway.server import run
 

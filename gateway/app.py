@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
@@ -42,8 +43,11 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-def create_app(settings: GatewaySettings) -> FastAPI:
-    """The application for any ASGI server. Nothing is connected before its lifespan starts."""
+def create_app(settings: GatewaySettings, siblings: Sequence[Path] = ()) -> FastAPI:
+    """The application for any ASGI server. Nothing is connected before its lifespan starts.
+
+    `siblings`: Unix sockets of the other workers on the same port, for /metrics.
+    """
     metrics = Metrics()
     workers = Workers(settings.text_threads)
     registry = ModelRegistry(settings)
@@ -72,7 +76,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     add_handlers(app)
     app.add_middleware(ContextMiddleware, metrics=metrics)
     service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
-    health = Health(registry, metrics)
+    health = Health(registry, metrics, siblings)
     app.state.health = health
     responses = Responses(service, MemoryStore())
     _add_openai_routes(app, service, embedder, responses)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmops.gateway.errors import UnavailableError
+from llmops.gateway.observability.combined import OWN, combined
 from llmops.gateway.observability.metrics import Metrics
 
 GENERATE_SECONDS = 10.0
@@ -25,9 +28,11 @@ class Probes(Protocol):
 class Health:
     """`/health/ready?generate=true` also has every model make a token. While draining, nothing is ready."""
 
-    def __init__(self, probes: Probes, metrics: Metrics) -> None:
+    def __init__(self, probes: Probes, metrics: Metrics, siblings: Sequence[Path] = ()) -> None:
+        """`siblings`: Unix sockets of the other workers on the same port."""
         self._probes = probes
         self._metrics = metrics
+        self._siblings = siblings
         self.draining = False
 
     def drain(self) -> None:
@@ -45,4 +50,5 @@ class Health:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        siblings = () if OWN in request.query_params else self._siblings
+        return Response(await combined(self._metrics.registry, siblings), media_type=CONTENT_TYPE_LATEST)

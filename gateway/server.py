@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -12,6 +14,7 @@ from fastapi import FastAPI
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
 from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +58,33 @@ def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = 
     listener = bind(settings.host, settings.port)
     try:
         host, port = listener.getsockname()[:2]
-        app = create_app(settings)
         if on_listening is not None:
             on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        DrainingServer(_config(app, settings), app.state.health.drain).run(sockets=[listener])
+        if settings.workers == 1:
+            _serve(settings, [listener])
+        else:
+            _run_workers(settings, listener)
     finally:
         listener.close()
+
+
+def _run_workers(settings: GatewaySettings, listener: socket.socket) -> None:
+    """Each worker also listens on a Unix socket, where its siblings read its metrics."""
+    with tempfile.TemporaryDirectory(prefix="llmops-gateway-") as folder:
+        places = [Path(folder, f"{index}.sock") for index in range(settings.workers)]
+
+        def work(index: int) -> None:
+            own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            places[index].unlink(missing_ok=True)
+            own.bind(str(places[index]))
+            _serve(settings, [listener, own], [place for place in places if place != places[index]])
+
+        Supervisor(settings.workers, work).run()
+
+
+def _serve(settings: GatewaySettings, sockets: list[socket.socket], siblings: Sequence[Path] = ()) -> None:
+    app = create_app(settings, siblings)
+    DrainingServer(_config(app, settings), app.state.health.drain).run(sockets=sockets)
 
 
 def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:

@@ -79,6 +79,7 @@ class GatewaySettings(BaseSettings):
     timeouts: Timeouts = Timeouts()
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
     log_level: str = "info"
 
     @classmethod
