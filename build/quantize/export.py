@@ -48,7 +48,15 @@ def export_engine_checkpoint(
             )
     except (NotImplementedError, AssertionError, ValueError, TypeError) as error:
         raise BuildError(f"ModelOpt could not export {arch.hf_class} for tp {tp}: {error}") from error
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return _with_algorithm(folder / "config.json", form)
+
+
+def _with_algorithm(path: Path, form: Format) -> dict[str, Any]:
+    """The exporter takes the algorithm from its own quantisers; where trtllm-build is to quantise there are none."""
+    config: dict[str, Any] = json.loads(path.read_text())
+    if config["quantization"]["quant_algo"] != form.algorithm:
+        config["quantization"]["quant_algo"] = form.algorithm
+        path.write_text(json.dumps(config, indent=4))
     return config
 
 

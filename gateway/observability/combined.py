@@ -16,7 +16,7 @@ OWN = "own"
 
 
 async def combined(own: CollectorRegistry, siblings: Sequence[Path]) -> bytes:
-    """Text of `own` plus that of the workers that listen on the Unix sockets `siblings`; one that is away is left out."""
+    """Text of `own` plus that of the workers behind the Unix sockets `siblings`; one that is away is left out."""
     texts = [generate_latest(own).decode()]
     if siblings:
         texts += [text for text in await asyncio.gather(*map(_fetch, siblings)) if text]

