@@ -30,6 +30,11 @@ from llmops.model_repository.repository import check_repository
 from llmops.model_repository.triton_log import LogLine, explain_failure, parse_line
 
 SHM_DIR = Path("/dev/shm")
+# Triton logs this when the last in-flight request is done and only unloading is left.
+_REQUESTS_DONE = "All models are stopped, unloading models"
+# Seconds for that. A gRPC stream that a client keeps open, even an idle one, holds its model, and Triton would wait for
+# it until the exit timeout without doing anything.
+UNLOAD_GRACE = 5.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,6 +58,7 @@ class TritonServer:
         ports: Ports,
         shm_prefix: str,
         on_log: Callable[[LogLine], None],
+        exit_timeout: int,
     ) -> None:
         self.process = process
         self.host = host
@@ -60,6 +66,8 @@ class TritonServer:
         self.shm_prefix = shm_prefix
         self.log: deque[LogLine] = deque(maxlen=400)
         self._on_log = on_log
+        self._exit_timeout = exit_timeout
+        self._unloading = threading.Event()
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
 
@@ -105,14 +113,13 @@ class TritonServer:
             if self.process.poll() is not None:
                 raise ServerError(f"Triton ended unexpectedly with code {self.process.returncode}; see its log above")
 
-    def stop(self, timeout: float = 40) -> int:
+    def stop(self) -> int:
         """Drain, SIGTERM, wait until in-flight requests are done, remove what is left. Returns Triton's exit code."""
         try:
             if self.process.poll() is None:
                 drain_engines(self.grpc_address)
                 self.process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(timeout)
+                self._wait_for_exit()
         finally:  # also when the wait is interrupted by a second Ctrl-C
             self._kill_group()
             self.process.wait()
@@ -128,6 +135,15 @@ class TritonServer:
     ) -> None:
         self.stop()
 
+    def _wait_for_exit(self) -> None:
+        """Until the process ends, its exit timeout is over, or all requests are done and unloading takes too long."""
+        deadline = time.monotonic() + self._exit_timeout + 10
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if self._unloading.is_set():
+                deadline = min(deadline, time.monotonic() + UNLOAD_GRACE)
+                self._unloading.clear()
+            time.sleep(0.05)
+
     def _kill_group(self) -> None:
         # Stubs end with their server; one that hangs in a library call does not.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -142,6 +158,8 @@ class TritonServer:
         for raw in self.process.stdout:
             line = parse_line(raw.decode(errors="replace").rstrip("\n"))
             self.log.append(line)
+            if _REQUESTS_DONE in line.message:
+                self._unloading.set()
             self._on_log(line)
 
 
@@ -181,7 +199,7 @@ def start_triton(
         start_new_session=True,
         preexec_fn=_end_with_parent,
     )
-    return TritonServer(process, host, chosen, prefix, on_log)
+    return TritonServer(process, host, chosen, prefix, on_log, exit_timeout)
 
 
 def _command(

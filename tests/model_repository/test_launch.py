@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository import embedded
 from llmops.model_repository.launch import SHM_DIR, Ports, TritonServer, start_triton, sweep_shared_memory
-from tests.model_repository.engine_client import wait_until
+from tests.model_repository.engine_client import EngineClient, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -92,7 +93,7 @@ def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
     server.wait_ready(60)
     with pytest.raises(TimeoutError):
         infer(server, timeout=0.5)
-    server.stop(timeout=8)
+    server.stop()
     assert processes(server.pid) == []
     assert segments(server) == []
 
@@ -118,6 +119,26 @@ def test_running_requests_are_finished_first(tmp_path: Path) -> None:
     server.stop()
     thread.join(10)
     assert b'"data":[7]' in answer[0]
+
+
+def test_a_client_that_keeps_its_stream_open_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    code = "r.get_response_sender().send(pb_utils.InferenceResponse([pb_utils.Tensor('y', x)]), flags=1)"
+    repository = echo_repository(tmp_path, execute=f"for r in requests: x = r.inputs()[0].as_numpy(); {code}")
+    model = repository / "echo" / "1" / "model.py"
+    model.write_text(model.read_text().rsplit("        return", 1)[0])
+    config = repository / "echo" / "config.pbtxt"
+    config.write_text(config.read_text() + "model_transaction_policy { decoupled: true }")
+    server = start_triton(repository, ports=ANY, exit_timeout=60)
+    server.wait_ready(60)
+    client = EngineClient(server.grpc_address)
+    client.send("1", model="echo", x=7)
+    assert client.receive()[1]["y"].item() == 7
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 30
+    client.close(cancel=True)
+    assert processes(server.pid) == []
+    assert segments(server) == []
 
 
 def test_two_servers_at_once(tmp_path: Path, repository: Path) -> None:
