@@ -1,0 +1,123 @@
+"""`llmops repo`, `serve` and `doctor` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from llmops.cli.main import cli
+from llmops.errors import LlmopsError
+from llmops.model_repository import doctor, embedded
+from tests.model_repository.test_generate import make_engine
+from tests.model_repository.test_launch import echo_repository, processes
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def test_repo_says_what_it_made_and_what_comes_next(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    engine = make_engine(tmp_path / "engine")
+    result = run("repo", str(engine), f"again={engine}", "-o", str(tmp_path / "r"))
+    assert result.exit_code == 0, result.output
+    assert "8 Triton models" in result.output
+    assert f"llmops serve {tmp_path / 'r'}" in result.output
+    found = json.loads(run("repo", str(engine), "-o", str(tmp_path / "r"), "--json").output)
+    assert found["served"] == ["tiny"]
+    assert set(found["models"]) == {path.name for path in (tmp_path / "r").iterdir() if path.is_dir()}
+
+
+def test_repo_of_a_folder_that_is_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(LlmopsError, match=r"no engine.json.*Make one with `llmops build`") as e:
+        cli.main(["repo", str(tmp_path), "-o", str(tmp_path / "r")], standalone_mode=False)
+    assert e.value.exit_code == 2
+
+
+@pytest.mark.stack
+@pytest.mark.xdist_group("stack")
+def test_serve_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None:
+    repository = echo_repository(tmp_path)
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    command = [sys.executable, "-c", "from llmops.cli.main import main; main()", "serve", str(repository), *ports]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    url = re.search(r"HTTP (http://[\d.:]+)", ready)
+    assert url, ready
+    assert urllib.request.urlopen(f"{url[1]}/v2/models/echo/ready", timeout=5).status == 200
+    (group,) = children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert processes(group) == []
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def test_doctor_is_content_with_a_machine_that_can_serve() -> None:
+    pytest.importorskip("openvino_genai")
+    checks = {check.name: check for check in doctor.examine()}
+    for name in ("Triton", "libpython", "Python backend stub", "python3 for the stub", "extra embedded", "/dev/shm"):
+        assert checks[name].status == "ok", checks[name]
+    result = run("doctor", "--json")
+    assert json.loads(result.output)["ok"] is (result.exit_code == 0)
+
+
+def test_doctor_names_what_is_missing_and_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("pytriton")
+    monkeypatch.setattr(embedded, "find_wheel", lambda: tmp_path)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert re.search(r"not ok +Triton", result.output)
+    assert "→ the Triton binary" in result.output
+
+
+FAKE_SMI = """#!/bin/sh
+echo "NVIDIA H100 80GB HBM3, 81559 MiB, 9.0, {driver}"
+"""
+
+
+@pytest.mark.parametrize(("driver", "status"), [("590.44.01", "ok"), ("535.54.03", "note")])
+def test_doctor_reads_the_gpu_and_its_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, status: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(FAKE_SMI.format(driver=driver))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    checks = {check.name: check for check in doctor.examine()}
+    assert checks["GPU 0"].detail == "NVIDIA H100 80GB HBM3, 81559 MiB, compute capability 9.0"
+    assert checks["NVIDIA driver"].status == status
+
+
+@pytest.mark.parametrize(
+    ("tag", "installed", "status", "text"),
+    [
+        ("26.07", "1.2.1", "ok", "targets: pytorch, tensorrt"),
+        ("26.07", "1.0.0", "not ok", "should have TensorRT-LLM 1.2.1, it has 1.0.0"),
+        ("26.07", None, "not ok", "without TensorRT-LLM"),
+        ("30.01", None, "note", "tag 30.01"),
+    ],
+)
+def test_doctor_holds_the_container_against_the_version_matrix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tag: str, installed: str | None, status: str, text: str
+) -> None:
+    monkeypatch.setattr(embedded, "CONTAINER_ROOT", tmp_path)
+    monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", tag)
+    monkeypatch.setattr(doctor, "_installed", lambda package: installed)
+    check = next(check for check in doctor.examine() if check.name == "container image")
+    assert check.status == status
+    assert text in check.detail
