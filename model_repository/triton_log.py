@@ -26,7 +26,8 @@ _NOISE = (
     "no pinned memory pool",
     "Failed to initialize NVML",
     "DCGM unable to start",
-    "Timeout 30: Found 0",
+    "live models and",
+    "Found 0 model versions",
 )
 
 
