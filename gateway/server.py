@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import tempfile
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
+from llmops.gateway.http.direct import DirectSend
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.supervisor import Supervisor
 
@@ -84,12 +86,21 @@ def _run_workers(settings: GatewaySettings, listener: socket.socket) -> None:
 
 def _serve(settings: GatewaySettings, sockets: list[socket.socket], siblings: Sequence[Path] = ()) -> None:
     app = create_app(settings, siblings)
+    _calm_garbage_collector()
     DrainingServer(_config(app, settings), app.state.health.drain).run(sockets=sockets)
+
+
+def _calm_garbage_collector() -> None:
+    """What was imported lives as long as the process, and tokens make short-lived objects without cycles: looking
+    through all of it every 700 allocations costs CPU and finds nothing (docs/decisions/0003-garbage-collector.md)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        DirectSend(app),
         loop="uvloop",
         http="httptools",
         ws="none",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llmops.gateway.http.direct import direct_send
 from llmops.gateway.http.watch import ClientWatch
 
 
@@ -42,9 +43,10 @@ class EventStream(Response):
         source = self._source
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            write = direct_send(scope, send)
             while (data := await source.next()) is not None:
                 if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    await write({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             source.close()
