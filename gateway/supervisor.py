@@ -37,8 +37,8 @@ class Supervisor:
             self._start(index)
         while self._workers:
             pid, status = os.wait()
-            index = self._workers.pop(pid, None)
-            if index is not None and not self._stopping:
+            index = self._workers.pop(pid)
+            if not self._stopping:
                 log.error("worker %d ended with code %d; starting it again", index, os.waitstatus_to_exitcode(status))
                 time.sleep(RESTART_PAUSE)
                 self._start(index)
