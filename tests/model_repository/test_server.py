@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.model_repository.engine_client import EngineClient, generation, metrics, wait_until
+from tests.model_repository.reference import load_model
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -77,7 +78,8 @@ def test_greedy_tokens_and_log_probs_are_those_of_transformers(
 ) -> None:
     """The reference runs the same GGUF weights through PyTorch in float32."""
     torch = pytest.importorskip("torch")
-    reference = pytest.importorskip("tests.model_repository.reference").load_model()
+    pytest.importorskip("transformers")
+    reference = load_model()
     answer = client.ask(prompt, new=12, return_log_probs=True)
     ids = torch.tensor([prompt + answer.ids])
     with torch.no_grad():
