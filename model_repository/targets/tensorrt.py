@@ -104,7 +104,7 @@ def settings(manifest: EngineManifest) -> dict[str, str]:
     unknown = sorted(set(given) - set(DEFAULTS))
     if unknown:
         raise InputError(f"the tensorrtllm backend knows no serve.{unknown[0]}; it has {', '.join(DEFAULTS)}.")
-    chosen = {**DEFAULTS, **{name: str(value) for name, value in given.items()}}
+    chosen = {**DEFAULTS, **_planned(manifest), **{name: str(value) for name, value in given.items()}}
     if chosen["batch_scheduler_policy"] not in POLICIES:
         raise InputError(f"serve.batch_scheduler_policy must be {' or '.join(POLICIES)}.")
     try:
@@ -114,6 +114,17 @@ def settings(manifest: EngineManifest) -> dict[str, str]:
     if not 0 < fraction <= 1:
         raise InputError("serve.kv_cache_free_gpu_mem_fraction must be above 0 and at most 1.")
     return chosen
+
+
+def _planned(manifest: EngineManifest) -> dict[str, str]:
+    """What `llmops plan` decided about serving, where the engine was built with a plan."""
+    plan = manifest.plan or {}
+    planned = {}
+    if "kv_cache_fraction" in plan:
+        planned["kv_cache_free_gpu_mem_fraction"] = str(plan["kv_cache_fraction"])
+    if "chunked_prefill" in plan:
+        planned["enable_chunked_context"] = str(plan["chunked_prefill"]).lower()
+    return planned
 
 
 def _guided(directory: Path) -> dict[str, str]:

@@ -217,3 +217,14 @@ def test_no_repository_at_all(tmp_path: Path) -> None:
         check_repository(tmp_path / "none")
     with pytest.raises(InputError, match="it has no models"):
         check_repository(tmp_path)
+
+
+def test_a_planned_engine_is_served_as_it_was_planned(tmp_path: Path) -> None:
+    plan = {"kv_cache_fraction": 0.85, "chunked_prefill": False}
+    directory = make_engine(tmp_path / "planned", target="tensorrt", plan=plan, extra={"tensorrt_llm": "1.2.1"})
+    (directory / "model" / "config.json").write_text("{}")
+    (directory / "model" / "rank0.engine").touch()
+    generate_repository(read_engines([str(directory)]), tmp_path / "repository")
+    parameters = configs(tmp_path / "repository")["tiny-tensorrt_llm"].parameters
+    assert parameters["kv_cache_free_gpu_mem_fraction"].string_value == "0.85"
+    assert parameters["enable_chunked_context"].string_value == "false"
