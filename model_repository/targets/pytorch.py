@@ -12,19 +12,7 @@ from llmops.build.trtllm.llm_args import check_llm_args
 from llmops.build.trtllm.versions import check_installed
 from llmops.errors import InputError
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
-from llmops.model_repository.tensors import (
-    CONTEXT_IDS,
-    ENGINE_INPUTS,
-    ENGINE_OUTPUTS,
-    FINISHED,
-    MIN_P,
-    RETURN_CONTEXT,
-    STEP_INPUTS,
-    STEP_OUTPUTS,
-)
-
-OUR_INPUTS = [*ENGINE_INPUTS, *MIN_P, *RETURN_CONTEXT, *STEP_INPUTS]
-OUR_OUTPUTS = [*ENGINE_OUTPUTS, CONTEXT_IDS, FINISHED, *STEP_OUTPUTS]
+from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 
 class PytorchTarget(RepositoryTarget):

@@ -14,7 +14,8 @@ from typing import Any
 from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
-from llmops.model_repository.targets.pytorch import OUR_INPUTS, OUR_OUTPUTS, check_library, llm_api_capabilities
+from llmops.model_repository.targets.pytorch import check_library, llm_api_capabilities
+from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 BACKENDS = ("tensorrtllm", "python")
 POLICIES = ("guaranteed_no_evict", "max_utilization")

