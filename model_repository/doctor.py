@@ -11,11 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from llmops.build.installed import installed_version
 from llmops.errors import LlmopsError
 from llmops.model_repository import embedded
 
@@ -100,12 +100,12 @@ def _image() -> Check:
 
     tag = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "unknown")
     image = IMAGES.get(tag)
-    installed = _installed("tensorrt_llm")
+    installed = installed_version("tensorrt_llm")
     if image is None:
         known = f"{min(IMAGES)} to {max(IMAGES)}"
         detail = f"tag {tag}, TensorRT-LLM {installed or 'not installed'}"
         return Check("container image", "note", detail, f"known are the trtllm-python-py3 images {known}")
-    if installed is None:
+    if not installed:
         return Check("container image", "not ok", f"{tag} without TensorRT-LLM", f"use {image.reference}")
     if installed != image.tensorrt_llm:
         detail = f"{tag} should have TensorRT-LLM {image.tensorrt_llm}, it has {installed}"
@@ -132,7 +132,7 @@ def _triton() -> Iterator[Check]:
 
 def _wheel_binary() -> str:
     binary = embedded.find_binary(embedded.find_wheel())
-    return f"{binary} (nvidia-pytriton {_installed('nvidia-pytriton')})"
+    return f"{binary} (nvidia-pytriton {installed_version('nvidia-pytriton')})"
 
 
 def _stub(root: Path) -> Check:
@@ -206,13 +206,6 @@ def _attempt(name: str, find: Callable[[], str]) -> Check:
         return Check(name, "ok", find())
     except LlmopsError as error:
         return Check(name, "not ok", "", error.message)
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 
-ENGINE_SUFFIX = "-tensorrt_llm"
+from llmops.model_repository.names import ENGINE
+
 TIMEOUT = 5.0
 
 
@@ -19,7 +20,7 @@ def drain_engines(address: str) -> None:
     with grpc.insecure_channel(address) as channel, contextlib.suppress(grpc.RpcError):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT)
-        for model in {entry.name for entry in index.models if entry.name.endswith(ENGINE_SUFFIX)}:
+        for model in {entry.name for entry in index.models if entry.name.endswith(ENGINE)}:
             config = stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=TIMEOUT).config
             if any(tensor.name == "drain" for tensor in config.input):
                 list(stub.ModelStreamInfer(iter([_drain_request(model)]), timeout=TIMEOUT))

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from llmops.build.manifest import EngineManifest
+from llmops.model_repository.names import EMBEDDING
 from llmops.model_repository.pbtxt import render_config
 from llmops.model_repository.tensors import FP32, INT32, Tensor
 
-EMBEDDING = "-embedding"
 MAX_QUEUE_SIZE = 4096
 
 

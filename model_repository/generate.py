@@ -16,7 +16,8 @@ from llmops import __version__
 from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError
 from llmops.model_repository import tensors as t
-from llmops.model_repository.encoder import EMBEDDING, embedding_config, is_encoder
+from llmops.model_repository.encoder import embedding_config, is_encoder
+from llmops.model_repository.names import EMBEDDING, ENGINE, POSTPROCESSING, PREPROCESSING
 from llmops.model_repository.pbtxt import TEMPLATES, render_config
 from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
 
@@ -24,8 +25,6 @@ MARKER = ".llmops-repository.json"
 CONTRACT = 1
 MAX_QUEUE_SIZE = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# suffixes of the other three models; the ensemble has the served name itself
-PREPROCESSING, ENGINE, POSTPROCESSING = "-preprocessing", "-tensorrt_llm", "-postprocessing"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from importlib import metadata
 from pathlib import Path
 
 from llmops import __version__
 from llmops.build.atomic import Workplace, check_space
 from llmops.build.encoder.checkpoint import EncoderCheckpoint
+from llmops.build.installed import installed_version
 from llmops.build.manifest import EngineManifest, Limits, Source, SourceFile, TokenizerInfo
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress
@@ -49,7 +49,7 @@ def _check(spec: BuildSpec, checkpoint: EncoderCheckpoint) -> None:
         )
     if spec.tp * spec.pp * spec.ep != 1:
         raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
-    if not _version("openvino"):
+    if not installed_version("openvino"):
         raise MissingDependencyError("Building an encoder needs openvino: pip install 'llmops[embedded]'.")
 
 
@@ -61,7 +61,8 @@ def _source(checkpoint: EncoderCheckpoint, progress: Progress) -> Source:
 
 def _key(spec: BuildSpec, source: Source) -> str:
     files = [[file.path, file.sha256] for file in source.files]
-    content = {"encoder": _REVISION, "files": files, "spec": spec.key_fields(), "openvino": _version("openvino")}
+    openvino = installed_version("openvino")
+    content = {"encoder": _REVISION, "files": files, "spec": spec.key_fields(), "openvino": openvino}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -101,7 +102,7 @@ def _manifest(spec: BuildSpec, checkpoint: EncoderCheckpoint, source: Source, ke
         target="openvino",
         architecture=checkpoint.hf_class,
         source=source,
-        versions={"llmops": __version__, "openvino": _version("openvino")},
+        versions={"llmops": __version__, "openvino": installed_version("openvino")},
         limits=Limits(max_batch_size=batch, max_seq_len=length, max_num_tokens=batch * length),
         tokenizer=TokenizerInfo(
             vocab_size=int(checkpoint.config["vocab_size"]),
@@ -117,10 +118,3 @@ def _manifest(spec: BuildSpec, checkpoint: EncoderCheckpoint, source: Source, ke
             }
         },
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""

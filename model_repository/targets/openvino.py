@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from llmops.build.installed import installed_version
 from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
@@ -62,12 +62,12 @@ class OpenVINOTarget(RepositoryTarget):
 
 
 def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
+    found = installed_version(package)
+    if not found:
         raise MissingDependencyError(
             f"{package} is not installed, and OpenVINO engines run on it: `pip install 'llmops[embedded]'`"
-        ) from None
+        )
+    return found
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmops.errors import MissingDependencyError, ServerError
+from llmops.gateway.triton.client import ENGINE_SUFFIX
 from llmops.perf.records import Record, Request
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -32,7 +33,7 @@ class TritonTarget:
 
     @property
     def triton_model(self) -> str:
-        return self.model if self.ensemble else f"{self.model}-tensorrt_llm"
+        return self.model if self.ensemble else f"{self.model}{ENGINE_SUFFIX}"
 
 
 class TritonClient:

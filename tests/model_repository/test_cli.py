@@ -117,7 +117,7 @@ def test_doctor_holds_the_container_against_the_version_matrix(
 ) -> None:
     monkeypatch.setattr(embedded, "CONTAINER_ROOT", tmp_path)
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", tag)
-    monkeypatch.setattr(doctor, "_installed", lambda package: installed)
+    monkeypatch.setattr(doctor, "installed_version", lambda package: installed)
     check = next(check for check in doctor.examine() if check.name == "container image")
     assert check.status == status
     assert text in check.detail

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmops.build.installed import installed_version as distribution_version
 from llmops.build.targets.base import Progress
 from llmops.build.trtllm.versions import Image, check_installed
 from llmops.errors import BuildError, MissingDependencyError
@@ -60,12 +61,7 @@ def installed_version() -> str | None:
     """TensorRT-LLM next to `trtllm-build`, from the program itself; None when there is no such program."""
     if shutil.which(PROGRAM) is None:
         return None
-    from importlib import metadata
-
-    try:
-        return metadata.version("tensorrt_llm")
-    except metadata.PackageNotFoundError:
-        return _asked_version()
+    return distribution_version("tensorrt_llm") or _asked_version()
 
 
 def _asked_version() -> str | None:

@@ -6,11 +6,11 @@ import gc
 import json
 import shutil
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.installed import installed_version
 from llmops.build.quality.gates import Quality
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress
@@ -23,13 +23,7 @@ LIBRARIES = ("nvidia-modelopt", "torch", "transformers")
 
 
 def library_versions() -> dict[str, str]:
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = ""
-    return versions
+    return {name: installed_version(name) for name in LIBRARIES}
 
 
 def quantised_checkpoint(

@@ -10,11 +10,11 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.installed import installed_version
 from llmops.build.targets.base import Progress
 from llmops.errors import BuildError, MissingDependencyError
 
@@ -25,12 +25,10 @@ _KEPT = {"openvino_model.xml", "openvino_model.bin"}
 def check_installed(checkpoint: Checkpoint) -> None:
     """Raises MissingDependencyError with the commands that install the exporter."""
     for name in ("optimum-intel", "optimum", "nncf", "torch", "transformers"):
-        try:
-            metadata.version(name)
-        except metadata.PackageNotFoundError as error:
+        if not installed_version(name):
             raise MissingDependencyError(
                 f"{checkpoint.architecture.hf_class} is exported by optimum-intel, and {name} is missing: {INSTALL}"
-            ) from error
+            )
 
 
 def write_model(

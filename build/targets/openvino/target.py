@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.families import FAMILIES
+from llmops.build.installed import installed_version
 from llmops.build.manifest import Limits, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, TargetResult
@@ -42,7 +42,7 @@ class OpenVinoTarget:
         return (checkpoint.parameters * 4 if wide else checkpoint.weight_bytes) + _GRAPH_BYTES
 
     def versions(self) -> dict[str, str]:
-        return {name: _version(name) for name in ("openvino", "openvino-genai", "openvino-tokenizers", "gguf")}
+        return {name: installed_version(name) for name in ("openvino", "openvino-genai", "openvino-tokenizers", "gguf")}
 
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
         model_dir = workdir / "model"
@@ -133,7 +133,7 @@ def _writer(checkpoint: Checkpoint) -> Callable[[Checkpoint, str, int | None, Pa
 def _graph_origin(checkpoint: Checkpoint) -> str:
     if _is_native(checkpoint):
         return "llmops"
-    return ", ".join(f"{name} {_version(name)}" for name in ("optimum-intel", "transformers", "torch", "nncf"))
+    return ", ".join(f"{name} {installed_version(name)}" for name in ("optimum-intel", "transformers", "torch", "nncf"))
 
 
 def _check_installed(checkpoint: Checkpoint) -> None:
@@ -142,15 +142,8 @@ def _check_installed(checkpoint: Checkpoint) -> None:
 
         check_installed(checkpoint)
     for name in ("openvino", "openvino-tokenizers"):
-        if not _version(name):
+        if not installed_version(name):
             raise MissingDependencyError(f"--target openvino needs {name}: pip install 'llmops[embedded]'.")
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _group_size(spec: BuildSpec, checkpoint: Checkpoint) -> int | None:
