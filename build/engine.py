@@ -12,6 +12,7 @@ from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.encoder import build_encoder, open_encoder
 from llmops.build.manifest import FILE_NAME, EngineManifest, Source
 from llmops.build.plan.buildplan import BuildPlan
+from llmops.build.sampling import sampling_defaults
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, SilentProgress, Target
 from llmops.build.targets.registry import get_target
@@ -19,7 +20,7 @@ from llmops.build.tokenizer import check_tokenizer, write_tokenizer
 from llmops.errors import InputError
 
 # Raised when the same inputs give another engine than before.
-_REVISION = 1
+_REVISION = 2
 
 
 def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
@@ -39,6 +40,7 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
     target = get_target(spec.target)
     target.validate(spec, checkpoint)
     check_tokenizer(checkpoint)
+    sampling_defaults(checkpoint)
     _check_output(spec.output)
     with progress.stage("Hashing the checkpoint"):
         source = checkpoint.source()
@@ -86,6 +88,7 @@ def _make(
         parallelism=result.parallelism,
         limits=result.limits,
         tokenizer=tokenizer,
+        sampling=sampling_defaults(checkpoint),
         complete=result.complete,
         plan=result.plan or spec.plan,
         quality=result.quality,

@@ -63,6 +63,16 @@ class Quantisation(_Part):
     group_size: int | None = None
 
 
+class SamplingDefaults(_Part):
+    """How the model's makers want it sampled, for requests that do not say; unset fields are OpenAI's defaults."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+
+
 class Parallelism(_Part):
     """GPUs = tp_size * pp_size; ep_size divides tp_size (experts)."""
 
@@ -90,6 +100,7 @@ class EngineManifest(_Part):
     parallelism: Parallelism = Parallelism()
     limits: Limits
     tokenizer: TokenizerInfo
+    sampling: SamplingDefaults = SamplingDefaults()
     complete: bool = True
     plan: dict[str, Any] | None = None
     quality: dict[str, Any] | None = None

@@ -121,6 +121,17 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What the model's makers recommend where a request says nothing; None leaves it to OpenAI's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """What an engine model announces of itself (`llmops_card`). Lengths in tokens; `built` in Unix seconds."""
 
@@ -134,6 +145,7 @@ class ModelCard:
     bos_id: int | None = None
     pad_id: int | None = None
     chat_template: bool = True
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     capabilities: Capabilities = field(default_factory=Capabilities)
     adapters: tuple[Adapter, ...] = ()
     transports: tuple[str, ...] = ("request",)

@@ -35,6 +35,7 @@ class ModelOverrides(_Section):
     pad_id: int | None = None
     bos_id: int | None = None
     target: str | None = None
+    sampling: dict[str, float] | None = None
     capabilities: dict[str, Any] | None = None
 
     def card_fields(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ MIN_DISK = 5 << 30
 # what Triton's Python backend and a few models take of /dev/shm: 1 MiB each at start, more under load
 MIN_SHM = 256 << 20
 MIN_OPEN_FILES = 4096
-PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gateway": 8080}
+PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gateway": 9000}
 
 
 @dataclass(frozen=True)

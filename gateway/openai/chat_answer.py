@@ -78,7 +78,7 @@ async def start_chat(
         request_id=answer_id,
         input_ids=plan.input_ids,
         max_tokens=length,
-        sampling=sampling_of(body),
+        sampling=sampling_of(body, model.card),
         n=body.n or 1,
         min_tokens=body.min_tokens or 0,
         end_ids=endings.end_ids,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from llmops.gateway.messages import Capabilities, Guide, ModelCard, Sampling
@@ -67,22 +68,28 @@ def check_guide(guide: Guide | None, card: ModelCard, field: str) -> None:
         raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
 
 
-def sampling_of(body: SamplingFields) -> Sampling:
-    """OpenAI's defaults where the body says nothing: engines have others, and differing ones."""
-    temperature = 1.0 if body.temperature is None else body.temperature
-    top_p = 1.0 if body.top_p is None else body.top_p
+def sampling_of(body: SamplingFields, card: ModelCard) -> Sampling:
+    """The body's wish, else the model's default, else OpenAI's: always sent, as engines have defaults of their own."""
+    own = card.sampling
+    temperature: float = _first(body.temperature, own.temperature, 1.0)
+    top_p: float = _first(body.top_p, own.top_p, 1.0)
+    top_k: int = max(_first(body.top_k, own.top_k, 0), 0)
     return Sampling(
-        temperature=0.0 if top_p == 0 or body.top_k == 1 else temperature,
+        temperature=0.0 if top_p == 0 or top_k == 1 else temperature,
         top_p=top_p,
-        top_k=max(body.top_k or 0, 0),
-        min_p=body.min_p or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        top_k=top_k,
+        min_p=_first(body.min_p, own.min_p if card.capabilities.min_p else None, 0.0),
+        repetition_penalty=_first(body.repetition_penalty, own.repetition_penalty, 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         # engines seed every request alike when not told otherwise: the same "random" answer each time
         seed=secrets.randbits(63) if body.seed is None else body.seed % 2**64,
         logit_bias=_bias_of(body),
     )
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
 
 
 def endings_of(body: SamplingFields, card: ModelCard, limits: Limits) -> Endings:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmops.errors import InputError
-from llmops.gateway.messages import Adapter, Capabilities, GuideKind, ModelCard
+from llmops.gateway.messages import Adapter, Capabilities, GuideKind, ModelCard, SamplingDefaults
 
 PARAMETER = "llmops_card"
 CONTRACT = 1
@@ -27,6 +27,16 @@ class _Capabilities(BaseModel):
     min_p: bool = False
     seed: bool = True
     lora: bool = False
+
+
+class _Sampling(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
 
 
 class _Adapter(BaseModel):
@@ -50,6 +60,7 @@ class _Card(BaseModel):
     end_ids: tuple[int, ...]
     pad_id: int | None = None
     chat_template: bool = True
+    sampling: _Sampling = _Sampling()
     capabilities: _Capabilities = _Capabilities()
     adapters: tuple[_Adapter, ...] = ()
     transports: tuple[str, ...] = ("request",)
@@ -77,5 +88,6 @@ def parse_card(text: str, overrides: Mapping[str, Any] | None = None) -> ModelCa
 def _to_message(card: _Card) -> ModelCard:
     fields = {name: getattr(card, name) for name in _Card.model_fields if name != "contract"}
     fields["capabilities"] = Capabilities(**card.capabilities.model_dump())
+    fields["sampling"] = SamplingDefaults(**card.sampling.model_dump())
     fields["adapters"] = tuple(Adapter(adapter.name, adapter.id) for adapter in card.adapters)
     return ModelCard(**fields, extra=card.model_extra or {})

@@ -11,6 +11,7 @@ import pytest
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint import safetensors as headers
 from llmops.build.checkpoint.gguf import read_header
+from llmops.build.sampling import sampling_defaults
 from llmops.errors import CheckpointError, MissingDependencyError, ResourceError
 
 
@@ -179,6 +180,20 @@ def test_end_tokens_are_those_of_generation_config_and_tokenizer(copy_of_tiny: P
     special = open_checkpoint(str(copy_of_tiny)).special_tokens
     assert special.end == (7, 9, 1)  # 1 is the tokenizer's own </s>
     assert special.bos == 0
+
+
+def test_sampling_defaults_are_those_of_generation_config(copy_of_tiny: Path) -> None:
+    # Qwen2.5-7B-Instruct's file
+    given = {"do_sample": True, "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    (copy_of_tiny / "generation_config.json").write_text(json.dumps(given))
+    found = sampling_defaults(open_checkpoint(str(copy_of_tiny)))
+    assert found.model_dump(exclude_none=True) == {name: given[name] for name in given if name != "do_sample"}
+
+
+def test_sampling_defaults_that_no_engine_takes(copy_of_tiny: Path) -> None:
+    (copy_of_tiny / "generation_config.json").write_text(json.dumps({"top_p": 1.5}))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_p is 1\.5 .*correct it or remove"):
+        sampling_defaults(open_checkpoint(str(copy_of_tiny)))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from gateway_conftest import END, Step, text_of
+from gateway_conftest import END, Step, running, text_of
 
 CHAT = "/v1/chat/completions"
 
@@ -84,6 +84,33 @@ async def test_greedy_and_defaults(stack):
     assert (sent["temperature"], sent["runtime_top_p"], sent["runtime_top_k"]) == ([1.0], [1.0], [0])
     await stack.chat()
     assert stack.triton.requests[-1]["seed"] != sent["seed"], "an unset seed differs from request to request"
+
+
+async def test_the_models_own_sampling_holds_where_a_request_is_silent(card, tokenizer):
+    card["sampling"] = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
+    async with running(card, tokenizer) as stack:
+        stack.say("Hello")
+        await stack.chat()
+        sent = stack.triton.requests[-1]
+        assert sent["temperature"] == [pytest.approx(0.6)]
+        assert sent["runtime_top_p"] == [pytest.approx(0.9)]
+        assert sent["runtime_top_k"] == [20]
+        assert sent["repetition_penalty"] == [pytest.approx(1.05)]
+        assert "runtime_min_p" not in sent, "this engine has no min_p: nobody asked for it, so nobody is refused"
+        await stack.chat(temperature=1, top_p=1, top_k=0, repetition_penalty=1)
+        sent = stack.triton.requests[-1]
+        assert (sent["temperature"], sent["runtime_top_p"], sent["runtime_top_k"]) == ([1.0], [1.0], [0])
+        assert "repetition_penalty" not in sent
+        shown = (await stack.client.get("/v1/models/tiny")).json()
+        assert shown["sampling"] == card["sampling"]
+
+
+async def test_a_gateway_can_go_back_to_openais_sampling(card, tokenizer):
+    card["sampling"] = {"temperature": 0.2}
+    async with running(card, tokenizer, models={"tiny": {"sampling": {}}}) as stack:
+        stack.say("Hello")
+        await stack.chat()
+        assert stack.triton.requests[-1]["temperature"] == [1.0]
 
 
 async def test_ignore_eos_and_stop_token_ids(stack):

@@ -119,6 +119,7 @@ def test_the_card_says_what_the_gateway_must_know(engine: Path, tmp_path: Path) 
     assert Path(card["tokenizer_dir"]) == engine.resolve() / "tokenizer"
     assert "request" in card["transports"]
     assert card["capabilities"]["top_logprobs"] == 0
+    assert card["sampling"] == {}
 
 
 def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> None:

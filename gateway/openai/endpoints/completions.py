@@ -125,7 +125,7 @@ def engine_requests(
     body: CompletionRequest, model: ServedModel, prompts: list[list[int]], endings: Endings, answer_id: str
 ) -> list[EngineRequest]:
     """One per prompt."""
-    sampling = sampling_of(body)
+    sampling = sampling_of(body, model.card)
     return [
         EngineRequest(
             request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{at}",

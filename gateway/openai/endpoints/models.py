@@ -47,6 +47,7 @@ def describe(model: ServedModel, ready: bool) -> dict[str, Any]:
         "max_model_len": model.card.max_seq_len,
         "ready": ready,
         "target": model.card.target,
+        "sampling": {k: v for k, v in asdict(model.card.sampling).items() if v is not None},
         "capabilities": {**asdict(model.card.capabilities), "chat": model.template is not None},
     }
 

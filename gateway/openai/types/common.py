@@ -48,7 +48,7 @@ class SamplingFields(Wire):
     """How tokens are chosen and when to stop: OpenAI's fields, then those of vLLM and SGLang."""
 
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
-        default=None, description="0 is greedy; 1 when absent."
+        default=None, description="0 is greedy. Absent: the model's own default, else 1."
     )
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(default=None, description="Nucleus sampling.")
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="How many answers to generate.")
