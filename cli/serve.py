@@ -18,6 +18,14 @@ import click
 @click.option("--metrics-port", default=8002, show_default=True, help="0 takes any free port.")
 @click.option("--exit-timeout", default=30, show_default=True, help="Seconds that running requests get at shutdown.")
 @click.option("--ready-timeout", default=1800, show_default=True, help="Seconds that all models may take to load.")
+@click.option(
+    "--launch",
+    type=click.Choice(["auto", "single", "leader", "orchestrator"]),
+    default="auto",
+    show_default=True,
+    help="TensorRT engines of several GPUs: one tritonserver per GPU (leader), or one that starts workers.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the exact command that would be run; start nothing.")
 @click.option("-v", "--verbose", count=True, help="Triton's verbose log; twice for more.")
 def command(
     repository: Path,
@@ -27,18 +35,28 @@ def command(
     metrics_port: int,
     exit_timeout: int,
     ready_timeout: int,
+    launch: str,
+    dry_run: bool,
     verbose: int,
 ) -> None:
     """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
 
-    Ready only when every model is loaded. At shutdown running requests are finished first, for at most --exit-timeout
-    seconds; then no process and no shared memory is left.
+    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. Ready only when every model is loaded.
+    At shutdown running requests are finished first, for at most --exit-timeout seconds; then no process and no shared
+    memory is left.
     """
     from llmops.model_repository.launch import Ports, start_triton
 
-    stop = _stop_event()
     ports = Ports(http_port, grpc_port, metrics_port)
-    with start_triton(repository, ports=ports, host=host, exit_timeout=exit_timeout, verbose=verbose) as server:
+    if dry_run:
+        from llmops.model_repository.dry_run import describe_launch
+
+        click.echo(describe_launch(repository, host, ports, exit_timeout, verbose, launch))
+        return
+    stop = _stop_event()
+    with start_triton(
+        repository, ports=ports, host=host, exit_timeout=exit_timeout, verbose=verbose, launch=launch
+    ) as server:
         server.wait_ready(ready_timeout, cancelled=stop)
         if not stop.is_set():
             click.echo(f"Ready. gRPC {server.grpc_address}, HTTP {server.http_url}, metrics {server.metrics_url}")

@@ -32,15 +32,16 @@ class Installation:
     environment: dict[str, str]
 
 
+def container_installation() -> Installation:
+    """The server of NVIDIA's images, whether or not this is one."""
+    binary, backends = CONTAINER_ROOT / "bin" / "tritonserver", CONTAINER_ROOT / "backends"
+    return Installation("container", binary, backends, {"PATH": _path_with_venv()})
+
+
 def find_installation() -> Installation:
     """The container's server if there is one, else the embedded one. Raises MissingDependencyError with the fix."""
     if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
-        return Installation(
-            "container",
-            CONTAINER_ROOT / "bin" / "tritonserver",
-            CONTAINER_ROOT / "backends",
-            {"PATH": _path_with_venv()},
-        )
+        return container_installation()
     root = find_wheel()
     binary = find_binary(root)
     stub, library = find_stub(root), find_libpython()

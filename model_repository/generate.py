@@ -17,11 +17,12 @@ from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError
 from llmops.model_repository import tensors as t
 from llmops.model_repository.encoder import embedding_config, is_encoder
+from llmops.model_repository.marker import FILE_NAME as MARKER
+from llmops.model_repository.marker import Marker, ServedEngine
 from llmops.model_repository.names import EMBEDDING, ENGINE, POSTPROCESSING, PREPROCESSING
 from llmops.model_repository.pbtxt import TEMPLATES, render_config
 from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
 
-MARKER = ".llmops-repository.json"
 CONTRACT = 1
 MAX_QUEUE_SIZE = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -66,7 +67,7 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     try:
         for folder in folders:
             _write_model(scratch / folder.name, folder)
-        (scratch / MARKER).write_text(json.dumps(_marker(entries), indent=2) + "\n")
+        _marker(entries).save(scratch)
         _replace(scratch, output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -222,12 +223,26 @@ def ensemble_outputs() -> list[t.Tensor]:
     return [tensor for tensor in t.ENGINE_OUTPUTS if tensor.name not in hidden]
 
 
-def _marker(entries: Sequence[EngineEntry]) -> dict[str, Any]:
-    return {
-        "llmops": __version__,
-        "contract": CONTRACT,
-        "engines": {entry.name: {"directory": str(entry.directory), "key": entry.manifest.key} for entry in entries},
-    }
+def _marker(entries: Sequence[EngineEntry]) -> Marker:
+    return Marker(__version__, CONTRACT, {entry.name: _served(entry) for entry in entries})
+
+
+def _served(entry: EngineEntry) -> ServedEngine:
+    manifest = entry.manifest
+    if is_encoder(manifest):
+        return ServedEngine(str(entry.directory), manifest.key, manifest.target, "python")
+    model = entry.target.engine_model(entry.directory, manifest)
+    return ServedEngine(
+        directory=str(entry.directory),
+        key=manifest.key,
+        target=manifest.target,
+        backend=model.backend,
+        runtime=model.parameters.get("llmops_runtime", ""),
+        tp_size=manifest.parallelism.tp_size,
+        pp_size=manifest.parallelism.pp_size,
+        tensorrt_llm=str(manifest.extra.get("tensorrt_llm", "")),
+        gpu_device_ids=model.parameters.get("gpu_device_ids", ""),
+    )
 
 
 def _write_model(folder: Path, model: ModelFolder) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,13 +20,18 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from llmops.errors import InputError, ResourceError, ServerError
+from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
+from llmops.model_repository.command import Ports as Ports
+from llmops.model_repository.command import ServerOptions
 from llmops.model_repository.drain import drain_engines
 from llmops.model_repository.embedded import Installation, find_installation
+from llmops.model_repository.marker import Marker
+from llmops.model_repository.match import check_server
+from llmops.model_repository.multi_gpu import plan_launch, with_mpi
+from llmops.model_repository.processes import descendants, kill_left, rank_zero
 from llmops.model_repository.repository import check_repository
 from llmops.model_repository.triton_log import LogLine, explain_failure, parse_line
 
@@ -35,17 +41,10 @@ _REQUESTS_DONE = "All models are stopped, unloading models"
 # Seconds for that. A gRPC stream that a client keeps open, even an idle one, holds its model, and Triton would wait for
 # it until the exit timeout without doing anything.
 UNLOAD_GRACE = 5.0
+# Seconds that mpirun gets to end the ranks that only wait for work.
+_MPI_GRACE = 10.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True)
-class Ports:
-    """0 means: any free port."""
-
-    http: int = 8000
-    grpc: int = 8001
-    metrics: int = 8002
 
 
 class TritonServer:
@@ -54,19 +53,19 @@ class TritonServer:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        host: str,
-        ports: Ports,
-        shm_prefix: str,
+        options: ServerOptions,
         on_log: Callable[[LogLine], None],
-        exit_timeout: int,
+        under_mpi: bool = False,
     ) -> None:
         self.process = process
-        self.host = host
-        self.ports = ports
-        self.shm_prefix = shm_prefix
+        self.host = options.host
+        self.ports = options.ports
+        self.shm_prefix = options.shm_prefix
         self.log: deque[LogLine] = deque(maxlen=400)
         self._on_log = on_log
-        self._exit_timeout = exit_timeout
+        self._exit_timeout = options.exit_timeout
+        self._program = options.binary
+        self._under_mpi = under_mpi
         self._unloading = threading.Event()
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
@@ -115,13 +114,14 @@ class TritonServer:
 
     def stop(self) -> int:
         """Drain, SIGTERM, wait until in-flight requests are done, remove what is left. Returns Triton's exit code."""
+        below = descendants(self.process.pid) if self._under_mpi else []
         try:
             if self.process.poll() is None:
                 drain_engines(self.grpc_address)
-                self.process.send_signal(signal.SIGTERM)
-                self._wait_for_exit()
+                self._finish()
         finally:  # also when the wait is interrupted by a second Ctrl-C
             self._kill_group()
+            kill_left(below)
             self.process.wait()
             self._reader.join(timeout=5)
             remove_shared_memory(self.shm_prefix)
@@ -135,10 +135,25 @@ class TritonServer:
     ) -> None:
         self.stop()
 
-    def _wait_for_exit(self) -> None:
-        """Until the process ends, its exit timeout is over, or all requests are done and unloading takes too long."""
+    def _finish(self) -> None:
+        """SIGTERM, and time to finish requests. mpirun would give its ranks a second only: rank 0, which has the
+        requests, is told first, then mpirun, which ends the ranks that wait for work."""
+        if not self._under_mpi:
+            self.process.send_signal(signal.SIGTERM)
+            self._wait_for_exit(lambda: self.process.poll() is not None)
+            return
+        leader = rank_zero(self.process.pid, self._program)
+        if leader is not None:
+            os.kill(leader, signal.SIGTERM)
+            self._wait_for_exit(lambda: rank_zero(self.process.pid, self._program) is None)
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=_MPI_GRACE)
+
+    def _wait_for_exit(self, ended: Callable[[], bool]) -> None:
+        """Until `ended`, the exit timeout is over, or all requests are done and unloading takes too long."""
         deadline = time.monotonic() + self._exit_timeout + 10
-        while self.process.poll() is None and time.monotonic() < deadline:
+        while not ended() and time.monotonic() < deadline:
             if self._unloading.is_set():
                 deadline = min(deadline, time.monotonic() + UNLOAD_GRACE)
                 self._unloading.clear()
@@ -176,53 +191,53 @@ def start_triton(
     host: str = "127.0.0.1",
     exit_timeout: int = 30,
     verbose: int = 0,
+    launch: str = "auto",
     on_log: Callable[[LogLine], None] = print_log,
     installation: Installation | None = None,
 ) -> TritonServer:
-    """Start tritonserver on `repository`; call `wait_ready()` next.
+    """Start tritonserver on `repository`, under mpirun where an engine wants it; call `wait_ready()` next.
 
-    `exit_timeout`: seconds that in-flight requests get after SIGTERM. The server also ends when the calling process
-    dies, however it dies. Raises InputError, ResourceError or MissingDependencyError with the fix.
+    `exit_timeout`: seconds that in-flight requests get after SIGTERM; `launch`: one of multi_gpu.LAUNCHES. The server
+    also ends when the calling process dies, however it dies. Raises InputError, ResourceError, VersionMismatchError or
+    MissingDependencyError with the fix.
     """
-    check_repository(repository)
+    models, marker = check_repository(repository), Marker.load(repository)
+    plan = plan_launch(marker, launch)
     installation = installation or find_installation()
+    check_server(marker, models, installation.backends)
     chosen = _choose_ports(host, ports or Ports())
     sweep_shared_memory()
-    prefix = f"llmops_{os.getpid()}_{os.urandom(3).hex()}_"
-    command = _command(installation, repository, host, chosen, prefix, exit_timeout, verbose)
+    options = ServerOptions(
+        binary=str(installation.binary),
+        repository=str(repository.resolve()),
+        backends=str(installation.backends),
+        host=host,
+        ports=chosen,
+        shm_prefix=f"llmops_{os.getpid()}_{os.urandom(3).hex()}_",
+        exit_timeout=exit_timeout,
+        verbose=verbose,
+    )
+    command, environment = with_mpi(options, plan)
+    environment = {**os.environ, **installation.environment, **environment}
+    _check_program(command[0], environment["PATH"])
     process = subprocess.Popen(
         command,
-        env={**os.environ, **installation.environment},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=_end_with_parent,
     )
-    return TritonServer(process, host, chosen, prefix, on_log, exit_timeout)
+    return TritonServer(process, options, on_log, under_mpi=plan.launch != "single")
 
 
-def _command(
-    installation: Installation, repository: Path, host: str, ports: Ports, prefix: str, exit_timeout: int, verbose: int
-) -> list[str]:
-    return [
-        str(installation.binary),
-        f"--model-repository={repository.resolve()}",
-        f"--backend-directory={installation.backends}",
-        # NVIDIA's launcher does the same: what config.pbtxt says is what is served
-        "--disable-auto-complete-config",
-        f"--http-address={host}",
-        f"--http-port={ports.http}",
-        f"--grpc-address={host}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-address={host}",
-        f"--metrics-port={ports.metrics}",
-        f"--exit-timeout-secs={exit_timeout}",
-        f"--log-verbose={verbose}",
-        f"--backend-config=python,shm-region-prefix-name={prefix}",
-        # a large engine takes minutes to load
-        "--backend-config=python,stub-timeout-seconds=1800",
-    ]
+def _check_program(program: str, path: str) -> None:
+    if shutil.which(program, path=path) is None:
+        raise MissingDependencyError(
+            f"{program} is not on PATH, and engines of several GPUs start with it: run this in NVIDIA's image, or "
+            "install Open MPI."
+        )
 
 
 def _end_with_parent() -> None:

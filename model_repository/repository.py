@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from llmops.errors import InputError
 from llmops.model_repository.pbtxt import parse_config
 
 
-def check_repository(repository: Path) -> list[str]:
-    """The names of its models. Raises InputError naming the file and what is wrong with it."""
+def check_repository(repository: Path) -> dict[str, Any]:
+    """The `ModelConfig` of each model by name. Raises InputError naming the file and what is wrong with it."""
     if not repository.is_dir():
         raise InputError(
             f"{repository} is not a model repository: there is no such folder. Make one with `llmops repo`."
         )
-    names = []
+    models = {}
     for folder in sorted(p for p in repository.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        _check_model(folder)
-        names.append(folder.name)
-    if not names:
+        models[folder.name] = _check_model(folder)
+    if not models:
         raise InputError(f"{repository} is not a model repository: it has no models. Make one with `llmops repo`.")
-    return names
+    return models
 
 
-def _check_model(folder: Path) -> None:
+def _check_model(folder: Path) -> Any:
     path = folder / "config.pbtxt"
     if not path.is_file():
         raise InputError(f"{folder} is not a Triton model: it has no config.pbtxt. Make the repository again.")
@@ -34,3 +34,4 @@ def _check_model(folder: Path) -> None:
         raise InputError(f"{folder} has no version folder (1/): the repository was edited; make it again.")
     if config.backend == "python" and not any(folder.glob("*/model.py")):
         raise InputError(f"{folder}/1/model.py is missing: the repository was edited; make it again.")
+    return config

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from llmops.build.manifest import EngineManifest
 from llmops.build.trtllm.llm_args import check_llm_args
-from llmops.build.trtllm.versions import check_installed
 from llmops.errors import InputError
+from llmops.model_repository.match import check_library
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
@@ -56,12 +55,3 @@ def llm_api_capabilities(guided: bool) -> dict[str, Any]:
         "seed": True,
         "lora": False,
     }
-
-
-def check_library(target: str, version: str) -> None:
-    """Refuse where a TensorRT-LLM of another version is installed; without one the repository is made for elsewhere."""
-    try:
-        installed = metadata.version("tensorrt_llm")
-    except metadata.PackageNotFoundError:
-        return
-    check_installed(target, version, installed)

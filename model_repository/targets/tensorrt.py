@@ -13,8 +13,9 @@ from typing import Any
 
 from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError
+from llmops.model_repository.match import check_library
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
-from llmops.model_repository.targets.pytorch import check_library, llm_api_capabilities
+from llmops.model_repository.targets.pytorch import llm_api_capabilities
 from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 BACKENDS = ("tensorrtllm", "python")

@@ -50,7 +50,7 @@ def test_a_served_name_becomes_four_models_with_nvidias_tensors(engine: Path, tm
     output = tmp_path / "repository"
     names = generate_repository(read_engines([str(engine)]), output)
     assert names == ["tiny", "tiny-preprocessing", "tiny-tensorrt_llm", "tiny-postprocessing"]
-    assert check_repository(output) == sorted(names)
+    assert sorted(check_repository(output)) == sorted(names)
     models = configs(output)
     assert {name: model.max_batch_size for name, model in models.items()} == dict.fromkeys(names, 8)
     assert models["tiny-tensorrt_llm"].model_transaction_policy.decoupled
@@ -126,7 +126,7 @@ def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> No
     output = tmp_path / "r"
     generate_repository(read_engines([f"a={engine}", f"b={engine}"]), output)
     generate_repository(read_engines([f"a={engine}"]), output)
-    assert check_repository(output) == ["a", "a-postprocessing", "a-preprocessing", "a-tensorrt_llm"]
+    assert list(check_repository(output)) == ["a", "a-postprocessing", "a-preprocessing", "a-tensorrt_llm"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

@@ -106,7 +106,8 @@ def infer(server: TritonServer, timeout: float = 20) -> bytes:
 
 
 def test_running_requests_are_finished_first(tmp_path: Path) -> None:
-    repository = echo_repository(tmp_path, execute="import time; time.sleep(1.5)")
+    begun = tmp_path / "begun"
+    repository = echo_repository(tmp_path, execute=f"import time; open({str(begun)!r}, 'w'); time.sleep(1.5)")
     server = start_triton(repository, ports=ANY)
     server.wait_ready(60)
     answer: list[bytes] = []
@@ -114,8 +115,7 @@ def test_running_requests_are_finished_first(tmp_path: Path) -> None:
 
     thread = Thread(target=lambda: answer.append(infer(server)))
     thread.start()
-    wait_until(lambda: b"nv_inference_pending" in urllib.request.urlopen(server.metrics_url).read(), 5)
-    thread.join(0.5)
+    wait_until(begun.exists, 20)
     server.stop()
     thread.join(10)
     assert b'"data":[7]' in answer[0]

@@ -1,0 +1,101 @@
+"""`llmops serve --dry-run`: the exact command, without starting anything."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from llmops.build.trtllm.versions import Image, image_for
+from llmops.model_repository.command import Ports, ServerOptions
+from llmops.model_repository.embedded import CONTAINER_ROOT, container_installation, find_installation
+from llmops.model_repository.marker import Marker, ServedEngine
+from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
+from llmops.model_repository.repository import check_repository
+
+_MEANING = {
+    "single": "one tritonserver",
+    "leader": "one tritonserver per GPU under mpirun; rank 0 answers, the others wait for its work",
+    "orchestrator": "one tritonserver, whose backend starts a worker for each GPU",
+}
+
+
+def describe_launch(
+    repository: Path, host: str, ports: Ports, exit_timeout: int = 30, verbose: int = 0, launch: str = "auto"
+) -> str:
+    """What `llmops serve` would run, as text that a shell takes. Raises InputError where it would."""
+    check_repository(repository)
+    marker = Marker.load(repository)
+    plan, image = plan_launch(marker, launch), needed_image(marker)
+    installation = container_installation() if image else find_installation()
+    options = ServerOptions(
+        binary=str(installation.binary),
+        repository=str(repository.resolve()),
+        backends=str(installation.backends),
+        host=host,
+        ports=ports,
+        exit_timeout=exit_timeout,
+        verbose=verbose,
+    )
+    command, environment = with_mpi(options, plan)
+    if not image:
+        environment = {**installation.environment, **environment}
+    lines = [*(_engine(name, engine) for name, engine in marker.engines.items()), f"# {_MEANING[plan.launch]}"]
+    if image is not None:
+        lines += [f"# {line}" for line in _where(image, marker, plan, repository.resolve(), host)]
+    return "\n".join([*lines, "", shell_text(command, environment)])
+
+
+def needed_image(marker: Marker) -> Image | None:
+    """The newest image that serves every engine here that wants one. Raises VersionMismatchError where none does."""
+    engines = [engine for engine in marker.engines.values() if engine.tensorrt_llm]
+    # engines of the target tensorrt need their exact version, the others a version at least as new
+    engines.sort(key=lambda engine: engine.target != "tensorrt")
+    return image_for(engines[0].target, engines[0].tensorrt_llm) if engines else None
+
+
+def shell_text(command: list[str], environment: dict[str, str]) -> str:
+    """The first program with one flag per line, each further rank of mpirun on a line of its own."""
+    end = command.index(":") if ":" in command else len(command)
+    server = next(i for i, word in enumerate(command) if word.startswith("--model-repository"))
+    lines = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    lines += [shlex.join(command[:server]), *(shlex.quote(word) for word in command[server:end])]
+    for word in command[end:]:
+        if word == ":":
+            lines.append(word)
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n  ".join(lines)
+
+
+def docker_words(image: Image, marker: Marker, repository: Path, environment: dict[str, str]) -> list[str]:
+    """`docker run … IMAGE`, to be put before the command: everything is mounted where it lies, as config.pbtxt says."""
+    folders = sorted({str(repository), *(engine.directory for engine in marker.engines.values())})
+    mounts = [word for folder in folders for word in ("--mount", f"type=bind,source={folder},target={folder},readonly")]
+    variables = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
+    limits = ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+    return [
+        *("docker", "run", "--rm", "--gpus", "all", "--ipc", "host", "--network", "host"),
+        *limits,
+        *mounts,
+        *variables,
+        image.reference,
+    ]
+
+
+def _engine(name: str, engine: ServedEngine) -> str:
+    runs_on = f"TensorRT-LLM {engine.tensorrt_llm}, {engine.backend} backend" if engine.tensorrt_llm else engine.backend
+    gpus = f", tp {engine.tp_size}, pp {engine.pp_size}" if engine.tensorrt_llm else ""
+    return f"# {name}: {engine.target}, {runs_on}{gpus}, {engine.directory}"
+
+
+def _where(image: Image, marker: Marker, plan: LaunchPlan, repository: Path, host: str) -> list[str]:
+    options = ServerOptions("", "")
+    environment = with_mpi(options, plan)[1]
+    lines = [f"inside {image.reference} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}; on a docker host, put"]
+    lines.append("  " + shlex.join(docker_words(image, marker, repository, environment)))
+    lines.append(
+        "before it" + (" (and --host 0.0.0.0 to be reached from other machines)" if host == "127.0.0.1" else "")
+    )
+    if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
+        return []
+    return lines

@@ -1,0 +1,56 @@
+"""Whether the server that is here can run what a repository holds; where not, the image that can."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from llmops.build.installed import installed_version
+from llmops.build.trtllm.versions import IMAGES, check_image, check_installed, image_for
+from llmops.errors import MissingDependencyError
+from llmops.model_repository.marker import Marker, ServedEngine
+from llmops.model_repository.names import ENGINE
+
+TAG_VARIABLE = "NVIDIA_TRITON_SERVER_VERSION"
+
+
+def check_library(target: str, version: str) -> None:
+    """Raise VersionMismatchError, naming the right image, where a TensorRT-LLM is installed, or this container is known
+    to have one, that cannot run the engine. Without any the repository is made for elsewhere."""
+    installed, tag = installed_version("tensorrt_llm"), os.environ.get(TAG_VARIABLE, "")
+    if installed:
+        check_installed(target, version, installed)
+    elif tag in IMAGES:
+        check_image(target, version, tag)
+
+
+def check_server(marker: Marker, models: dict[str, Any], backends: Path) -> None:
+    """Raises VersionMismatchError or MissingDependencyError for the first engine that this server cannot run.
+
+    `models`: the configurations as they are in the repository; `backends`: the server's backend folder.
+    """
+    for name, engine in marker.engines.items():
+        config = models.get(name + ENGINE)
+        if engine.tensorrt_llm and config is not None:
+            _check_engine(name, engine, config, backends)
+
+
+def _check_engine(name: str, engine: ServedEngine, config: Any, backends: Path) -> None:
+    runtime = config.parameters["llmops_runtime"].string_value if "llmops_runtime" in config.parameters else ""
+    if config.backend == "tensorrtllm":
+        if not (backends / "tensorrtllm").is_dir():
+            raise MissingDependencyError(_elsewhere(name, engine, "NVIDIA's tensorrtllm backend"))
+    elif runtime not in ("pytorch", "tensorrt"):
+        return
+    elif not installed_version("tensorrt_llm"):
+        raise MissingDependencyError(_elsewhere(name, engine, "the tensorrt_llm library"))
+    check_library(engine.target, engine.tensorrt_llm)
+
+
+def _elsewhere(name: str, engine: ServedEngine, what: str) -> str:
+    image = image_for(engine.target, engine.tensorrt_llm)
+    return (
+        f"{name} (target {engine.target}, TensorRT-LLM {engine.tensorrt_llm}) needs {what}, which is not here: serve "
+        f"it in {image.reference}; `llmops serve REPOSITORY --dry-run` prints the command."
+    )

@@ -1,0 +1,65 @@
+"""The processes below one of ours, from /proc: mpirun gives each rank a process group of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
+
+
+class Process(NamedTuple):
+    """`started` in clock ticks since boot tells a process from a later one with the same number."""
+
+    pid: int
+    parent: int
+    started: int
+
+
+def descendants(pid: int) -> list[Process]:
+    """All processes below `pid`, parents first."""
+    found: list[Process] = []
+    everything = [process for process in map(_read, _numbers()) if process is not None]
+    parents = {pid}
+    while parents:
+        level = [process for process in everything if process.parent in parents]
+        found += level
+        parents = {process.pid for process in level}
+    return found
+
+
+def rank_zero(pid: int, program: str) -> int | None:
+    """The process of MPI rank 0 that runs `program` below mpirun `pid`; None when there is none (any more)."""
+    for process in descendants(pid):
+        with contextlib.suppress(OSError):
+            root = Path("/proc", str(process.pid))
+            named = (root / "cmdline").read_bytes().split(b"\0")[0] == program.encode()
+            variables = (root / "environ").read_bytes().split(b"\0")
+            if named and any(variable in variables for variable in _RANK_VARIABLES):
+                return process.pid
+    return None
+
+
+def kill_left(processes: list[Process]) -> None:
+    """SIGKILL to those that are still the same process."""
+    for process in processes:
+        now = _read(process.pid)
+        if now is not None and now.started == process.started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def _numbers() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        # the second field is the program's name in brackets and may hold anything
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return Process(pid, int(fields[1]), int(fields[19]))

