@@ -80,7 +80,21 @@ _CHECKED = ("llama", "mistral", "mixtral")
 
 
 def caution(plan: Plan) -> str | None:
-    """What a reader must know about the speed of this family, or None."""
+    """What a reader must know before believing the ranking or the speeds, or None."""
+    return " ".join(filter(None, (_about_targets(plan), _about_speed(plan)))) or None
+
+
+def _about_targets(plan: Plan) -> str | None:
+    load = plan.request.workload
+    if load.ttft_p95 is not None or load.tpot_p95 is not None:
+        return None
+    return (
+        "No latency targets were given: the ranking goes by cost alone, which favours full batches and slow answers. "
+        "For people who wait, give --ttft-p95 and --tpot-p95."
+    )
+
+
+def _about_speed(plan: Plan) -> str | None:
     family = plan.request.model.family
     if family in _CHECKED:
         return None

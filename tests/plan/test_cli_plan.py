@@ -64,6 +64,11 @@ def test_a_family_whose_speed_was_not_checked_says_so(models, tmp_path, config):
     assert "not checked" not in run(config, *TASK).stdout
 
 
+def test_a_ranking_without_targets_says_that_it_goes_by_cost(config):
+    assert "No latency targets were given" in json.loads(run(config, "--json").stdout)["caution"]
+    assert json.loads(run(config, "--json", "--tpot-p95", "100ms").stdout)["caution"] is None
+
+
 def test_html_is_one_file_that_loads_nothing(config, tmp_path):
     page = tmp_path / "report.html"
     result = run(config, *TASK, "--html", page)
