@@ -15,12 +15,15 @@ from llmops.errors import LlmopsError
 
 
 class ApiError(LlmopsError):
-    """Base of all answers that are not a success. `retry_after` is in seconds."""
+    """Base of all answers that are not a success. `retry_after` is in seconds.
+
+    Clients retry 408, 409, 429 and every 5xx unless `should_retry` tells them better, so each class says it.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: str | None = None
-    should_retry: bool | None = None
+    should_retry: bool = False
 
     def __init__(
         self,
@@ -46,9 +49,7 @@ class ApiError(LlmopsError):
         return json.dumps(self.body(), ensure_ascii=False).encode("utf-8", "replace")
 
     def headers(self) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        if self.should_retry is not None:
-            headers["x-should-retry"] = "true" if self.should_retry else "false"
+        headers = {"x-should-retry": "true" if self.should_retry else "false"}
         if self.retry_after is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after))
             headers["retry-after-ms"] = str(math.ceil(self.retry_after * 1000))
@@ -120,7 +121,6 @@ class ConflictError(ApiError):
     status = 409
     type = "invalid_request_error"
     code = "conflict"
-    should_retry = False
 
 
 class BodyTooLargeError(ApiError):
@@ -137,16 +137,18 @@ class RateLimitError(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+    should_retry = True
 
 
 class EngineError(ApiError):
-    """500: the engine failed on this request."""
+    """500: the engine failed on this request; another replica, or the same one started again, may not."""
 
     code = "engine_error"
+    should_retry = True
 
 
 class InternalError(ApiError):
-    """500: a bug of ours; the log has the traceback under the request id."""
+    """500: a bug of ours, which trying again would only meet again; the log has it under the request id."""
 
     code = "internal_error"
 
@@ -164,7 +166,7 @@ class UnavailableError(ApiError):
 
 
 class EngineTimeoutError(ApiError):
-    """504: the engine accepted the request and then sent nothing for too long."""
+    """504: the engine accepted the request and then sent nothing for too long. A retry would double its load."""
 
     status = 504
     type = "timeout_error"

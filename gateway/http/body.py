@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +14,9 @@ from starlette.requests import Request
 from llmops.gateway.errors import BodyTooLargeError, CancelledStreamError, InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
+
+# What may stand for a number that JSON does not have: NaN, Infinity, or more than a double can hold
+_SUSPECT = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}|\d{300}")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -37,9 +42,28 @@ async def read_body(request: Request, limit: int) -> bytes:
 def parse(model: type[M], body: bytes) -> M:
     """Validate JSON against `model`. Raises InvalidRequestError with `param` as in `messages[0].content`."""
     try:
-        return model.model_validate_json(body)
+        value = model.model_validate_json(body)
     except ValidationError as error:
         raise _explain(error, body) from error
+    if _SUSPECT.search(body):
+        _refuse_non_finite(body)
+    return value
+
+
+def _refuse_non_finite(body: bytes) -> None:
+    """Pydantic lets NaN and Infinity through wherever a field takes anything; in an answer they would be no JSON."""
+    try:
+        json.loads(body, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    if math.isfinite(number):
+        return number
+    shown = literal if len(literal) <= 20 else literal[:20] + "…"
+    raise InvalidRequestError(f"The body is not valid JSON: {shown} is no number that JSON can hold.")
 
 
 def _too_large(limit: int) -> BodyTooLargeError:
@@ -50,6 +74,7 @@ def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
     errors = error.errors(include_url=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
         return InvalidRequestError(f"The body is not valid JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}.")
+    _refuse_non_finite(body)
     value = json.loads(body)
     if not isinstance(value, dict):
         return InvalidRequestError("The body must be a JSON object.")
