@@ -47,6 +47,10 @@ class Answer:
     def completion_tokens(self) -> int:
         return sum(choice.completion_tokens for choice in self.choices)
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices)
+
     async def start(self) -> None:
         """Wait for the first tokens. Raises what the engine says instead of them."""
         try:

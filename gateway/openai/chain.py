@@ -26,6 +26,11 @@ class Chain(Processor):
     def made_tool_calls(self) -> bool:
         return any(processor.made_tool_calls for processor in self._processors)
 
+    @property
+    def thinking(self) -> Sequence[tuple[int, float]]:
+        # only the first one sees all of the text
+        return self._processors[0].thinking if self._processors else ()
+
     @staticmethod
     def _run(processors: Sequence[Processor], pieces: Iterable[Piece]) -> list[Piece]:
         done = list(pieces)

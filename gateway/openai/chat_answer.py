@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import EngineRequest, Guide
 from llmops.gateway.openai.answer import Answer
 from llmops.gateway.openai.chain import Chain
-from llmops.gateway.openai.choice import Choice, LogprobLog
+from llmops.gateway.openai.choice import Choice, LogprobLog, TokenStarts
 from llmops.gateway.openai.pieces import Processor
 from llmops.gateway.openai.prompt import render_chat
 from llmops.gateway.openai.reasoning import ReasoningSplitter, ThinkMarkers, markers_of, opened_by
 from llmops.gateway.openai.sampling import (
+    bad_words_of,
     check_capabilities,
     check_guide,
     check_logprobs,
@@ -33,12 +34,17 @@ from llmops.gateway.settings import Limits
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A rendered and tokenised request. `processor` makes one choice's, None when all of its text is content."""
+    """A rendered and tokenised request. `processor` makes one choice's, None when all of its text is content.
+
+    `marker_ids`: the thinking's markers that are one token, with the length of their text; None without thinking.
+    """
 
     input_ids: list[int]
     guide: Guide | None
     processor: Callable[[], Processor] | None
     skip_special_tokens: bool
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    marker_ids: Mapping[int, int] | None = None
 
 
 def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
@@ -47,6 +53,8 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
         raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
     if body.audio or set(body.modalities or ["text"]) != {"text"}:
         raise InvalidRequestError("Only text answers are supported.", param="audio" if body.audio else "modalities")
+    if body.prediction is not None:
+        raise UnsupportedError("prediction is not supported: no engine here takes a draft text.", param="prediction")
     if body.web_search_options is not None:
         raise InvalidRequestError("web_search_options are not supported.", param="web_search_options")
     if body.stream_options is not None and not body.stream:
@@ -83,6 +91,7 @@ async def start_chat(
         min_tokens=body.min_tokens or 0,
         end_ids=endings.end_ids,
         logprobs=bool(body.logprobs),
+        bad_words=plan.bad_words,
         guide=plan.guide,
         lora_id=model.lora_id,
     )
@@ -96,6 +105,7 @@ async def start_chat(
             stops=endings.stops,
             processor=plan.processor() if plan.processor else None,
             logprobs=LogprobLog(model.tokenizer.token_bytes) if body.logprobs else None,
+            starts=TokenStarts(plan.marker_ids) if plan.marker_ids is not None else None,
         )
         for index in range(request.n)
     ]
@@ -117,23 +127,30 @@ def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Calla
     mark("template")
     input_ids = model.tokenizer.encode(prompt, add_special_tokens=False)
     mark("tokenise")
-    markers = markers_of(template)
+    markers = None if tools.guide is not None else markers_of(template)
     visible = (*tools.special_tokens, *((markers.start, markers.end) if markers else ()))
     return ChatPlan(
         input_ids=input_ids,
         guide=tools.guide,
         processor=_processor(tools, markers, prompt),
         skip_special_tokens=body.skip_special_tokens is not False and not model.tokenizer.has_special(visible),
+        bad_words=bad_words_of(body, model.tokenizer, limits),
+        marker_ids=_marker_ids(model, markers) if markers else None,
     )
 
 
 def _processor(tools: ToolPlan, markers: ThinkMarkers | None, prompt: str) -> Callable[[], Processor] | None:
     """Thinking first, then calls. Under a grammar the answer starts at once, so there is no thinking to split off."""
-    if markers is None or tools.guide is not None:
+    if markers is None:
         return tools.processor
     found, inside = markers, opened_by(prompt, markers)
     second = tools.processor
     return lambda: Chain([ReasoningSplitter(found, inside), *([second()] if second else [])])
+
+
+def _marker_ids(model: ServedModel, markers: ThinkMarkers) -> dict[int, int]:
+    found = ((model.tokenizer.token_id(text), len(text)) for text in (markers.start, markers.end))
+    return {token: size for token, size in found if token is not None}
 
 
 def _wanted_length(body: ChatRequest) -> tuple[int | None, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from llmops.gateway.messages import FinishReason, TokenBatch
@@ -23,12 +24,14 @@ class Choice:
     """State of one sequence. `completion_tokens` counts what was generated for the text, without the ending token."""
 
     __slots__ = (
+        "_decoded",
         "_detokenizer",
         "_end_ids",
         "_max_tokens",
         "_processor",
         "_received",
         "_sorted",
+        "_starts",
         "_stop",
         "completion_tokens",
         "done",
@@ -48,7 +51,9 @@ class Choice:
         stops: Sequence[str] = (),
         processor: Processor | None = None,
         logprobs: LogprobLog | None = None,
+        starts: TokenStarts | None = None,
     ) -> None:
+        """`starts` is needed where the processor may find thinking, to count its tokens."""
         self.index = index
         self._detokenizer = detokenizer
         self._max_tokens = max_tokens
@@ -56,6 +61,8 @@ class Choice:
         self._stop = StopMatcher(stops) if stops else None
         self._processor = processor
         self._received = 0
+        self._decoded = 0  # characters
+        self._starts = starts
         self._sorted = False  # the processor has seen the end
         self.logprobs = logprobs
         self.completion_tokens = 0
@@ -67,6 +74,13 @@ class Choice:
     def plain(self) -> bool:
         """Whether all text is content, so that `sort` need not be called."""
         return self._processor is None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens whose text starts in the thinking, without the markers; final when the choice is sorted to its end."""
+        if self._starts is None or self._processor is None:
+            return 0
+        return self._starts.count(self._processor.thinking)
 
     def feed(self, batch: TokenBatch) -> str:
         """The text that may be sent after these tokens. Sets `done` at an ending token or a stop string."""
@@ -110,11 +124,21 @@ class Choice:
         return pieces
 
     def _decode(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> str:
-        if self.logprobs is not None:
-            text = self.logprobs.decode(self._detokenizer, tokens, logprobs)
+        if self.logprobs is not None or self._starts is not None:
+            text = "".join([self._decode_one(token, at, logprobs) for at, token in enumerate(tokens)])
         else:
             text = self._detokenizer.feed(tokens) if tokens else ""
         return self._stop.feed(text) if self._stop is not None else text
+
+    def _decode_one(self, token: int, at: int, logprobs: Sequence[float] | None) -> str:
+        text = self._detokenizer.feed([token])
+        if self.logprobs is not None:
+            value = logprobs[at] if logprobs is not None and at < len(logprobs) else 0.0
+            self.logprobs.note(token, value, self._decoded)
+        if self._starts is not None:
+            self._starts.note(token, self._decoded, len(text))
+        self._decoded += len(text)
+        return text
 
     def _end(self, reason: FinishReason) -> str:
         self.done = True
@@ -128,24 +152,34 @@ class Choice:
         return text
 
 
+class TokenStarts:
+    """Where each token's text starts in the choice's text, to count the tokens of a stretch of it."""
+
+    def __init__(self, markers: Mapping[int, int]) -> None:
+        """`markers`: the ids of those that are one token, and how long their text is."""
+        self._markers = markers
+        self._starts: list[int] = []
+
+    def note(self, token: int, decoded: int, size: int) -> None:
+        """`token` came after `decoded` characters and brought `size` more."""
+        # text that a detokenizer held back comes out with the marker, but in front of it
+        own = self._markers.get(token)
+        self._starts.append(decoded if own is None else max(decoded, decoded + size - own))
+
+    def count(self, spans: Iterable[tuple[int, float]]) -> int:
+        return sum(bisect_left(self._starts, end) - bisect_left(self._starts, start) for start, end in spans)
+
+
 class LogprobLog:
     """Keeps chosen-token log-probabilities beside the text, so that each is sent with the text it belongs to."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
-        self._decoded = 0
         self._sent = 0
         self._waiting: list[TokenLogprob] = []
 
-    def decode(self, detokenizer: Detokenizer, tokens: Sequence[int], logprobs: Sequence[float] | None) -> str:
-        parts = []
-        for position, token in enumerate(tokens):
-            value = logprobs[position] if logprobs is not None and position < len(logprobs) else 0.0
-            self._waiting.append(TokenLogprob(self._token_bytes(token), value, self._decoded))
-            part = detokenizer.feed([token])
-            self._decoded += len(part)
-            parts.append(part)
-        return "".join(parts)
+    def note(self, token: int, logprob: float, offset: int) -> None:
+        self._waiting.append(TokenLogprob(self._token_bytes(token), logprob, offset))
 
     def take(self, text: str, *, ended: bool, cut: bool) -> list[TokenLogprob]:
         """Those that belong to `text`, the next stretch that is sent; at the end all, or those before a stop string."""

@@ -8,17 +8,25 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from llmops.gateway.errors import ApiError
+from llmops.gateway.openai.answer import Answer
 from llmops.gateway.openai.choice import Choice, TokenLogprob
 from llmops.gateway.openai.pieces import Piece, Reasoning, Text, ToolCall
 
 DONE = b"data: [DONE]\n\n"
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def usage_of(answer: Answer) -> dict[str, Any]:
+    """`usage` of an answer. What the engine does not tell (cached tokens) is left out, not called zero."""
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "completion_tokens_details": {
+            "reasoning_tokens": answer.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 
@@ -45,11 +53,11 @@ class ChunkWriter:
     def _opening(self, index: int) -> str:
         raise NotImplementedError
 
-    def last(self, prompt_tokens: int, completion_tokens: int) -> bytes:
+    def last(self, usage: dict[str, Any]) -> bytes:
         """The usage chunk, where it was asked for, and the end of the stream."""
         if not self._include_usage:
             return DONE
-        counts = json.dumps(usage(prompt_tokens, completion_tokens), separators=(",", ":"))
+        counts = json.dumps(usage, separators=(",", ":"))
         return f'{self._head}],"usage":{counts}}}\n\n'.encode() + DONE
 
 

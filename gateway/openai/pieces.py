@@ -7,7 +7,7 @@ and the next one in the chain sees only the `Text` pieces. State is per choice; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -50,3 +50,8 @@ class Processor(ABC):
     def made_tool_calls(self) -> bool:
         """Whether finish_reason `stop` becomes `tool_calls`."""
         return False
+
+    @property
+    def thinking(self) -> Sequence[tuple[int, float]]:
+        """Where in all the text that was fed thinking stands: (start, end), without its markers."""
+        return ()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 from typing import Any
 
 from llmops.gateway.openai.pieces import Piece, Processor, Reasoning, Text
 from llmops.gateway.openai.tools.base import held_back
 
 _MAX_HELD_SPACE = 64
+# DeepSeek V3.1 calls the switch just `thinking`
+_THINKING_SWITCH = re.compile(r"\bthinking\s+is\s+(?:not\s+)?defined\b|\bnot\s+thinking\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,17 @@ class ReasoningSplitter(Processor):
         self._markers = markers
         self._state = _State.INSIDE if inside else _State.START
         self._buffer = ""
+        self._fed = 0
+        self._span = [0.0, inf] if inside else [inf, inf]
         self._spoken = False  # some thinking was sent, so leading white space is over
 
+    @property
+    def thinking(self) -> Sequence[tuple[int, float]]:
+        begin, end = self._span
+        return ((int(begin), end),) if begin < inf else ()
+
     def feed(self, text: str) -> list[Piece]:
+        self._fed += len(text)
         if self._state is _State.ANSWER:
             return [Text(text)] if text else []
         self._buffer += text
@@ -86,6 +99,7 @@ class ReasoningSplitter(Processor):
         if len(self._buffer) - len(body) <= _MAX_HELD_SPACE:
             if body.startswith(self._markers.start):
                 self._buffer, self._state = body[len(self._markers.start) :], _State.INSIDE
+                self._span[0] = self._fed - len(self._buffer)
                 return True
             if self._markers.start.startswith(body):
                 return False
@@ -96,6 +110,7 @@ class ReasoningSplitter(Processor):
         at = self._buffer.find(self._markers.end)
         if at >= 0:
             rest = self._buffer[at + len(self._markers.end) :]
+            self._span[1] = self._fed - len(self._buffer) + at
             self._think(_without_held_space(self._buffer[:at]), events)
             self._buffer, self._state = rest, _State.AFTER
             return True
@@ -120,13 +135,15 @@ def _without_held_space(text: str) -> str:
 def template_arguments(effort: str, template: str) -> dict[str, Any] | None:
     """`reasoning_effort` as the arguments its template knows; None if it knows none.
 
-    Templates with a switch (`enable_thinking`) can only turn thinking on or off.
+    Templates with a switch (`enable_thinking`, DeepSeek's `thinking`) can only turn thinking on or off.
     """
     known: dict[str, Any] = {}
     if "reasoning_effort" in template:
         known["reasoning_effort"] = effort
     if "enable_thinking" in template:
         known["enable_thinking"] = effort != "none"
+    elif _THINKING_SWITCH.search(template):
+        known["thinking"] = effort != "none"
     if not known:
         return {} if effort == "none" and markers_of(template) is None else None
     return known

@@ -11,6 +11,7 @@ from llmops.gateway.errors import ContextLengthError, InvalidRequestError, Unsup
 from llmops.gateway.messages import Capabilities, Guide, ModelCard, Sampling
 from llmops.gateway.openai.types.common import SamplingFields
 from llmops.gateway.settings import Limits
+from llmops.gateway.text.tokenizer import TextTokenizer
 
 # What an engine refuses by its tensor's name is a field of the request to the client
 FIELD_OF_TENSOR = {
@@ -115,6 +116,18 @@ def output_length(
             param=param,
         )
     return wanted or min(room, default or room)
+
+
+def bad_words_of(body: SamplingFields, tokenizer: TextTokenizer, limits: Limits) -> tuple[tuple[int, ...], ...]:
+    """Each word as its tokens at the start of a text and after a space: engines ban sequences of tokens."""
+    words = body.bad_words or []
+    if len(words) > limits.stop_strings or any(len(word) > limits.stop_length for word in words):
+        raise InvalidRequestError(
+            f"At most {limits.stop_strings} bad_words of {limits.stop_length} characters are allowed.",
+            param="bad_words",
+        )
+    forms = [tokenizer.encode(form, add_special_tokens=False) for word in words for form in (word, " " + word)]
+    return tuple(dict.fromkeys(tuple(ids) for ids in forms if ids))
 
 
 def _require(fulfilled: bool, field: str, card: ModelCard) -> None:

@@ -60,6 +60,11 @@ class TextTokenizer:
         text: str | None = self._tokenizer.id_to_token(token_id)
         return text
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its spelling in the vocabulary, or None when it is none."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental detokenizer for one sequence."""
         return self._detokenizers.make(skip_special_tokens)

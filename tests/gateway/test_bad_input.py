@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from gateway_conftest import Step, running
 
@@ -42,6 +44,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
         ({"modalities": ["text", "audio"]}, "modalities", None),
         ({"web_search_options": {}}, "web_search_options", None),
         ({"seed": 2**70}, "seed", None),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "unsupported_parameter"),
     ],
 )
 async def test_refused_with_its_param(stack, fields, param, code):
@@ -54,6 +57,49 @@ async def test_refused_with_its_param(stack, fields, param, code):
     if code is not None:
         assert error["code"] == code
     assert stack.triton.requests == [], "nothing reaches the engine"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1E+400", "9" * 400 + ".0", "9" * 5000])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize"])
+async def test_numbers_that_json_does_not_have(stack, path, number):
+    needed = {"messages": [{"role": "user", "content": "x"}], "input": "x", "prompt": "x", "model": "tiny"}
+    body = json.dumps({**needed, "metadata": {"a": [0]}})
+    response = await stack.client.post(path, content=body.replace("[0]", f"[{number}]"))
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_large_numbers_are_numbers(stack):
+    stack.say("Hello")
+    body = json.dumps({**stack.chat_body, "metadata": {"a": 1e308, "b": "NaN", "c": "1e999"}})
+    assert (await stack.client.post(CHAT, content=body)).status_code == 200
+
+
+async def test_every_error_says_whether_to_try_again(stack):
+    refused = await stack.chat(temperature=3)
+    assert refused.headers["x-should-retry"] == "false"
+    missing = await stack.client.get("/nope")
+    assert missing.headers["x-should-retry"] == "false"
+    assert int(missing.headers["openai-processing-ms"]) >= 0
+    stack.steps(Step(error="the engine broke", final=True))
+    broken = await stack.chat()
+    assert (broken.status_code, broken.headers["x-should-retry"]) == (500, "true")
+
+
+async def test_ignored_fields_are_named_and_counted_everywhere(stack):
+    stack.say("Hello")
+    extra = {"priority": 3, "what": 1, "stream": True, "stream_options": {"include_obfuscation": False}}
+    chat = await stack.chat(**extra)
+    assert chat.headers["x-llmops-ignored"] == "priority, stream_options.include_obfuscation, what"
+    text = await stack.client.post("/v1/completions", json={"model": "tiny", "prompt": "x", **extra})
+    assert text.headers["x-llmops-ignored"] == "priority, stream_options.include_obfuscation, what"
+    fields = {"what": 1, "reasoning": {"summary": "auto"}, "text": {"verbosity": "low"}, "service_tier": "flex"}
+    response = await stack.client.post("/v1/responses", json={"model": "tiny", "input": "x", **fields})
+    assert response.headers["x-llmops-ignored"] == "reasoning.summary, service_tier, text.verbosity, what"
+    metrics = (await stack.client.get("/metrics")).text
+    assert 'llmops_ignored_fields_total{field="priority"} 2.0' in metrics
+    assert 'llmops_ignored_fields_total{field="unknown"} 3.0' in metrics
+    assert 'llmops_ignored_fields_total{field="text.verbosity"} 1.0' in metrics
 
 
 @pytest.mark.parametrize(

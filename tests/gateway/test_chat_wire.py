@@ -29,6 +29,12 @@ async def test_a_plain_answer(stack):
         "prompt_tokens": prompt,
         "completion_tokens": len(ids),
         "total_tokens": prompt + len(ids),
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     assert response.headers["x-request-id"].startswith("req_")
     assert float(response.headers["x-llmops-overhead-ms"]) >= 0

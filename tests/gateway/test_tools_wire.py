@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripted_triton import Step
 
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}},
@@ -120,6 +121,52 @@ async def test_thinking_is_apart(model):
     assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
 
 
+@pytest.fixture
+def think_tokens(tokenizer_dir, tmp_path, request):
+    """A tokenizer where the markers are one token each, and special."""
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken("<think>", special=True), AddedToken("</think>", special=True)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+@pytest.mark.parametrize("one_token", [False, True])
+@for_models("thinking", "thinks at once")
+async def test_thinking_tokens_are_counted(model, one_token, think_tokens, tmp_path):
+    from llmops.gateway.text.tokenizer import TextTokenizer
+
+    if one_token:
+        shutil.copy(think_tokens, Path(model.triton.card["tokenizer_dir"]) / "tokenizer.json")
+        model.triton.card["built"] += 1
+        model.tokenizer = TextTokenizer(Path(model.triton.card["tokenizer_dir"]))
+        model.triton.card["vocab_size"] = model.tokenizer.vocab_size
+        await sys.modules["gateway_conftest"].eventually_async(lambda: sees(model, model.triton.card["built"]))
+    think = "" if prompt_opens_the_thinking(model) else "<think>"
+    thought, answer = "Hello world! 你好 🙂 é", "The capital of France is Paris."
+    parts = [model.tokenizer.encode(text) for text in (think, thought, "</think>", answer)]
+    model.steps(*(Step((token,)) for part in parts for token in part), Step((0,)), Step(final=True))
+    whole = (await model.chat()).json()
+    assert whole["choices"][0]["message"]["reasoning_content"] == thought
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(parts[1])
+    assert whole["usage"]["completion_tokens"] == sum(map(len, parts))
+    chunks = await model.events(stream_options={"include_usage": True})
+    assert chunks[-2]["usage"] == whole["usage"]
+    response = (await model.client.post("/v1/responses", json={"model": "tiny", "input": "hi"})).json()
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == len(parts[1])
+    events = await response_events(model, input="hi")
+    assert events[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] == len(parts[1])
+    # cut off in the middle of the thinking, all but the marker is thinking
+    model.steps(*(Step((token,)) for part in parts[:2] for token in part), Step(final=True))
+    cut = (await model.chat(max_tokens=len(parts[0]) + len(parts[1]))).json()
+    assert cut["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(parts[1])
+
+
+async def sees(model, built):
+    return (await model.client.get("/v1/models/tiny")).json()["created"] == built
+
+
 def prompt_opens_the_thinking(stack):
     directory = Path(stack.triton.card["tokenizer_dir"])
     return "<think>\n{#" in (directory / "chat_template.jinja").read_text()
@@ -174,8 +221,6 @@ async def test_all_kinds_of_items_in_one_response(model):
 
 @for_models("hermes")
 async def test_a_broken_engine_ends_the_response_as_failed(model):
-    from scripted_triton import Step
-
     ids = model.tokenizer.encode("Hello")
     model.steps(Step((ids[0],)), Step(error="the engine broke", final=True))
     events = await response_events(model, input="hi")

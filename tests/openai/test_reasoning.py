@@ -1,10 +1,13 @@
 """Thinking comes apart from the answer, however the text is cut."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.openai.chain import Chain, joined
+from llmops.gateway.openai.choice import TokenStarts
 from llmops.gateway.openai.pieces import Reasoning, Text, ToolCall
 from llmops.gateway.openai.reasoning import ReasoningSplitter, markers_of, opened_by, template_arguments
 from llmops.gateway.openai.tools.hermes import HermesParser
@@ -45,6 +48,34 @@ def test_any_cut_gives_the_same(parts, inside):
     assert split(list(text), inside) == split([text], inside) == split(parts, inside)
 
 
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<th", "a", " ", "\n", "é", " " * 70]), max_size=10),
+    st.booleans(),
+    st.data(),
+)
+def test_the_place_of_the_thinking_is_known(parts, inside, data):
+    text = "".join(parts)
+    splitter = ReasoningSplitter(THINK, inside)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    out = [piece for one in pieces for piece in splitter.feed(one)] + splitter.finish()
+    thought = "".join(piece.text for piece in out if isinstance(piece, Reasoning))
+    spans = [text[start : len(text) if end == inf else end] for start, end in splitter.thinking]
+    assert "".join(spans).strip()[: len(thought)] == thought.strip()[: len(thought)]
+    assert bool(spans) or not thought
+    for start, end in splitter.thinking:
+        assert start == 0 or text[:start].endswith(THINK.start)
+        assert end == inf or text[end:].startswith(THINK.end)
+
+
+def test_a_marker_does_not_count_the_text_that_comes_out_with_it():
+    starts = TokenStarts({7: len("</think>")})
+    for token, decoded, size in [(1, 0, 3), (2, 3, 0), (7, 3, 1 + len("</think>")), (3, 12, 2)]:
+        starts.note(token, decoded, size)
+    assert starts.count([(0, 4)]) == 2
+    assert starts.count([(0, inf)]) == 4
+
+
 def test_a_call_named_in_the_thinking_is_no_call():
     text = '<think>I could write <tool_call>{"name": "f", "arguments": {}}</tool_call></think>\n'
     text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
@@ -62,5 +93,8 @@ def test_effort_goes_where_the_template_takes_it():
     assert template_arguments("low", "{{ reasoning_effort }}") == {"reasoning_effort": "low"}
     assert template_arguments("none", "{% if enable_thinking %}") == {"enable_thinking": False}
     assert template_arguments("high", "{% if enable_thinking %}") == {"enable_thinking": True}
+    assert template_arguments("high", "{% if not thinking is defined %}") == {"thinking": True}
+    assert template_arguments("none", "{% if thinking is defined and thinking %}") == {"thinking": False}
+    assert template_arguments("high", "a word on thinking") is None
     assert template_arguments("high", "plain") is None
     assert template_arguments("none", "plain") == {}

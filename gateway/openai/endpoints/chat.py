@@ -15,8 +15,8 @@ from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.chat_answer import check_chat, start_chat
 from llmops.gateway.openai.choice import Choice
-from llmops.gateway.openai.chunks import ChatChunks, chat_logprobs, tool_call_delta, usage
-from llmops.gateway.openai.endpoints.common import AnswerEvents, ignored_fields, respond
+from llmops.gateway.openai.chunks import ChatChunks, chat_logprobs, tool_call_delta, usage_of
+from llmops.gateway.openai.endpoints.common import AnswerEvents, note_ignored, respond
 from llmops.gateway.openai.pieces import Piece, Reasoning, Text, ToolCall
 from llmops.gateway.openai.service import Service
 from llmops.gateway.openai.types.chat import ChatRequest
@@ -30,12 +30,13 @@ IGNORED = frozenset(
         "prompt_cache_retention",
         "safety_identifier",
         "verbosity",
-        "prediction",
         "moderation",
         "priority",
         "cache_salt",
         "include_reasoning",
         "include_stop_str_in_output",
+        "stream_options.include_obfuscation",
+        "stream_options.continuous_usage_stats",
     }
 )
 
@@ -52,9 +53,7 @@ class ChatCompletions:
         context.mark("parse")
         model = self._service.models.get(body.model)
         check_chat(body, model, self._service.limits)
-        context.ignored = ignored_fields(body, IGNORED)
-        for field in context.ignored:
-            self._service.metrics.ignored.labels(field if field in IGNORED else "unknown").inc()
+        note_ignored(context, self._service.metrics, body, IGNORED)
         answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())
 
         def events(answer: Answer) -> AnswerEvents:
@@ -70,7 +69,7 @@ class ChatCompletions:
                 "created": created,
                 "model": body.model,
                 "choices": choices,
-                "usage": usage(answer.prompt_tokens, answer.completion_tokens),
+                "usage": usage_of(answer),
                 "service_tier": "default" if body.service_tier else None,
                 "system_fingerprint": None,
             }
@@ -116,7 +115,7 @@ class ChatEvents(AnswerEvents):
         return [self._chunks.content(choice.index, text, entries)]
 
     def end(self) -> bytes:
-        return self._chunks.last(self._answer.prompt_tokens, self._answer.completion_tokens)
+        return self._chunks.last(usage_of(self._answer))
 
 
 async def collect_choices(answer: Answer) -> list[dict[str, Any]]:

@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
-from llmops.gateway.http.context import context_of
+from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.http.events import EventSource, EventStream
 from llmops.gateway.http.watch import ClientWatch
+from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.chunks import error_event
-from llmops.gateway.openai.types.common import SamplingFields
+from llmops.gateway.openai.types.common import Wire
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +103,35 @@ def json_response(body: dict[str, Any], status: int = 200) -> Response:
     return Response(data, status, media_type="application/json")
 
 
-def ignored_fields(body: SamplingFields, ignored: frozenset[str]) -> list[str]:
-    """Fields that were set but change nothing: known ones, and those that nobody knows."""
-    known = [name for name in sorted(ignored & body.model_fields_set) if getattr(body, name) is not None]
-    unknown = [name for name, value in (body.model_extra or {}).items() if value is not None]
-    return known + [_printable(name) for name in sorted(unknown)[:16]]
+def note_ignored(
+    context: RequestContext,
+    metrics: Metrics,
+    body: Wire,
+    known: frozenset[str] = frozenset(),
+    *,
+    extra: Wire | None = None,
+) -> None:
+    """Tell the client, and count, what was set but changes nothing.
+
+    `known` fields may be dotted: `text.verbosity`. Fields that nobody knows are those left over in `extra`, or `body`.
+    """
+    found = [name for name in sorted(known) if _is_set(body, name)]
+    unknown = sorted(name for name, value in ((extra or body).model_extra or {}).items() if value is not None)
+    context.ignored = found + [_printable(name) for name in unknown[:16]]
+    for name in found:
+        metrics.ignored.labels(name).inc()
+    if unknown:
+        # a client must not be able to make labels
+        metrics.ignored.labels("unknown").inc(len(unknown))
+
+
+def _is_set(body: Wire, name: str) -> bool:
+    value: Any = body
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+        if value is None:
+            return False
+    return True
 
 
 def _printable(name: str) -> str:

@@ -12,7 +12,7 @@ from llmops.gateway.embeddings.base import Embedder, EmbeddingModel
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 from llmops.gateway.http.body import parse, read_body
 from llmops.gateway.http.context import context_of
-from llmops.gateway.openai.endpoints.common import json_response
+from llmops.gateway.openai.endpoints.common import json_response, note_ignored
 from llmops.gateway.openai.service import Service
 from llmops.gateway.openai.types.embeddings import EmbeddingRequest
 
@@ -33,7 +33,7 @@ class Embeddings:
         context = context_of(request)
         body = parse(EmbeddingRequest, await read_body(request, self._service.limits.body_bytes))
         model = self._embedder.get(body.model)
-        context.ignored = sorted(name for name, value in (body.model_extra or {}).items() if value is not None)[:16]
+        note_ignored(context, self._service.metrics, body)
         _check_dimensions(body, model)
         inputs = _inputs(body)
         rows = await self._service.workers.run(lambda: _rows(inputs, body, model), sum(map(len, inputs)))

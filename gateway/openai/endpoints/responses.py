@@ -16,7 +16,7 @@ from llmops.gateway.http.body import parse, read_body
 from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.openai.answer import Answer
 from llmops.gateway.openai.chat_answer import check_chat, start_chat
-from llmops.gateway.openai.endpoints.common import ignored_fields, json_response, respond
+from llmops.gateway.openai.endpoints.common import json_response, note_ignored, respond
 from llmops.gateway.openai.responses.builder import ResponseBuilder, new_id
 from llmops.gateway.openai.responses.chat import renamed_param, to_chat
 from llmops.gateway.openai.responses.items import Item, as_items
@@ -37,6 +37,8 @@ IGNORED = frozenset(
         "safety_identifier",
         "service_tier",
         "stream_options",
+        "reasoning.summary",
+        "text.verbosity",
     }
 )
 
@@ -127,8 +129,7 @@ class Responses:
             raise
         if (chat.n or 1) > 1:
             raise UnsupportedError("A response has one answer; leave out n.", param="n")
-        known = [name for name in sorted(IGNORED & body.model_fields_set) if getattr(body, name) is not None]
-        context.ignored = known + ignored_fields(chat, frozenset())
+        note_ignored(context, self._service.metrics, body, IGNORED, extra=chat)
         return chat
 
     async def _in_background(self, start: Any, run: Any, builder: ResponseBuilder) -> Response:

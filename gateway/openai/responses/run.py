@@ -76,7 +76,9 @@ class ResponseRun(AnswerEvents):
 
     def _finish(self) -> list[Event]:
         answer = self._answer
-        tokens = TokenCounts(input=answer.prompt_tokens, output=answer.completion_tokens)
+        tokens = TokenCounts(
+            input=answer.prompt_tokens, output=answer.completion_tokens, reasoning=answer.reasoning_tokens
+        )
         return [*self._start(), *self._builder.finish(answer.choices[0].finish_reason, tokens)]
 
     def _stop(self) -> None:

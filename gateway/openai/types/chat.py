@@ -127,7 +127,7 @@ class ChatRequest(SamplingFields):
     audio: dict[str, Any] | None = Field(default=None, description="Refused.")
     modalities: list[str] | None = Field(default=None, description='Only ["text"].')
     web_search_options: dict[str, Any] | None = Field(default=None, description="Refused.")
-    prediction: dict[str, Any] | None = Field(default=None, description="Ignored.")
+    prediction: dict[str, Any] | None = Field(default=None, description="Refused: no engine here takes a draft text.")
     moderation: dict[str, Any] | None = Field(default=None, description="Ignored.")
     prompt_cache_key: str | None = Field(default=None, description="Ignored.")
     prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Ignored.")

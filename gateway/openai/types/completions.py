@@ -18,7 +18,9 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         default=None, description="0: of the chosen tokens only."
     )
-    echo: bool | None = Field(default=None, description="Refused when true.")
-    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    echo: bool | None = Field(default=None, description="The prompt before each text; not with logprobs.")
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        default=None, description="Generate so many and give the n most likely ones."
+    )
     suffix: str | None = Field(default=None, description="Refused.")
     add_special_tokens: bool | None = None

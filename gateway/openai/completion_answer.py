@@ -1,0 +1,174 @@
+"""From a validated completions request to a started answer."""
+
+from __future__ import annotations
+
+from llmops.gateway.errors import InvalidRequestError, UnsupportedError
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.messages import EngineRequest
+from llmops.gateway.openai.answer import Answer
+from llmops.gateway.openai.choice import Choice, LogprobLog
+from llmops.gateway.openai.sampling import (
+    Endings,
+    bad_words_of,
+    check_capabilities,
+    check_guide,
+    check_logprobs,
+    endings_of,
+    output_length,
+    sampling_of,
+)
+from llmops.gateway.openai.schemas import SchemaLimits
+from llmops.gateway.openai.service import Service, open_streams
+from llmops.gateway.openai.structured import guide_field, guide_of
+from llmops.gateway.openai.types.completions import CompletionRequest
+from llmops.gateway.serving import ServedModel
+
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+def check_completion(body: CompletionRequest, model: ServedModel) -> None:
+    """What can be refused without tokenising the prompts."""
+    if body.prompt is None or body.prompt == []:
+        raise InvalidRequestError("Missing required parameter: 'prompt'.", param="prompt")
+    if body.echo and body.logprobs is not None:
+        raise UnsupportedError(
+            "echo together with logprobs needs the prompt's log-probabilities, which this engine does not give; "
+            "leave out one of them.",
+            param="echo",
+        )
+    if body.suffix:
+        raise UnsupportedError("suffix is not supported.", param="suffix")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
+    check_capabilities(body, model.card)
+    check_logprobs(body.logprobs is not None, body.logprobs or 0, model.card, "logprobs")
+    _check_best_of(body, model)
+
+
+def _check_best_of(body: CompletionRequest, model: ServedModel) -> None:
+    n, best_of = body.n or 1, sequences_of(body)
+    if best_of < n:
+        raise InvalidRequestError("best_of must not be less than n.", param="best_of")
+    if best_of == n:
+        return
+    if body.stream:
+        raise InvalidRequestError("best_of chooses among whole answers; it cannot be streamed.", param="best_of")
+    can = model.card.capabilities
+    if best_of > can.n or not can.logprobs:
+        most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not known"
+        raise UnsupportedError(f"best_of {most} with target {model.card.target}.", param="best_of")
+
+
+def sequences_of(body: CompletionRequest) -> int:
+    """How many answers are generated per prompt."""
+    return body.best_of or body.n or 1
+
+
+async def start_completion(
+    service: Service, body: CompletionRequest, model: ServedModel, answer_id: str, context: RequestContext
+) -> Answer:
+    """Submit one engine request per prompt. Choices are numbered prompt by prompt. Raises what is wrong with it."""
+    prompts = prompts_of(body, service.limits.prompts)
+    size = sum(map(len, prompts))
+    encoded = await service.workers.run(lambda: [encode(model, one, body) for one in prompts], size)
+    context.mark("tokenise")
+    endings = endings_of(body, model.card, service.limits)
+    requests = _engine_requests(body, model, encoded, endings, answer_id, service)
+    choices = [
+        Choice(
+            at * request.n + sequence,
+            model.tokenizer.detokenizer(skip_special_tokens=body.skip_special_tokens is not False),
+            max_tokens=request.max_tokens,
+            end_ids=frozenset(endings.end_ids),
+            stops=endings.stops,
+            logprobs=LogprobLog(model.tokenizer.token_bytes) if request.logprobs else None,
+        )
+        for at, request in enumerate(requests)
+        for sequence in range(request.n)
+    ]
+    prompt_tokens = sum(map(len, encoded))
+    stream = await open_streams(model.engine, requests)
+    context.mark("submit")
+    meter = service.metrics.meter(model.name, context.started, prompt_tokens)
+    return Answer(stream, choices, meter, service.timeouts, prompt_tokens)
+
+
+def _engine_requests(
+    body: CompletionRequest,
+    model: ServedModel,
+    prompts: list[list[int]],
+    endings: Endings,
+    answer_id: str,
+    service: Service,
+) -> list[EngineRequest]:
+    guide = guide_of(body, SchemaLimits(size=service.limits.schema_bytes))
+    check_guide(guide, model.card, guide_field(body))
+    sampling = sampling_of(body, model.card)
+    bad_words = bad_words_of(body, model.tokenizer, service.limits)
+    return [
+        EngineRequest(
+            request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{at}",
+            input_ids=ids,
+            max_tokens=output_length(body.max_tokens, len(ids), model.card, default=DEFAULT_MAX_TOKENS, param="prompt"),
+            sampling=sampling,
+            n=sequences_of(body),
+            min_tokens=body.min_tokens or 0,
+            end_ids=endings.end_ids,
+            logprobs=body.logprobs is not None or sequences_of(body) > (body.n or 1),
+            bad_words=bad_words,
+            guide=guide,
+            lora_id=model.lora_id,
+        )
+        for at, ids in enumerate(prompts)
+    ]
+
+
+def prompts_of(body: CompletionRequest, limit: int) -> list[Prompt]:
+    """The prompts as a list, whichever of the four forms came."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    assert prompt is not None
+    prompts = [prompt] if isinstance(prompt[0], int) else list(prompt)
+    if len(prompts) > limit:
+        raise InvalidRequestError(f"At most {limit} prompts are allowed.", param="prompt")
+    return prompts  # type: ignore[return-value]
+
+
+def echoes_of(body: CompletionRequest, model: ServedModel, limit: int) -> list[str]:
+    """What stands before each choice's text: its prompt where `echo` asks for it."""
+    if not body.echo:
+        return []
+    texts = [_echo(model, prompt) for prompt in prompts_of(body, limit)]
+    return [text for text in texts for _ in range(sequences_of(body))]
+
+
+def _echo(model: ServedModel, prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return model.tokenizer.decode(_checked_ids(model, prompt), skip_special_tokens=False)
+
+
+def encode(model: ServedModel, prompt: Prompt, body: CompletionRequest) -> list[int]:
+    if not isinstance(prompt, str):
+        return _checked_ids(model, prompt)
+    ids = model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+    return ids or [_start_token(model)]
+
+
+def _checked_ids(model: ServedModel, ids: list[int]) -> list[int]:
+    if not ids:
+        raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+    largest, size = max(ids), model.card.vocab_size
+    if largest >= size:
+        raise InvalidRequestError(f"There is no token {largest}: the vocabulary has {size}.", param="prompt")
+    return ids
+
+
+def _start_token(model: ServedModel) -> int:
+    """What an empty prompt begins with."""
+    if model.card.bos_id is None:
+        raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+    return model.card.bos_id
