@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -68,6 +68,9 @@ class TokenBatch(NamedTuple):
     logprobs: Sequence[float] | None = None
 
 
+TokenSink = Callable[[TokenBatch], bool]
+
+
 class TokenStream(ABC):
     """The tokens of one request as they come. Ends (StopAsyncIteration) after the engine's final response.
 
@@ -80,6 +83,12 @@ class TokenStream(ABC):
 
     @abstractmethod
     async def __anext__(self) -> TokenBatch: ...
+
+    def attach(self, sink: TokenSink) -> None:
+        """While the reader waits in `__anext__`, batches may go to `sink` at once; the reader gets those for which it
+        returns False, everything else that happens, and what `sink` raises. Most streams wake their reader every time.
+        """
+        return
 
     @abstractmethod
     def cancel(self) -> None:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
-from llmops.gateway.http.direct import DirectSend
+from llmops.gateway.http.outlet import ServerSend
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.supervisor import Supervisor
 
@@ -87,7 +87,7 @@ def _run_workers(settings: GatewaySettings, listener: socket.socket) -> None:
 def _serve(settings: GatewaySettings, sockets: list[socket.socket], siblings: Sequence[Path] = ()) -> None:
     app = create_app(settings, siblings)
     _calm_garbage_collector()
-    DrainingServer(_config(app, settings), app.state.health.drain).run(sockets=sockets)
+    DrainingServer(server_config(app, settings), app.state.health.drain).run(sockets=sockets)
 
 
 def _calm_garbage_collector() -> None:
@@ -98,9 +98,10 @@ def _calm_garbage_collector() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+    """How uvicorn serves the application."""
     return uvicorn.Config(
-        DirectSend(app),
+        ServerSend(app),
         loop="uvloop",
         http="httptools",
         ws="none",

@@ -58,11 +58,14 @@ class Limits(_Section):
 
 
 class Timeouts(_Section):
-    """Seconds. `first_token` includes waiting in the engine's queue; `idle` is between two chunks."""
+    """Seconds. `first_token` includes waiting in the engine's queue; `idle` is between two chunks of the engine;
+    `client` is how long a client may leave its stream unread.
+    """
 
     connect: Annotated[float, Field(gt=0)] = 5.0
     first_token: Annotated[float, Field(gt=0)] = 300.0
     idle: Annotated[float, Field(gt=0)] = 60.0
+    client: Annotated[float, Field(gt=0)] = 60.0
     total: Annotated[float, Field(gt=0)] = 3600.0
     drain: Annotated[float, Field(ge=0)] = 30.0
 

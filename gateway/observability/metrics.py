@@ -102,15 +102,15 @@ class Metrics:
 
 
 class Meter:
-    """Follows one answer. `started` is perf_counter() at the request's arrival."""
+    """Follows one answer. `started` is perf_counter() at the request's arrival, `last` when tokens last came (or 0)."""
 
-    __slots__ = ("_active", "_ended", "_first", "_itl", "_last", "_metrics", "_model", "_started", "_tokens")
+    __slots__ = ("_active", "_ended", "_first", "_itl", "_metrics", "_model", "_started", "_tokens", "last")
 
     def __init__(self, metrics: Metrics, model: str, started: float, prompt_tokens: int) -> None:
         self._metrics = metrics
         self._model = model
         self._started = started
-        self._first = self._last = 0.0
+        self._first = self.last = 0.0
         self._tokens = 0
         self._ended = False
         self._itl = metrics.itl.labels(model)
@@ -121,12 +121,12 @@ class Meter:
     def tokens(self, count: int) -> None:
         """`count` tokens came in one message."""
         now = perf_counter()
-        if self._last == 0.0:
+        if self.last == 0.0:
             self._first = now
             self._metrics.ttft.labels(self._model).observe(now - self._started)
         elif count:
-            self._itl.observe((now - self._last) / count, count)
-        self._last = now
+            self._itl.observe((now - self.last) / count, count)
+        self.last = now
         self._tokens += count
 
     def cancelled(self) -> None:
@@ -138,7 +138,7 @@ class Meter:
         self._ended = True
         self._active.dec()
         self._metrics.completion_tokens.labels(self._model).inc(completion_tokens)
-        if self._last:
-            self._metrics.duration.labels(self._model).observe(self._last - self._started)
+        if self.last:
+            self._metrics.duration.labels(self._model).observe(self.last - self._started)
         if self._tokens > 1:
-            self._metrics.tpot.labels(self._model).observe((self._last - self._first) / (self._tokens - 1))
+            self._metrics.tpot.labels(self._model).observe((self.last - self._first) / (self._tokens - 1))

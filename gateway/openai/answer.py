@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from llmops.gateway.errors import ApiError, CancelledStreamError, EngineTimeoutError, UnsupportedError
-from llmops.gateway.messages import TokenStream
+from llmops.gateway.messages import TokenBatch, TokenSink, TokenStream
 from llmops.gateway.observability.metrics import Meter
 from llmops.gateway.openai.choice import Choice
 from llmops.gateway.openai.sampling import in_client_terms
@@ -35,13 +35,14 @@ class Answer:
         self._stream = stream
         self.choices = choices
         self.meter = meter
+        self.timeouts = timeouts
         self.prompt_tokens = prompt_tokens
         self._open = len(choices)
         self._ended: list[Choice] = []
         self._over = False
         self._first: Advance | None = None
         self.waited = 0.0
-        self._clock = Watchdog(stream, timeouts)
+        self._clock = Watchdog(stream, meter, timeouts)
 
     @property
     def completion_tokens(self) -> int:
@@ -69,6 +70,10 @@ class Answer:
             return first
         return await self._advance()
 
+    def attach(self, sink: TokenSink) -> None:
+        """Offer tokens to `sink` before `next` gives them; it turns them into text with `take`."""
+        self._stream.attach(sink)
+
     def cancel(self) -> None:
         """The client is gone."""
         if not self._over:
@@ -92,11 +97,17 @@ class Answer:
             self._finish_open()
             return self._next_ended()
         except CancelledStreamError:
+            if self._over:
+                return self._next_ended()
             raise self._clock.expired or CancelledStreamError() from None
         except ApiError:
             self._over = True
             raise
-        self.waited += self._clock.beat() - asked
+        self.waited += perf_counter() - asked
+        return self.take(batch)
+
+    def take(self, batch: TokenBatch) -> Advance:
+        """What the tokens add to their choice."""
         choice = self.choices[batch.sequence]
         before = choice.completion_tokens
         was_done = choice.done
@@ -124,29 +135,23 @@ class Answer:
 class Watchdog:
     """Ends a stream that is silent for too long; checks a few times per period instead of once per token."""
 
-    def __init__(self, stream: TokenStream, timeouts: Timeouts) -> None:
+    def __init__(self, stream: TokenStream, meter: Meter, timeouts: Timeouts) -> None:
         self._stream = stream
+        self._meter = meter
         self._timeouts = timeouts
-        self._started = self._last = perf_counter()
-        self._has_tokens = False
+        self._started = perf_counter()
         self.expired: EngineTimeoutError | None = None
         self._loop = asyncio.get_running_loop()
         self._handle = self._loop.call_later(self._wait(), self._check)
-
-    def beat(self) -> float:
-        """Tokens have come; returns the time, perf_counter()."""
-        self._last = now = perf_counter()
-        self._has_tokens = True
-        return now
 
     def stop(self) -> None:
         self._handle.cancel()
 
     def _wait(self) -> float:
         """Seconds until something may be overdue."""
-        now = perf_counter()
-        silence = self._timeouts.idle if self._has_tokens else self._timeouts.first_token
-        return min(self._last + silence, self._started + self._timeouts.total) - now
+        last = self._meter.last
+        overdue = last + self._timeouts.idle if last else self._started + self._timeouts.first_token
+        return min(overdue, self._started + self._timeouts.total) - perf_counter()
 
     def _check(self) -> None:
         wait = self._wait()
@@ -154,5 +159,6 @@ class Watchdog:
             # before the first token the long limit is set; a stream that has begun is looked at again sooner
             self._handle = self._loop.call_later(min(wait, self._timeouts.idle), self._check)
             return
-        self.expired = EngineTimeoutError(f"The engine sent nothing for {perf_counter() - self._last:.0f} s.")
+        silent = perf_counter() - (self._meter.last or self._started)
+        self.expired = EngineTimeoutError(f"The engine sent nothing for {silent:.0f} s.")
         self._stream.cancel()

@@ -10,11 +10,13 @@ import codecs
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(ABC):
@@ -32,20 +34,23 @@ class Detokenizer(ABC):
 class ByteLevelDetokenizer(Detokenizer):
     """For byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM): each token is a fixed run of bytes, looked up in a table."""
 
-    __slots__ = ("_decode", "_table")
+    __slots__ = ("_decoder", "_table")
 
     def __init__(self, table: ByteTable) -> None:
         self._table = table
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = _Utf8Decoder("replace")
 
     def feed(self, ids: Sequence[int]) -> str:
         table = self._table
         if len(ids) == 1:
-            return self._decode(table[ids[0]])
-        return self._decode(b"".join([table[i] for i in ids]))
+            # nearly every token is whole characters after whole characters
+            text = table.texts.get(ids[0])
+            if text is not None and not self._decoder.buffer:
+                return text
+        return self._decoder.decode(b"".join([table[i] for i in ids]))
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 class WindowDetokenizer(Detokenizer):
@@ -102,10 +107,14 @@ class WindowDetokenizer(Detokenizer):
 
 
 class ByteTable(dict[int, bytes]):
-    """Token id to its bytes, filled on first use. Unknown ids and (if asked) special tokens are empty."""
+    """Token id to its bytes, filled on first use. Unknown ids and (if asked) special tokens are empty.
+
+    `texts` has those that are whole characters as text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
         super().__init__()
+        self.texts: dict[int, str] = {}
         self._tokenizer = tokenizer
         self._special_ids = special_ids
 
@@ -113,6 +122,8 @@ class ByteTable(dict[int, bytes]):
         token = None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
         data = b"" if token is None else _bytes_of(token)
         self[token_id] = data
+        with suppress(UnicodeDecodeError):
+            self.texts[token_id] = data.decode()
         return data
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from grpc import aio
 
 from llmops.gateway.errors import ApiError, CancelledStreamError, UnavailableError
-from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
+from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenSink, TokenStream
 from llmops.gateway.triton.base import Transport
 from llmops.gateway.triton.tensors import FINAL_FLAG, RequestWriter, error_of
 
@@ -29,6 +29,8 @@ ACKNOWLEDGE_EVERY = 32
 # how long a lost connection is tried again; the engine keeps the requests as long (s)
 GRACE = 5.0
 RETRY = 0.1
+# tokens of a slow client that become one batch
+MERGED = 64
 UNKNOWN = "subscription: unknown"
 RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
@@ -214,7 +216,17 @@ class Subscription:
 class StepStream(TokenStream):
     """One slot. Batches wait here for their reader, so that a slow client holds up nobody else."""
 
-    __slots__ = ("_batches", "_cancelled", "_ended", "_error", "_slot", "_subscription", "_waiter", "unconfirmed")
+    __slots__ = (
+        "_batches",
+        "_cancelled",
+        "_ended",
+        "_error",
+        "_sink",
+        "_slot",
+        "_subscription",
+        "_waiter",
+        "unconfirmed",
+    )
 
     def __init__(self, subscription: Subscription, slot: int, message: Any) -> None:
         self._subscription = subscription
@@ -223,7 +235,8 @@ class StepStream(TokenStream):
         self.unconfirmed: Any = message
         self._batches: deque[TokenBatch] = deque()
         self._waiter: asyncio.Future | None = None
-        self._error: ApiError | None = None
+        self._sink: TokenSink | None = None
+        self._error: Exception | None = None
         self._ended = self._cancelled = False
 
     async def __anext__(self) -> TokenBatch:
@@ -241,10 +254,29 @@ class StepStream(TokenStream):
                 self._waiter = None
         return self._batches.popleft()
 
+    def attach(self, sink: TokenSink) -> None:
+        self._sink = sink
+
     def push(self, batch: TokenBatch) -> None:
         self.unconfirmed = None
-        self._batches.append(batch)
+        if self._sink is not None and self._waiter is not None and not self._waiter.done():
+            try:
+                if self._sink(batch):
+                    return
+            except Exception as error:  # noqa: BLE001  its reader handles it; the other streams of this step go on
+                self.fail(error)
+                return
+        self._keep(batch)
         self._wake()
+
+    def _keep(self, batch: TokenBatch) -> None:
+        """What nobody reads now is put together, so that a slow client costs a few dozen bytes per token."""
+        last = self._batches[-1] if self._batches else None
+        if last is None or last.sequence != batch.sequence or len(last.tokens) >= MERGED:
+            self._batches.append(batch)
+        else:
+            logprobs = None if batch.logprobs is None else [*(last.logprobs or ()), *batch.logprobs]
+            self._batches[-1] = TokenBatch(batch.sequence, [*last.tokens, *batch.tokens], logprobs)
 
     def mark(self, flags: int, error: str | None) -> None:
         self.unconfirmed = None
@@ -256,7 +288,7 @@ class StepStream(TokenStream):
             self._ended = True
             self._wake()
 
-    def fail(self, error: ApiError) -> None:
+    def fail(self, error: Exception) -> None:
         self._error = error
         self._wake()
 

@@ -17,7 +17,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from llmops.gateway.app import create_app
-from llmops.gateway.server import bind
+from llmops.gateway.server import bind, server_config
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.text.tokenizer import TextTokenizer
 
@@ -120,7 +120,8 @@ async def serving(settings: GatewaySettings):
     """A gateway on a free port, as soon as it is ready: its client and server."""
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(create_app(settings), log_config=None, lifespan="on", timeout_graceful_shutdown=2)
+    config = server_config(create_app(settings), settings)
+    config.timeout_graceful_shutdown = 2
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:

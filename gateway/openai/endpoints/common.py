@@ -14,7 +14,9 @@ from starlette.responses import Response
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
 from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.http.events import EventSource, EventStream
+from llmops.gateway.http.outlet import Outlet
 from llmops.gateway.http.watch import ClientWatch
+from llmops.gateway.messages import TokenBatch
 from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.chunks import error_event
@@ -51,6 +53,17 @@ class AnswerEvents(EventSource):
         self._over = True
         return self.end()
 
+    def attach(self, outlet: Outlet) -> None:
+        def sink(batch: TokenBatch) -> bool:
+            if outlet.blocked:
+                return False
+            data = self.render(self._answer.take(batch))
+            if data:
+                outlet.write(data)
+            return True
+
+        self._answer.attach(sink)
+
     @abstractmethod
     def render(self, advance: Advance) -> bytes: ...
 
@@ -84,7 +97,7 @@ async def respond(
         await answer.start()
         context.waited = answer.waited
         if events is not None:
-            stream = EventStream(events(answer), watch, context.headers())
+            stream = EventStream(events(answer), watch, context.headers(), patience=answer.timeouts.client)
             streaming = True
             return stream
         try:

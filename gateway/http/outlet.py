@@ -1,0 +1,61 @@
+"""The short way of event streams to the client: past the middlewares, and without a coroutine per write.
+
+Middlewares have no business with single tokens, and ASGI's `send` is a coroutine that looks at every message anew.
+uvicorn's own connection is written to instead, in the one encoding that event streams have.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+KEY = "llmops.server_send"
+
+
+class ServerSend:
+    """Outermost of all: leaves the server's own `send` in the scope. Starts and errors still go through every layer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[KEY] = send
+        await self._app(scope, receive, send)
+
+
+def server_send(scope: Scope, send: Send) -> Send:
+    """The server's own `send`, or `send` where the application runs without a ServerSend around it."""
+    found: Send = scope.get(KEY, send)
+    return found
+
+
+class Outlet:
+    """A connection whose answer has begun; parts of its body can be written at any time unless it is `blocked`."""
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    @property
+    def blocked(self) -> bool:
+        """The client does not read, so the buffer is full (`send` waits for it), or is gone (`send` does nothing)."""
+        return self._flow.write_paused or self._cycle.disconnected
+
+    def write(self, data: bytes) -> None:
+        """One chunk (RFC 9112, 7.1) in one write. `data` must not be empty, which would end the body."""
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def abort(self) -> None:
+        """Drop the connection with all that the client has not taken."""
+        self._cycle.transport.abort()
+
+
+def outlet_of(send: Send) -> Outlet | None:
+    """That of the server's own `send`; None unless the server is uvicorn with httptools and the body goes in chunks."""
+    cycle = getattr(send, "__self__", None)
+    if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding and cycle.scope["method"] != "HEAD":
+        return Outlet(cycle)
+    return None
