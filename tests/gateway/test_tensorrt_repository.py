@@ -1,0 +1,158 @@
+"""The generated repository of a TensorRT engine on the real Triton, with nothing but NVIDIA's backend swapped.
+
+The engine model then is our Python one on the same checkpoint, built for OpenVINO; every other model, and of the engine
+model all tensors, batching, policies and the card, are what `llmops repo` wrote for NVIDIA's C++ backend.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import urllib.request
+from pathlib import Path
+
+import pytest
+from gateway_conftest import serving
+
+from llmops.build.engine import build
+from llmops.build.spec import BuildSpec
+from llmops.gateway.settings import GatewaySettings
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.model_repository.launch import Ports, start_triton
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+ROOT = Path(__file__).parents[2]
+ENGINE = "tiny-tensorrt_llm"
+PROMPT, NEW_TOKENS = "The capital of", 24
+TRTLLM_BUILD = """#!/bin/sh
+echo '{}' > model/config.json && echo engine > model/rank0.engine && echo 'Serializing engine to model/rank0.engine'
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama, trained for a moment so that its greedy text is no single byte."""
+    pytest.importorskip("modelopt")
+    spec = importlib.util.spec_from_file_location("tiny_models", ROOT / "tests" / "quantize" / "models.py")
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    return models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", train_steps=40)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> str:
+    """What transformers answers, greedily."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    ids = tokenizer.encode(PROMPT).ids
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    out = model.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    return tokenizer.decode(out[0, len(ids) :].tolist())
+
+
+@pytest.fixture(scope="module")
+def generated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`llmops build --target tensorrt`, with a program in the place of trtllm-build, and `llmops repo`."""
+    root = tmp_path_factory.mktemp("tensorrt")
+    program = root / "bin" / "trtllm-build"
+    program.parent.mkdir()
+    program.write_text(TRTLLM_BUILD)
+    program.chmod(0o755)
+    engine = root / "engine"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+        patch.delenv("LLMOPS_TENSORRT_BACKEND", raising=False)
+        options = {"quality": "false"}
+        spec = BuildSpec(str(checkpoint), engine, "tensorrt", "tiny", max_batch_size=8, options=options)
+        manifest, _ = build(spec)
+        assert manifest.complete
+        generate_repository(read_engines([str(engine)]), root / "repository")
+    return root / "repository"
+
+
+@pytest.fixture(scope="module")
+def swapped(generated: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository with the backend of the engine model swapped, byte for byte the same otherwise."""
+    root = tmp_path_factory.mktemp("swapped")
+    manifest, _ = build(BuildSpec(str(checkpoint), root / "engine", name="tiny", max_batch_size=8))
+    repository = shutil.copytree(generated, root / "repository")
+    folder = repository / ENGINE
+    shutil.copytree(ROOT / "model_repository" / "tensorrt_llm" / "1", folder / "1", dirs_exist_ok=True)
+    own = {
+        "llmops_runtime": "openvino",
+        "openvino": json.dumps(manifest.extra["openvino"]),
+        "max_num_tokens": str(manifest.limits.max_num_tokens),
+    }
+    lines = (folder / "config.pbtxt").read_text().splitlines()
+    lines[lines.index('backend: "tensorrtllm"')] = 'backend: "python"'
+    (path,) = [i for i, line in enumerate(lines) if '"gpt_model_path"' in line]
+    lines[path] = parameter("gpt_model_path", str(root / "engine" / manifest.model_dir))
+    lines += [parameter(key, value) for key, value in own.items()]
+    (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
+    return repository
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters: {{ key: "{key}" value: {{ string_value: {json.dumps(value)} }} }}'
+
+
+@pytest.fixture(scope="module")
+def server(swapped: Path):
+    with start_triton(swapped, ports=Ports(0, 0, 0)) as running:
+        running.wait_ready(120)
+        yield running
+
+
+def test_only_the_backend_was_swapped(generated: Path, swapped: Path) -> None:
+    for path in [path for path in generated.rglob("*") if path.is_file()]:
+        mine, theirs = (swapped / path.relative_to(generated)).read_text(), path.read_text()
+        if path != generated / ENGINE / "config.pbtxt":
+            assert mine == theirs, path
+            continue
+        changed = [line for line in theirs.splitlines() if line not in mine.splitlines()]
+        assert len(changed) == 2
+        assert changed[0] == 'backend: "tensorrtllm"'
+        assert "gpt_model_path" in changed[1]
+    assert "dynamic_batching" in (swapped / ENGINE / "config.pbtxt").read_text()
+
+
+def generate(server, path: str, **fields) -> bytes:
+    body = json.dumps({"text_input": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0.0, **fields}).encode()
+    with urllib.request.urlopen(f"{server.http_url}/v2/models/tiny/{path}", body, timeout=60) as response:
+        return response.read()
+
+
+def test_the_ensemble_answers_with_the_models_text(server, expected: str) -> None:
+    assert json.loads(generate(server, "generate"))["text_output"] == expected
+
+
+def test_the_ensemble_streams(server, expected: str) -> None:
+    events = generate(server, "generate_stream", stream=True).decode().split("\n\n")
+    texts = [json.loads(event.removeprefix("data: "))["text_output"] for event in events if event]
+    assert len(texts) >= NEW_TOKENS
+    assert "".join(texts) == expected
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_the_gateway_answers_with_the_models_text(server, expected: str, streaming: bool) -> None:
+    settings = GatewaySettings(triton=server.grpc_address, refresh_seconds=0.5)
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": streaming}
+    async with serving(settings) as (client, _):
+        card = (await client.get("/v1/models/tiny")).json()
+        response = await client.post("/v1/completions", json=body)
+    assert card["capabilities"]["logit_bias"] is True
+    if not streaming:
+        choice = response.json()["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (expected, "length")
+        return
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert events.pop() == "[DONE]"
+    chunks = [json.loads(event)["choices"][0] for event in events]
+    assert "".join(chunk["text"] for chunk in chunks) == expected
+    assert chunks[-1]["finish_reason"] == "length"
