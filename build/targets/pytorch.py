@@ -14,7 +14,7 @@ from llmops.build.targets.nvidia.needs import check_memory, needs, stored_bytes
 from llmops.build.targets.nvidia.quantised import library_versions, quantised_checkpoint
 from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options
 from llmops.build.targets.nvidia.stages import drop_stages, link_file, link_tree
-from llmops.build.trtllm.llm_args import Parallel, make_llm_args
+from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
 from llmops.errors import InputError
 
 LLM = "llm."
@@ -105,7 +105,8 @@ def llm_args(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> dict[
         if name in given:
             raise InputError(f"--set llm.{name}: the engine folder decides that; leave it out.")
     parallel = Parallel(spec.tp, spec.pp, spec.ep, checkpoint.architecture.moe is not None)
-    return make_llm_args(request.limits, parallel, request.kv_cache, given, request.image.tensorrt_llm)
+    serving = Serving.of_plan(spec.plan)
+    return make_llm_args(request.limits, parallel, request.kv_cache, given, request.image.tensorrt_llm, serving)
 
 
 def _value(text: Any) -> Any:

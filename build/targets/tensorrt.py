@@ -13,17 +13,19 @@ from llmops.build.targets.base import Progress, TargetResult
 from llmops.build.targets.nvidia import engine
 from llmops.build.targets.nvidia.needs import check_memory, needs, stored_bytes
 from llmops.build.targets.nvidia.quantised import library_versions, quantised_checkpoint
-from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options, whole
+from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, switch, unknown_options, whole
 from llmops.build.targets.nvidia.stages import drop_stages, link_tree
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.flags import Value, from_argv, to_argv
 from llmops.build.trtllm.rules import Subject
+from llmops.build.trtllm.xgrammar import write_tokenizer_info
 from llmops.errors import InputError
 
 FLAG, SERVE = "flag.", "serve."
+TOKENIZER_DIR = "tokenizer"
 _OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "lora_dir", "lora_modules", "max_lora_rank", "speculative_mode",
-    "max_draft_len",
+    "max_draft_len", "guided",
 }  # fmt: skip
 
 
@@ -69,6 +71,9 @@ class TensorrtTarget:
         link_tree(folder / "checkpoint", workdir / engine.CHECKPOINT_DIR)
         argv = engine_arguments(spec, checkpoint, request)
         write_script(workdir, argv, request)
+        if switch(spec, "guided", True):
+            with progress.stage("Writing the vocabulary for grammars"):
+                write_tokenizer_info(workdir, TOKENIZER_DIR, checkpoint.special_tokens.end)
         (workdir / engine.ENGINE_DIR).mkdir()
         complete = shutil.which(engine.PROGRAM) is not None
         if complete:
@@ -99,6 +104,7 @@ def _result(spec: BuildSpec, request: Request, record: dict[str, Any], argv: lis
             "trtllm_build": argv,
             "calibration_tokens": record["calibration_tokens"],
             "max_input_len": _max_input_len(spec, request),
+            "guided": switch(spec, "guided", True),
             "serve": {k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)},
         },
     )
@@ -118,7 +124,7 @@ def engine_arguments(spec: BuildSpec, checkpoint: Checkpoint, request: Request) 
         max_input_len=_max_input_len(spec, request),
         max_seq_len=request.limits.max_seq_len,
         max_num_tokens=request.limits.max_num_tokens,
-        tokens_per_block=whole(spec, "tokens_per_block", 32),
+        tokens_per_block=whole(spec, "tokens_per_block", (spec.plan or {}).get("tokens_per_block", 32)),
         workers=whole(spec, "workers", spec.tp * spec.pp),
         lora=_lora(spec),
         speculative=_speculative(spec),

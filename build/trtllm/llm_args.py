@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from llmops.build.manifest import Limits
@@ -29,10 +29,32 @@ class Parallel:
     moe: bool
 
 
+@dataclass(frozen=True)
+class Serving:
+    """What a plan decides about serving. `kv_cache_fraction`: of the GPU memory that the weights leave free."""
+
+    kv_cache_fraction: float = 0.9
+    chunked_prefill: bool = True
+    tokens_per_block: int = 32
+
+    @classmethod
+    def of_plan(cls, plan: Mapping[str, Any] | None) -> Serving:
+        """From a BuildPlan as a dict; what it leaves out keeps its default."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in (plan or {}).items() if name in known})
+
+
 def make_llm_args(
-    limits: Limits, parallel: Parallel, kv_cache: str, overrides: Mapping[str, Any], version: str
+    limits: Limits,
+    parallel: Parallel,
+    kv_cache: str,
+    overrides: Mapping[str, Any],
+    version: str,
+    serving: Serving | None = None,
 ) -> dict[str, Any]:
-    """Arguments without `model` and `tokenizer`, which the serving side fills in. Raises InputError."""
+    """Arguments without `model` and `tokenizer`, which the serving side fills in. `overrides` win over the plan.
+    Raises InputError."""
+    serving = serving or Serving()
     arguments: dict[str, Any] = {
         "backend": "pytorch",
         "tensor_parallel_size": parallel.tp,
@@ -42,12 +64,13 @@ def make_llm_args(
         "max_num_tokens": limits.max_num_tokens,
         "kv_cache_config": {
             "enable_block_reuse": True,
-            "free_gpu_memory_fraction": 0.9,
+            "free_gpu_memory_fraction": serving.kv_cache_fraction,
+            "tokens_per_block": serving.tokens_per_block,
             "dtype": kv_cache,
         },
         "scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"},
         "cuda_graph_config": {"enable_padding": True, "batch_sizes": _graph_sizes(limits.max_batch_size)},
-        "enable_chunked_prefill": True,
+        "enable_chunked_prefill": serving.chunked_prefill,
         "guided_decoding_backend": "xgrammar",
         "skip_tokenizer_init": False,
         "enable_iter_perf_stats": True,

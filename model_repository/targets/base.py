@@ -10,6 +10,9 @@ from typing import Any
 from llmops.build.manifest import EngineManifest
 from llmops.model_repository.tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, Tensor
 
+# the kinds of guided_decoding_guide_type
+GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
+
 
 @dataclass(frozen=True)
 class EngineModel:

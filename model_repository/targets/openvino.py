@@ -9,7 +9,7 @@ from typing import Any
 from llmops.build.installed import installed_version
 from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
-from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
 from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 MODEL_FILE = "openvino_model.xml"
@@ -53,7 +53,7 @@ class OpenVINOTarget(RepositoryTarget):
             "top_logprobs": 0,
             "logit_bias": False,
             "n": 8,
-            "guided": ["json", "json_schema", "regex", "ebnf_grammar"],
+            "guided": list(GUIDES),
             "bad_words": False,
             "min_p": True,
             "seed": True,

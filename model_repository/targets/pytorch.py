@@ -10,7 +10,7 @@ from llmops.build.manifest import EngineManifest
 from llmops.build.trtllm.llm_args import check_llm_args
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library
-from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
 from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 
@@ -49,7 +49,7 @@ def llm_api_capabilities(guided: bool) -> dict[str, Any]:
         "top_logprobs": 0,
         "logit_bias": False,
         "n": 8,
-        "guided": ["json", "json_schema", "regex", "ebnf_grammar"] if guided else [],
+        "guided": list(GUIDES) if guided else [],
         "bad_words": False,
         "min_p": True,
         "seed": True,

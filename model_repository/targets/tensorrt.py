@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.manifest import EngineManifest
+from llmops.build.trtllm.xgrammar import FILE_NAME
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library
-from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
 from llmops.model_repository.targets.pytorch import llm_api_capabilities
 from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
@@ -49,17 +50,16 @@ class TensorrtTarget(RepositoryTarget):
         missing = [name for name in wanted if not (directory / manifest.model_dir / name).is_file()]
         if missing:
             raise InputError(f"{directory} is damaged: {manifest.model_dir}/{missing[0]} is missing. Build it again.")
+        if manifest.extra.get("guided") and not (directory / FILE_NAME).is_file():
+            raise InputError(f"{directory} is damaged: {FILE_NAME} is missing. Build it again.")
         settings(manifest)
         check_library("tensorrt", str(manifest.extra["tensorrt_llm"]))
 
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
         path = str((directory / manifest.model_dir).resolve())
         if backend() == "python":
-            arguments = {
-                "max_batch_size": manifest.limits.max_batch_size,
-                "tensor_parallel_size": manifest.parallelism.tp_size,
-            }
-            parameters = {"llmops_runtime": "tensorrt", "gpt_model_path": path, "llm_args": json.dumps(arguments)}
+            arguments = json.dumps(llm_arguments(manifest))
+            parameters = {"llmops_runtime": "tensorrt", "gpt_model_path": path, "llm_args": arguments}
             return EngineModel("python", parameters, list(OUR_INPUTS), list(OUR_OUTPUTS))
         chosen = {name: value for name, value in settings(manifest).items() if value}
         parameters = {
@@ -69,19 +69,19 @@ class TensorrtTarget(RepositoryTarget):
             "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
             "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
             **chosen,
-            **_guided(directory),
+            **_guided(directory, manifest),
         }
         return EngineModel("tensorrtllm", parameters, python_model=False)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         if backend() == "python":
-            return llm_api_capabilities(guided=False)
+            return llm_api_capabilities(guided=bool(manifest.extra.get("guided")))
         return {
             "logprobs": True,
             "top_logprobs": 0,
             "logit_bias": True,
             "n": 1,
-            "guided": [],
+            "guided": list(GUIDES) if manifest.extra.get("guided") else [],
             "bad_words": True,
             "min_p": False,
             "seed": True,
@@ -129,9 +129,31 @@ def _planned(manifest: EngineManifest) -> dict[str, str]:
     return planned
 
 
-def _guided(directory: Path) -> dict[str, str]:
-    """Grammars need the tokenizer's vocabulary in a file, which is made where xgrammar is; see docs/tensorrt-llm.md."""
-    path = directory / "xgrammar_tokenizer_info.json"
-    if not path.is_file():
+def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
+    """Grammars need the tokenizer's vocabulary in a file; the backend knows xgrammar only."""
+    if not manifest.extra.get("guided"):
         return {}
-    return {"guided_decoding_backend": "xgrammar", "xgrammar_tokenizer_info_path": str(path.resolve())}
+    path = (directory / FILE_NAME).resolve()
+    return {"guided_decoding_backend": "xgrammar", "xgrammar_tokenizer_info_path": str(path)}
+
+
+def llm_arguments(manifest: EngineManifest) -> dict[str, Any]:
+    """The same settings for 1.2's engine LLM API (`TrtLlmArgs`), which our Python model runs."""
+    chosen = settings(manifest)
+    cache: dict[str, Any] = {
+        "enable_block_reuse": chosen["enable_kv_cache_reuse"] == "true",
+        "free_gpu_memory_fraction": float(chosen["kv_cache_free_gpu_mem_fraction"]),
+    }
+    if int(chosen["kv_cache_host_memory_bytes"]):
+        cache["host_cache_size"] = int(chosen["kv_cache_host_memory_bytes"])
+    arguments: dict[str, Any] = {
+        "max_batch_size": manifest.limits.max_batch_size,
+        "tensor_parallel_size": manifest.parallelism.tp_size,
+        "pipeline_parallel_size": manifest.parallelism.pp_size,
+        "kv_cache_config": cache,
+        "scheduler_config": {"capacity_scheduler_policy": chosen["batch_scheduler_policy"].upper()},
+        "enable_chunked_prefill": chosen["enable_chunked_context"] == "true",
+    }
+    if manifest.extra.get("guided"):
+        arguments["guided_decoding_backend"] = "xgrammar"
+    return arguments

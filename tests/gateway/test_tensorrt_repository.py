@@ -119,6 +119,9 @@ def test_only_the_backend_was_swapped(generated: Path, swapped: Path) -> None:
         assert len(changed) == 2
         assert changed[0] == 'backend: "tensorrtllm"'
         assert "gpt_model_path" in changed[1]
+    text = (generated / ENGINE / "config.pbtxt").read_text()
+    (line,) = [line for line in text.splitlines() if "xgrammar_tokenizer_info_path" in line]
+    assert json.loads(Path(line.split('"')[3]).read_text())["encoded_vocab"][:3] == ["<pad>", "<s>", "</s>"]
     assert "dynamic_batching" in (swapped / ENGINE / "config.pbtxt").read_text()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmops.build.manifest import Limits
-from llmops.build.trtllm.llm_args import Parallel, check_llm_args, make_llm_args
+from llmops.build.trtllm.llm_args import Parallel, Serving, check_llm_args, make_llm_args
 from llmops.build.trtllm.versions import check_image, check_installed, image_for, image_of
 from llmops.errors import InputError, VersionMismatchError
 
@@ -40,8 +40,21 @@ def test_the_made_arguments_are_of_the_api():
     assert (made["moe_expert_parallel_size"], made["moe_tensor_parallel_size"]) == (4, 2)
     assert made["kv_cache_config"] == {
         "enable_block_reuse": True, "free_gpu_memory_fraction": 0.9, "dtype": "fp8", "host_cache_size": 1 << 34,
+        "tokens_per_block": 32,
     }  # fmt: skip
     assert made["cuda_graph_config"]["batch_sizes"] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_plan_decides_how_it_is_served_unless_the_user_does():
+    serving = Serving.of_plan({"kv_cache_fraction": 0.83, "chunked_prefill": False, "tokens_per_block": 64, "gpu": "x"})
+    made = make_llm_args(LIMITS, Parallel(2, 1, 1, moe=False), "auto", {}, "1.2.1", serving)
+    cache = made["kv_cache_config"]
+    assert (cache["free_gpu_memory_fraction"], cache["tokens_per_block"]) == (0.83, 64)
+    assert made["enable_chunked_prefill"] is False
+    wanted = {"enable_chunked_prefill": True, "kv_cache_config.free_gpu_memory_fraction": 0.5}
+    made = make_llm_args(LIMITS, Parallel(2, 1, 1, moe=False), "auto", wanted, "1.2.1", serving)
+    assert made["kv_cache_config"]["free_gpu_memory_fraction"] == 0.5
+    assert made["enable_chunked_prefill"] is True
 
 
 @pytest.mark.parametrize(

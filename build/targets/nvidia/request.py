@@ -58,7 +58,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
         limits=_limits(spec, arch),
         image=_image(spec),
         passed_on=passed_on,
-        measure_quality=not passed_on and form.preset is not None and _switch(spec, "quality", True),
+        measure_quality=not passed_on and form.preset is not None and switch(spec, "quality", True),
     )
 
 
@@ -166,7 +166,8 @@ def whole(spec: BuildSpec, name: str, default: int) -> int:
     return number
 
 
-def _switch(spec: BuildSpec, name: str, default: bool) -> bool:
+def switch(spec: BuildSpec, name: str, default: bool) -> bool:
+    """An option that is true or false."""
     value = str(spec.options.get(name, default)).lower()
     if value not in ("true", "false"):
         raise InputError(f"--set {name}={value}: give true or false.")
