@@ -72,15 +72,15 @@ def check_guide(guide: Guide | None, card: ModelCard, field: str) -> None:
 def sampling_of(body: SamplingFields, card: ModelCard) -> Sampling:
     """The body's wish, else the model's default, else OpenAI's: always sent, as engines have defaults of their own."""
     own = card.sampling
-    temperature: float = _first(body.temperature, own.temperature, 1.0)
-    top_p: float = _first(body.top_p, own.top_p, 1.0)
-    top_k: int = max(_first(body.top_k, own.top_k, 0), 0)
+    temperature: float = first_of(body.temperature, own.temperature, 1.0)
+    top_p: float = first_of(body.top_p, own.top_p, 1.0)
+    top_k: int = max(first_of(body.top_k, own.top_k, 0), 0)
     return Sampling(
         temperature=0.0 if top_p == 0 or top_k == 1 else temperature,
         top_p=top_p,
         top_k=top_k,
-        min_p=_first(body.min_p, own.min_p if card.capabilities.min_p else None, 0.0),
-        repetition_penalty=_first(body.repetition_penalty, own.repetition_penalty, 1.0),
+        min_p=first_of(body.min_p, own.min_p if card.capabilities.min_p else None, 0.0),
+        repetition_penalty=first_of(body.repetition_penalty, own.repetition_penalty, 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         # engines seed every request alike when not told otherwise: the same "random" answer each time
@@ -89,7 +89,8 @@ def sampling_of(body: SamplingFields, card: ModelCard) -> Sampling:
     )
 
 
-def _first(*values: Any) -> Any:
+def first_of(*values: Any) -> Any:
+    """The first of them that is not None."""
     return next(value for value in values if value is not None)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,20 +13,23 @@ from starlette.responses import Response
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnsupportedError
 from llmops.gateway.http.body import parse, read_body
 from llmops.gateway.http.context import RequestContext, context_of
+from llmops.gateway.http.events import EventStream
+from llmops.gateway.http.watch import ClientWatch
 from llmops.gateway.openai.answer import Answer
 from llmops.gateway.openai.chat_answer import check_chat, start_chat
 from llmops.gateway.openai.endpoints.common import json_response, note_ignored, respond
-from llmops.gateway.openai.responses.builder import ResponseBuilder, new_id
+from llmops.gateway.openai.responses.builder import ResponseBuilder, new_id, new_response, replay
 from llmops.gateway.openai.responses.chat import renamed_param, to_chat
+from llmops.gateway.openai.responses.elsewhere import forward
+from llmops.gateway.openai.responses.events import Followed, written
 from llmops.gateway.openai.responses.items import Item, as_items
-from llmops.gateway.openai.responses.run import ResponseRun
-from llmops.gateway.openai.responses.store import ResponseStore, StoredResponse
+from llmops.gateway.openai.responses.run import ResponseRun, Running
+from llmops.gateway.openai.responses.store import StoredResponse
 from llmops.gateway.openai.responses.types import ResponsesRequest
 from llmops.gateway.openai.service import Service
 from llmops.gateway.openai.types.chat import ChatRequest
 from llmops.gateway.serving import ServedModel
 
-log = logging.getLogger(__name__)
 IGNORED = frozenset(
     {
         "include",
@@ -42,23 +44,25 @@ IGNORED = frozenset(
     }
 )
 
+Handler = Callable[[Request, StoredResponse, ResponseRun | None], Awaitable[Response]]
+
 
 class Responses:
-    """The endpoints; `create` makes a response, the others are about one that is stored."""
+    """The endpoints; `create` makes a response, the others are about one that is stored or running."""
 
-    def __init__(self, service: Service, store: ResponseStore) -> None:
-        self._service, self._store = service, store
+    def __init__(self, service: Service, running: Running) -> None:
+        self._service, self._running, self._store = service, running, running.store
         self._background: set[asyncio.Task] = set()
 
     async def create(self, request: Request) -> Response:
         context, owner = context_of(request), owner_of(request)
         body = parse(ResponsesRequest, await read_body(request, self._service.limits.body_bytes))
         model = self._service.models.get(body.model)
-        own = [_with_id(item) for item in self._resolved(as_items(body.input), owner)]
-        before = self._store.context(body.previous_response_id, owner) if body.previous_response_id else []
+        own = [_with_id(await self._resolved(item, owner)) for item in as_items(body.input)]
+        before = await self._store.context(body.previous_response_id, owner) if body.previous_response_id else []
         chat = self._as_chat(body, [*before, *own], model, context)
-        builder = ResponseBuilder(body, body.model)
-        store = None if body.store is False else self._store
+        builder = ResponseBuilder(new_response(body, model))
+        running = None if body.store is False else self._running
 
         async def start() -> Answer:
             try:
@@ -68,52 +72,98 @@ class Responses:
                 raise
 
         def run(answer: Answer) -> ResponseRun:
-            return ResponseRun(answer, builder, own, store, owner)
+            return ResponseRun(answer, builder, own, owner, running)
+
+        async def events(answer: Answer) -> ResponseRun:
+            started = run(answer)
+            if running is not None:
+                await running.begin(started)
+            return started
 
         if body.background:
-            return await self._in_background(start, run, builder)
+            return await self._in_background(request, await start(), run, stream=bool(body.stream))
         return await respond(
-            request, start, events=run if body.stream else None, collect=lambda answer: run(answer).collect()
+            request, start, events=events if body.stream else None, collect=lambda answer: run(answer).collect()
         )
 
     async def get(self, request: Request) -> Response:
-        if request.query_params.get("stream") == "true":
-            raise UnsupportedError("Streaming a stored response is not supported; poll it instead.", param="stream")
-        return json_response(self._entry(request).response)
+        return await self._where_it_is(request, self._get)
 
     async def delete(self, request: Request) -> Response:
-        entry = self._entry(request)
-        if entry.cancel is not None:
-            entry.cancel()
-        self._store.delete(entry.id, entry.owner)
-        return json_response({"id": entry.id, "object": "response", "deleted": True})
+        return await self._where_it_is(request, self._delete)
 
     async def cancel(self, request: Request) -> Response:
-        entry = self._entry(request)
-        if entry.cancel is None:
-            status = entry.response["status"]
-            raise InvalidRequestError(f"Only a response in progress can be cancelled; this one is {status}.")
-        entry.cancel()
-        return json_response(entry.response)
+        return await self._where_it_is(request, self._cancel)
 
     async def input_items(self, request: Request) -> Response:
-        items = self._entry(request).items[::-1]
+        return await self._where_it_is(request, self._input_items)
+
+    async def close(self) -> None:
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._store.close()
+
+    # -- of one response -------------------------------------------------------------------------------------------
+
+    async def _where_it_is(self, request: Request, handle: Handler) -> Response:
+        """By the worker that generates it, else by this one."""
+        response_id, owner = request.path_params["response_id"], owner_of(request)
+        run = self._running.find(response_id, owner)
+        if run is not None:
+            return await handle(request, run.entry(), run)
+        entry = await self._store.get(response_id, owner)
+        if entry.worker is not None:
+            there = entry.worker != self._running.worker
+            answer = await forward(request, entry.worker) if there else None
+            if answer is not None:
+                return answer
+            await self._lost(entry)
+        return await handle(request, entry, None)
+
+    async def _lost(self, entry: StoredResponse) -> None:
+        """Its worker died, or was started again since."""
+        message = "The gateway worker that generated this response is gone."
+        entry.response.update(status="failed", error={"code": "server_error", "message": message})
+        entry.worker = None
+        await self._store.put(entry)
+
+    async def _get(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
+        after = _asked_stream(request)
+        if after is None:
+            return json_response(entry.response)
+        if run is not None:
+            return _stream(request, run.follow(after))
+        past = [event for event in replay(entry.response, entry.cuts) if event["sequence_number"] > after]
+        source = Followed(written(past))
+        source.end()
+        return _stream(request, source)
+
+    async def _delete(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
+        if run is not None:
+            run.cancel()
+        await self._store.delete(entry.id, entry.owner)
+        return json_response({"id": entry.id, "object": "response", "deleted": True})
+
+    async def _cancel(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
+        if run is None:
+            status = entry.response["status"]
+            raise InvalidRequestError(f"Only a response in progress can be cancelled; this one is {status}.")
+        run.cancel()
+        return json_response(run.entry().response)
+
+    async def _input_items(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
+        items = entry.items[::-1]
         ids = [item["id"] for item in items] or [None]
         page = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
         return json_response(page)
 
-    def close(self) -> None:
-        for task in self._background:
-            task.cancel()
+    # -- creating one ----------------------------------------------------------------------------------------------
 
-    def _entry(self, request: Request) -> StoredResponse:
-        return self._store.get(request.path_params["response_id"], owner_of(request))
-
-    def _resolved(self, items: list[Item], owner: str) -> list[Item]:
-        return [self._referenced(item, owner) if item.get("type") == "item_reference" else item for item in items]
-
-    def _referenced(self, item: Item, owner: str) -> Item:
-        found = self._store.find_item(str(item.get("id")), owner)
+    async def _resolved(self, item: Item, owner: str) -> Item:
+        if item.get("type") != "item_reference":
+            return item
+        found = await self._store.find_item(str(item.get("id")), owner)
         if found is None:
             raise NotFoundError(f"Item with id '{item.get('id')}' not found.", param="input")
         return found
@@ -132,22 +182,40 @@ class Responses:
         note_ignored(context, self._service.metrics, body, IGNORED, extra=chat)
         return chat
 
-    async def _in_background(self, start: Any, run: Any, builder: ResponseBuilder) -> Response:
-        answer: Answer = await start()
-        background: ResponseRun = run(answer)
-        task = asyncio.create_task(_finish(answer, background), name=f"response-{builder.id}")
+    async def _in_background(
+        self, request: Request, answer: Answer, run: Callable[[Answer], ResponseRun], *, stream: bool
+    ) -> Response:
+        """It goes on whatever its client does; a stream only follows it."""
+        started = run(answer)
+        await self._running.begin(started)
+        source = started.follow() if stream else None
+        task = asyncio.create_task(started.in_background(), name=f"response-{started.id}")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-        return json_response(builder.response)
+        return _stream(request, source) if source is not None else json_response(started.entry().response)
 
 
-async def _finish(answer: Answer, run: ResponseRun) -> None:
-    try:
-        await run.collect()
-    except ApiError as error:
-        log.info("a background response ended early: %s", error.message)
-    finally:
-        answer.close()
+def _stream(request: Request, source: Followed) -> Response:
+    watch = ClientWatch(request.receive)
+    watch.tell(source.cancel)
+    return EventStream(source, watch, context_of(request).headers())
+
+
+def _asked_stream(request: Request) -> int | None:
+    """The event after which a stream is to start, -1 for all of it; None where no stream is asked for."""
+    query = request.query_params
+    stream, after = query.get("stream", "false").lower(), query.get("starting_after")
+    if stream not in ("true", "false", "1", "0"):
+        raise InvalidRequestError("stream is true or false.", param="stream")
+    if stream in ("false", "0"):
+        if after is not None:
+            raise InvalidRequestError("starting_after needs stream to be true.", param="starting_after")
+        return None
+    if after is None:
+        return -1
+    if not after.isdecimal() or len(after) > 9:
+        raise InvalidRequestError("starting_after is the sequence number of an event.", param="starting_after")
+    return int(after)
 
 
 def owner_of(request: Request) -> str:

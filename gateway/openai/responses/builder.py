@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llmops.gateway.errors import ApiError
@@ -11,6 +12,8 @@ from llmops.gateway.messages import FinishReason
 from llmops.gateway.openai.pieces import Piece, Reasoning, Text, ToolCall
 from llmops.gateway.openai.responses.items import Item
 from llmops.gateway.openai.responses.types import ResponsesRequest
+from llmops.gateway.openai.sampling import first_of
+from llmops.gateway.serving import ServedModel
 
 Event = dict[str, Any]
 
@@ -29,10 +32,15 @@ def new_id(prefix: str) -> str:
 
 
 class ResponseBuilder:
-    """Builds one response. Every method gives the events that a stream sends; `response` is always up to date."""
+    """Builds one response. Every method gives the events that a stream sends.
 
-    def __init__(self, request: ResponsesRequest, model: str) -> None:
-        self.response = _skeleton(request, model)
+    `response` is the state after what has ended; `so_far` has the item in progress as well. `cuts` are the sizes of
+    the deltas of each item: with them `replay` makes the same events, with the same numbers, again.
+    """
+
+    def __init__(self, response: dict[str, Any]) -> None:
+        self.response = response
+        self.cuts: list[list[int]] = []
         self._sequence = 0
         self._item: Item | None = None
         self._parts: list[str] = []
@@ -42,6 +50,13 @@ class ResponseBuilder:
     def id(self) -> str:
         return str(self.response["id"])
 
+    def so_far(self) -> dict[str, Any]:
+        """The response with the text of the item in progress."""
+        now = _snapshot(self.response)
+        if self._item is not None:
+            _fill(now["output"][-1], "".join(self._parts))
+        return now
+
     def start(self) -> list[Event]:
         return [self._event("response.created"), self._event("response.in_progress")]
 
@@ -49,10 +64,21 @@ class ResponseBuilder:
         """The next piece; an item ends where the next one begins."""
         events = self._switch(piece)
         text = piece.arguments if isinstance(piece, ToolCall) else piece.text
-        if text:
-            self._parts.append(text)
-            events.append(self._delta(text))
-        return events
+        return [*events, self._delta(text)] if text else events
+
+    def repeat(self, item: Item, cuts: Sequence[int], closed: bool) -> list[Event]:
+        """The events of an item that is known already."""
+        events = self._open({**item, **_BLANK[item["type"]], "status": "in_progress"})
+        text, at = _text_of(item), 0
+        for size in cuts:
+            events.append(self._delta(text[at : at + size]))
+            at += size
+        return [*events, *(self._close(item["status"]) if closed else [])]
+
+    def last(self, response: dict[str, Any]) -> Event:
+        """The event that ends a stream with `response`."""
+        self.response = response
+        return self._event(f"response.{response['status']}")
 
     def finish(self, reason: FinishReason, tokens: TokenCounts) -> list[Event]:
         """The end: completed, or incomplete when the token limit or a filter cut it off."""
@@ -81,31 +107,20 @@ class ResponseBuilder:
         if self._item and self._item["type"] == kind and (not isinstance(piece, ToolCall) or piece.index == self._call):
             return []
         events = self._close("completed")
-        self._open(piece)
-        assert self._item is not None
-        self.response["output"].append(self._item)
-        events.append(self._event("response.output_item.added", output_index=self._index, item=_snapshot(self._item)))
-        if kind != "function_call":
-            events.append(self._part_event("response.content_part.added", ""))
-        return events
-
-    def _open(self, piece: Piece) -> None:
-        self._parts = []
+        item: Item = {"type": kind, "id": new_id(_PREFIXES[kind]), **_BLANK[kind], "status": "in_progress"}
         if isinstance(piece, ToolCall):
             self._call = piece.index
-            self._item = {"type": "function_call", "id": new_id("fc"), "call_id": piece.id, "name": piece.name}
-            self._item["arguments"] = ""
-        elif isinstance(piece, Reasoning):
-            self._item = {
-                "type": "reasoning",
-                "id": new_id("rs"),
-                "summary": [],
-                "content": [],
-                "status": "in_progress",
-            }
-        else:
-            self._item = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
-            self._item["status"] = "in_progress"
+            item.update(call_id=piece.id, name=piece.name)
+        return [*events, *self._open(item)]
+
+    def _open(self, item: Item) -> list[Event]:
+        self._item, self._parts = item, []
+        self.cuts.append([])
+        self.response["output"].append(item)
+        events = [self._event("response.output_item.added", output_index=self._index, item=_snapshot(item))]
+        if item["type"] != "function_call":
+            events.append(self._part_event("response.content_part.added", ""))
+        return events
 
     @property
     def _index(self) -> int:
@@ -113,6 +128,8 @@ class ResponseBuilder:
 
     def _delta(self, text: str) -> Event:
         assert self._item is not None
+        self._parts.append(text)
+        self.cuts[-1].append(len(text))
         kind = self._item["type"]
         place = {"item_id": self._item["id"], "output_index": self._index}
         if kind == "function_call":
@@ -128,11 +145,11 @@ class ResponseBuilder:
         text = "".join(self._parts)
         place = {"item_id": item["id"], "output_index": self._index}
         events: list[Event] = []
+        _fill(item, text)
         if item["type"] == "function_call":
-            item["arguments"] = text
-            events.append(self._event("response.function_call_arguments.done", **place, arguments=text))
+            done = {"name": item["name"], "arguments": text}
+            events.append(self._event("response.function_call_arguments.done", **place, **done))
         else:
-            item["content"] = [_part(item["type"], text)]
             events += self._text_done(item["type"], place, text)
         item["status"] = status
         events.append(self._event("response.output_item.done", output_index=self._index, item=_snapshot(item)))
@@ -167,6 +184,36 @@ class ResponseBuilder:
 
 
 _KINDS = {Text: "message", Reasoning: "reasoning", ToolCall: "function_call"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_BLANK: dict[str, dict[str, Any]] = {
+    "message": {"role": "assistant", "content": []},
+    "reasoning": {"summary": [], "content": []},
+    "function_call": {"arguments": ""},
+}
+
+
+def replay(response: dict[str, Any], cuts: Sequence[Sequence[int]]) -> list[Event]:
+    """All events of a response up to now, as they were when it was generated."""
+    fresh = {key: value for key, value in response.items() if key != "completed_at"}
+    fresh.update(status="in_progress", output=[], usage=None, error=None, incomplete_details=None)
+    builder = ResponseBuilder(fresh)
+    events = builder.start()
+    over = response["status"] in ("completed", "incomplete", "failed")
+    for at, (item, sizes) in enumerate(zip(response["output"], cuts, strict=True), start=1):
+        # a response that was cancelled, or goes on, has not closed its last item on the wire
+        events += builder.repeat(item, sizes, closed=over or at < len(cuts))
+    return [*events, builder.last(response)] if over else events
+
+
+def _text_of(item: Item) -> str:
+    return str(item["arguments"]) if item["type"] == "function_call" else "".join(p["text"] for p in item["content"])
+
+
+def _fill(item: Item, text: str) -> None:
+    if item["type"] == "function_call":
+        item["arguments"] = text
+    else:
+        item["content"] = [_part(item["type"], text)]
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
@@ -190,7 +237,9 @@ def _usage(tokens: TokenCounts) -> dict[str, Any]:
     }
 
 
-def _skeleton(request: ResponsesRequest, model: str) -> dict[str, Any]:
+def new_response(request: ResponsesRequest, model: ServedModel) -> dict[str, Any]:
+    """A response that nothing was generated for yet."""
+    own = model.card.sampling
     return {
         "id": new_id("resp"),
         "object": "response",
@@ -202,18 +251,18 @@ def _skeleton(request: ResponsesRequest, model: str) -> dict[str, Any]:
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
-        "model": model,
+        "model": model.name,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
         "service_tier": "default",
         "store": request.store is not False,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": first_of(request.temperature, own.temperature, 1.0),
         "text": {"format": _format(request)},
         "tool_choice": request.tool_choice or "auto",
         "tools": [{"strict": None, "parameters": None, **tool} for tool in request.tools or []],
-        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "top_p": first_of(request.top_p, own.top_p, 1.0),
         "truncation": "disabled",
         "usage": None,
         "user": request.user,

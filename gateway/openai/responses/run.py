@@ -2,39 +2,91 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import logging
 
-from llmops.gateway.errors import ApiError, CancelledStreamError
+from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.endpoints.common import AnswerEvents
-from llmops.gateway.openai.responses.builder import Event, ResponseBuilder, TokenCounts
+from llmops.gateway.openai.responses.builder import Event, ResponseBuilder, TokenCounts, replay
+from llmops.gateway.openai.responses.events import Followed, written
 from llmops.gateway.openai.responses.items import Item
 from llmops.gateway.openai.responses.store import ResponseStore, StoredResponse
 
+log = logging.getLogger(__name__)
+
+
+class Running:
+    """The responses that this worker generates now, under its name; the store has what is over."""
+
+    def __init__(self, worker: str, store: ResponseStore) -> None:
+        self.worker = worker
+        self.store = store
+        self._runs: dict[str, ResponseRun] = {}
+
+    def find(self, response_id: str, owner: str) -> ResponseRun | None:
+        run = self._runs.get(response_id)
+        return run if run is not None and run.owner == owner else None
+
+    async def begin(self, run: ResponseRun) -> None:
+        """From now on others can find it, in every worker."""
+        self._runs[run.id] = run
+        await self.store.put(run.entry(self.worker))
+
+    def end(self, run: ResponseRun) -> None:
+        self._runs.pop(run.id, None)
+
 
 class ResponseRun(AnswerEvents):
-    """Streams the events, or is collected. However it ends, the store has the last state of the response."""
+    """Streams the events, is collected, or runs in the background, and others may follow.
+
+    However it ends, the store gets the last state before the client does. Without `running` nothing is stored.
+    """
 
     def __init__(
-        self, answer: Answer, builder: ResponseBuilder, items: list[Item], store: ResponseStore | None, owner: str
+        self, answer: Answer, builder: ResponseBuilder, items: list[Item], owner: str, running: Running | None
     ) -> None:
         super().__init__(answer)
-        self._builder, self._items, self._store, self._owner = builder, items, store, owner
+        self.owner = owner
+        self._builder, self._items, self._running = builder, items, running
         self._begun = self._closed = False
-        self._keep(running=True)
+        self._unsaved: StoredResponse | None = None
+        self._followers: list[Followed] = []
+        self._last = b""
+
+    @property
+    def id(self) -> str:
+        return self._builder.id
+
+    def entry(self, worker: str | None = None) -> StoredResponse:
+        """The state now, as it is stored."""
+        return StoredResponse(self.owner, self._builder.so_far(), self._items, self._builder.cuts, worker)
+
+    def follow(self, after: int = -1) -> Followed:
+        """A second reader: what was sent after event `after`, then what comes."""
+        past = replay(self._builder.so_far(), self._builder.cuts) if self._begun else []
+        follower = Followed(written(event for event in past if event["sequence_number"] > after))
+        if self._closed:
+            follower.end()
+        else:
+            self._followers.append(follower)
+        return follower
+
+    # -- as an event source ----------------------------------------------------------------------------------------
+
+    async def next(self) -> bytes | None:
+        data = await super().next()
+        await self._save()
+        return data
 
     def render(self, advance: Advance) -> bytes:
-        return _written(self._events(advance))
+        return self._published(self._events(advance))
 
     def end(self) -> bytes:
-        events = self._finish()
-        self._keep()
-        return _written(events)
+        return self._published(self._finish())
 
     def failed(self, error: ApiError) -> bytes:
-        events = self._builder.fail(error)
-        self._keep()
-        return _written([*self._start(), *events])
+        return self._published(self._fail(error))
 
     def cancel(self) -> None:
         super().cancel()
@@ -42,25 +94,67 @@ class ResponseRun(AnswerEvents):
 
     def close(self) -> None:
         super().close()
-        if not self._closed:  # the client went away before the end
-            self._stop()
+        self._stop()  # the client went away before the end
+
+    # -- without a stream ------------------------------------------------------------------------------------------
 
     async def collect(self) -> dict[str, object]:
         """The whole response. Raises what the engine fails on."""
         try:
             while (advance := await self._answer.next()) is not None:
-                self._events(advance)
+                self._publish(self._events(advance))
         except CancelledStreamError:
             if self._builder.response["status"] != "cancelled":
                 raise
             return self._builder.response
         except ApiError as error:
-            self._builder.fail(error)
-            self._keep()
+            self._publish(self._fail(error))
+            await self._save()
             raise
-        self._finish()
-        self._keep()
+        self._publish(self._finish())
+        await self._save()
         return self._builder.response
+
+    async def in_background(self) -> None:
+        """To the end, whoever reads."""
+        try:
+            await self._answer.start()
+            await self.collect()
+        except ApiError as error:
+            self._give_up(error)
+        except Exception:
+            log.exception("response %s failed", self.id)
+            self._give_up(InternalError("The gateway failed in the middle of the response."))
+        finally:
+            await self._save()
+            self.close()
+
+    def _give_up(self, error: ApiError) -> None:
+        log.info("response %s ended early: %s", self.id, error.message)
+        if not self._closed:
+            self._publish(self._fail(error))
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _published(self, events: list[Event]) -> bytes:
+        data = written(events)
+        if self._closed:
+            self._last = data  # followers may have it when the response is stored
+        else:
+            for follower in self._followers:
+                follower.put(data)
+        return data
+
+    def _publish(self, events: list[Event]) -> None:
+        """As above, where nobody waits for the bytes."""
+        if self._followers:
+            self._published(events)
+
+    def _release(self, last: bytes) -> None:
+        for follower in self._followers:
+            follower.put(last)
+            follower.end()
+        self._followers.clear()
 
     def _events(self, advance: Advance) -> list[Event]:
         events = self._start()
@@ -79,25 +173,37 @@ class ResponseRun(AnswerEvents):
         tokens = TokenCounts(
             input=answer.prompt_tokens, output=answer.completion_tokens, reasoning=answer.reasoning_tokens
         )
-        return [*self._start(), *self._builder.finish(answer.choices[0].finish_reason, tokens)]
+        events = [*self._start(), *self._builder.finish(answer.choices[0].finish_reason, tokens)]
+        self._over()
+        return events
+
+    def _fail(self, error: ApiError) -> list[Event]:
+        events = [*self._start(), *self._builder.fail(error)]
+        self._over()
+        return events
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _over(self) -> None:
+        self._closed = True
+        self._unsaved = self.entry()
 
     def _stop(self) -> None:
-        if not self._closed:
-            self._builder.cancel()
-            self._keep()
+        if self._closed:
+            return
+        self._builder.cancel()
+        self._over()
+        if self._running is not None and self._unsaved is not None:
+            self._running.store.put_soon(self._unsaved)
+            self._running.end(self)
+        self._unsaved = None
+        self._release(b"")
 
-    def _keep(self, running: bool = False) -> None:
-        self._closed = not running
-        if self._store is not None:
-            cancel = self.cancel if running else None
-            self._store.put(StoredResponse(self._owner, self._builder.response, self._items, cancel))
-
-
-def _written(events: list[Event]) -> bytes:
-    """Server-sent events with their type as the event's name, as OpenAI sends them."""
-    return b"".join(
-        f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode(
-            "utf-8", "replace"
-        )
-        for event in events
-    )
+    async def _save(self) -> None:
+        entry, self._unsaved = self._unsaved, None
+        if entry is None:
+            return
+        if self._running is not None:
+            await asyncio.shield(self._running.store.put(entry))
+            self._running.end(self)
+        self._release(self._last)

@@ -1,129 +1,121 @@
-"""Responses that can be referred to later: bounded in number, size and age, and never shown to another owner."""
+"""Responses that can be referred to later, by their owner only. All workers of a gateway see the same ones."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import time
-from abc import ABC, abstractmethod
-from collections import OrderedDict
+import logging
+import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from llmops.gateway.errors import NotFoundError
+from llmops.gateway.errors import InvalidRequestError, NotFoundError
 from llmops.gateway.openai.responses.items import Item
+from llmops.gateway.openai.responses.table import ResponseTable, Row
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class StoredResponse:
-    """A response with the items that were sent for it (not those of its predecessors)."""
+    """A response with the items that were sent for it (not those of its predecessors).
+
+    `cuts` are the sizes of the deltas of each output item, from which its events can be made again; `worker` is where
+    it is being generated, None when that is over.
+    """
 
     owner: str
     response: dict[str, Any]
     items: list[Item]
-    cancel: Callable[[], None] | None = None  # while it is being generated
-    size: int = field(default=0, compare=False)
-    stored_at: float = field(default=0.0, compare=False)
+    cuts: list[list[int]] = field(default_factory=list)
+    worker: str | None = None
 
     @property
     def id(self) -> str:
         return str(self.response["id"])
 
+    def to_row(self) -> Row:
+        body = json.dumps([self.response, self.items, self.cuts], separators=(",", ":"))
+        return Row(self.id, self.owner, self.response.get("previous_response_id"), self.worker, body)
 
-class ResponseStore(ABC):
-    """Where responses are kept. `owner` is the tenant: another owner's id does not exist."""
+    @classmethod
+    def of(cls, row: Row) -> StoredResponse:
+        response, items, cuts = json.loads(row.body)
+        return cls(row.owner, response, items, cuts, row.worker)
 
-    @abstractmethod
-    def put(self, entry: StoredResponse) -> None: ...
-
-    @abstractmethod
-    def find(self, response_id: str, owner: str) -> StoredResponse | None: ...
-
-    @abstractmethod
-    def find_item(self, item_id: str, owner: str) -> Item | None: ...
-
-    @abstractmethod
-    def delete(self, response_id: str, owner: str) -> bool: ...
-
-    def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
-        """Raises NotFoundError."""
-        entry = self.find(response_id, owner)
-        if entry is None:
-            raise NotFoundError(f"Response with id '{response_id}' not found.", param=param)
-        return entry
-
-    def context(self, response_id: str, owner: str) -> list[Item]:
-        """The items of the response and of all before it, oldest first; NotFoundError if one is gone."""
-        chain: list[StoredResponse] = []
-        step: str | None = response_id
-        while step is not None:
-            entry = self.find(step, owner)
-            if entry is None:
-                raise NotFoundError(
-                    f"Previous response with id '{step}' not found.",
-                    param="previous_response_id",
-                    code="previous_response_not_found",
-                )
-            chain.append(entry)
-            step = entry.response.get("previous_response_id")
-        return [item for entry in reversed(chain) for item in (*entry.items, *entry.response["output"])]
+    def item_ids(self) -> Iterator[str]:
+        for item in (*self.items, *self.response["output"]):
+            if isinstance(item.get("id"), str):
+                yield item["id"]
 
 
-class MemoryStore(ResponseStore):
-    """The last ones used, in this process: at most `entries`, `size` characters of JSON and `seconds` of age."""
+class ResponseStore:
+    """The table, from a thread of its own: whatever is asked happens in the order in which it was asked."""
 
-    def __init__(self, entries: int = 2_000, size: int = 64_000_000, seconds: float = 86_400) -> None:
-        self._limits = (entries, size, seconds)
-        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._items: dict[str, str] = {}
-        self._size = 0
+    def __init__(self, table: ResponseTable) -> None:
+        self._table = table
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmops-responses")
 
-    def put(self, entry: StoredResponse) -> None:
-        self._remove(entry.id)
-        entry.size = len(json.dumps([entry.response, entry.items], default=str))
-        entry.stored_at = time.monotonic()
-        self._entries[entry.id] = entry
-        self._items.update((item_id, entry.id) for item_id in _ids(entry))
-        self._size += entry.size
-        self._shrink()
+    async def put(self, entry: StoredResponse) -> None:
+        """An answer must not fail because it cannot be kept: that is logged."""
+        await asyncio.wrap_future(self.put_soon(entry))
 
-    def find(self, response_id: str, owner: str) -> StoredResponse | None:
-        entry = self._entries.get(response_id)
-        if entry is None or entry.owner != owner:
+    def put_soon(self, entry: StoredResponse) -> Future[None]:
+        """The same without waiting."""
+        # rendered here and now: the response may go on changing
+        row, ids = entry.to_row(), list(entry.item_ids())
+        return self._thread.submit(self._put, row, ids)
+
+    async def get(self, response_id: str, owner: str) -> StoredResponse:
+        """Raises NotFoundError; another owner's response is not there either."""
+        row = await self._run(lambda: self._table.find(response_id, owner))
+        if row is None:
+            raise NotFoundError(f"Response with id '{response_id}' not found.")
+        return StoredResponse.of(row)
+
+    async def find_item(self, item_id: str, owner: str) -> Item | None:
+        row = await self._run(lambda: self._table.find_by_item(item_id, owner))
+        if row is None:
             return None
-        if time.monotonic() - entry.stored_at > self._limits[2]:
-            self._remove(response_id)
-            return None
-        self._entries.move_to_end(response_id)
-        return entry
+        entry = StoredResponse.of(row)
+        return next((item for item in (*entry.items, *entry.response["output"]) if item.get("id") == item_id), None)
 
-    def find_item(self, item_id: str, owner: str) -> Item | None:
-        entry = self.find(self._items.get(item_id, ""), owner)
-        items = [*entry.items, *entry.response["output"]] if entry else []
-        return next((item for item in items if item.get("id") == item_id), None)
+    async def context(self, response_id: str, owner: str) -> list[Item]:
+        """The items of the response and of all before it, oldest first.
 
-    def delete(self, response_id: str, owner: str) -> bool:
-        return self.find(response_id, owner) is not None and self._remove(response_id)
+        Raises NotFoundError if one is gone and InvalidRequestError if the last is not complete yet.
+        """
+        rows, missing = await self._run(lambda: self._table.chain(response_id, owner))
+        if missing is not None:
+            raise NotFoundError(
+                f"Previous response with id '{missing}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        if rows[-1].worker is not None:
+            raise InvalidRequestError(
+                f"Previous response with id '{response_id}' is still in progress.", param="previous_response_id"
+            )
+        entries = map(StoredResponse.of, rows)
+        return [item for entry in entries for item in (*entry.items, *entry.response["output"])]
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    async def delete(self, response_id: str, owner: str) -> bool:
+        return await self._run(lambda: self._table.delete(response_id, owner))
 
-    def _remove(self, response_id: str) -> bool:
-        entry = self._entries.pop(response_id, None)
-        if entry is None:
-            return False
-        self._size -= entry.size
-        for item_id in _ids(entry):
-            self._items.pop(item_id, None)
-        return True
+    def close(self) -> None:
+        """What was asked before is still done."""
+        self._thread.submit(self._table.close)
+        self._thread.shutdown(wait=True)
 
-    def _shrink(self) -> None:
-        entries, size, _ = self._limits
-        while len(self._entries) > entries or (self._size > size and len(self._entries) > 1):
-            self._remove(next(iter(self._entries)))
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._thread.submit(work))
 
-
-def _ids(entry: StoredResponse) -> Iterator[str]:
-    for item in (*entry.items, *entry.response["output"]):
-        if isinstance(item.get("id"), str):
-            yield item["id"]
+    def _put(self, row: Row, item_ids: list[str]) -> None:
+        try:
+            self._table.put(row, item_ids)
+        except sqlite3.Error as error:
+            log.warning("response %s could not be stored: %s", row.id, error)
