@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
@@ -22,12 +21,15 @@ from llmops.gateway.openai.endpoints.embeddings import Embeddings
 from llmops.gateway.openai.endpoints.models import ModelList
 from llmops.gateway.openai.endpoints.responses import Responses
 from llmops.gateway.openai.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
-from llmops.gateway.openai.responses.store import MemoryStore
+from llmops.gateway.openai.responses.run import Running
+from llmops.gateway.openai.responses.store import ResponseStore
+from llmops.gateway.openai.responses.table import Bounds, ResponseTable
 from llmops.gateway.openai.responses.types import ResponsesRequest
 from llmops.gateway.openai.service import Service
 from llmops.gateway.openai.types.chat import ChatRequest
 from llmops.gateway.openai.types.completions import CompletionRequest
 from llmops.gateway.openai.types.embeddings import EmbeddingRequest
+from llmops.gateway.peers import ALONE, Peers
 from llmops.gateway.registry import ModelRegistry
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.triton.embedding import TritonEmbedder
@@ -43,11 +45,8 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-def create_app(settings: GatewaySettings, siblings: Sequence[Path] = ()) -> FastAPI:
-    """The application for any ASGI server. Nothing is connected before its lifespan starts.
-
-    `siblings`: Unix sockets of the other workers on the same port, for /metrics.
-    """
+def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
+    """The application for any ASGI server. Nothing is connected before its lifespan starts."""
     metrics = Metrics()
     workers = Workers(settings.text_threads)
     registry = ModelRegistry(settings)
@@ -62,7 +61,7 @@ def create_app(settings: GatewaySettings, siblings: Sequence[Path] = ()) -> Fast
         try:
             yield
         finally:
-            responses.close()
+            await responses.close()
             await embedder.close()
             await registry.close()
             workers.close()
@@ -76,9 +75,11 @@ def create_app(settings: GatewaySettings, siblings: Sequence[Path] = ()) -> Fast
     add_handlers(app)
     app.add_middleware(ContextMiddleware, metrics=metrics)
     service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
-    health = Health(registry, metrics, siblings)
+    health = Health(registry, metrics, peers.others)
     app.state.health = health
-    responses = Responses(service, MemoryStore())
+    kept = settings.responses
+    store = ResponseStore(ResponseTable(peers.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
+    responses = Responses(service, Running(peers.own, store))
     _add_openai_routes(app, service, embedder, responses)
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])

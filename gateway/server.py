@@ -6,7 +6,7 @@ import gc
 import logging
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -15,6 +15,8 @@ from fastapi import FastAPI
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
 from llmops.gateway.http.outlet import ServerSend
+from llmops.gateway.openai.responses.table import ResponseTable
+from llmops.gateway.peers import ALONE, Peers, crew
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.supervisor import Supervisor
 
@@ -71,21 +73,23 @@ def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = 
 
 
 def _run_workers(settings: GatewaySettings, listener: socket.socket) -> None:
-    """Each worker also listens on a Unix socket, where its siblings read its metrics."""
+    """Each worker also listens on a Unix socket, where the others read its metrics and reach what it generates."""
     with tempfile.TemporaryDirectory(prefix="llmops-gateway-") as folder:
-        places = [Path(folder, f"{index}.sock") for index in range(settings.workers)]
+        places = crew(Path(folder), settings.workers)
+        # made once, before there is anyone to make it at the same time
+        ResponseTable(places[0].responses).close()
 
         def work(index: int) -> None:
             own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            places[index].unlink(missing_ok=True)
-            own.bind(str(places[index]))
-            _serve(settings, [listener, own], [place for place in places if place != places[index]])
+            Path(places[index].own).unlink(missing_ok=True)
+            own.bind(places[index].own)
+            _serve(settings, [listener, own], places[index])
 
         Supervisor(settings.workers, work).run()
 
 
-def _serve(settings: GatewaySettings, sockets: list[socket.socket], siblings: Sequence[Path] = ()) -> None:
-    app = create_app(settings, siblings)
+def _serve(settings: GatewaySettings, sockets: list[socket.socket], peers: Peers = ALONE) -> None:
+    app = create_app(settings, peers)
     _calm_garbage_collector()
     DrainingServer(server_config(app, settings), app.state.health.drain).run(sockets=sockets)
 

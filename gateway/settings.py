@@ -70,6 +70,14 @@ class Timeouts(_Section):
     drain: Annotated[float, Field(ge=0)] = 30.0
 
 
+class StoredResponses(_Section):
+    """How many responses are kept for previous_response_id and GET, in memory or the workers' shared file."""
+
+    entries: Annotated[int, Field(gt=0)] = 2_000
+    bytes: Annotated[int, Field(gt=0)] = 64_000_000
+    seconds: Annotated[float, Field(gt=0)] = 86_400.0
+
+
 class GatewaySettings(BaseSettings):
     """Everything `llmops gateway` can be told."""
 
@@ -81,6 +89,7 @@ class GatewaySettings(BaseSettings):
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    responses: StoredResponses = StoredResponses()
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2
     workers: Annotated[int, Field(ge=1, le=256)] = 1

@@ -74,16 +74,13 @@ class Responses:
         def run(answer: Answer) -> ResponseRun:
             return ResponseRun(answer, builder, own, owner, running)
 
-        async def events(answer: Answer) -> ResponseRun:
-            started = run(answer)
-            if running is not None:
-                await running.begin(started)
-            return started
-
         if body.background:
-            return await self._in_background(request, await start(), run, stream=bool(body.stream))
+            return await self._in_background(request, run(await start()).begin(), stream=bool(body.stream))
         return await respond(
-            request, start, events=events if body.stream else None, collect=lambda answer: run(answer).collect()
+            request,
+            start,
+            events=(lambda answer: run(answer).begin()) if body.stream else None,
+            collect=lambda answer: run(answer).collect(),
         )
 
     async def get(self, request: Request) -> Response:
@@ -133,11 +130,11 @@ class Responses:
         if after is None:
             return json_response(entry.response)
         if run is not None:
-            return _stream(request, run.follow(after))
+            return self._stream(request, run.follow(after))
         past = [event for event in replay(entry.response, entry.cuts) if event["sequence_number"] > after]
         source = Followed(written(past))
         source.end()
-        return _stream(request, source)
+        return self._stream(request, source)
 
     async def _delete(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
         if run is not None:
@@ -182,23 +179,20 @@ class Responses:
         note_ignored(context, self._service.metrics, body, IGNORED, extra=chat)
         return chat
 
-    async def _in_background(
-        self, request: Request, answer: Answer, run: Callable[[Answer], ResponseRun], *, stream: bool
-    ) -> Response:
+    async def _in_background(self, request: Request, run: ResponseRun, *, stream: bool) -> Response:
         """It goes on whatever its client does; a stream only follows it."""
-        started = run(answer)
-        await self._running.begin(started)
-        source = started.follow() if stream else None
-        task = asyncio.create_task(started.in_background(), name=f"response-{started.id}")
+        source = run.follow() if stream else None
+        task = asyncio.create_task(run.in_background(), name=f"response-{run.id}")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-        return _stream(request, source) if source is not None else json_response(started.entry().response)
+        await run.known()
+        return json_response(run.entry().response) if source is None else self._stream(request, source)
 
-
-def _stream(request: Request, source: Followed) -> Response:
-    watch = ClientWatch(request.receive)
-    watch.tell(source.cancel)
-    return EventStream(source, watch, context_of(request).headers())
+    def _stream(self, request: Request, source: Followed) -> Response:
+        watch = ClientWatch(request.receive)
+        watch.tell(source.cancel)
+        headers = context_of(request).headers()
+        return EventStream(source, watch, headers, patience=self._service.timeouts.client)
 
 
 def _asked_stream(request: Request) -> int | None:

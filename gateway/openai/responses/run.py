@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Future
 
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
 from llmops.gateway.openai.answer import Advance, Answer
@@ -28,10 +29,10 @@ class Running:
         run = self._runs.get(response_id)
         return run if run is not None and run.owner == owner else None
 
-    async def begin(self, run: ResponseRun) -> None:
-        """From now on others can find it, in every worker."""
+    def begin(self, run: ResponseRun) -> Future[None]:
+        """When that is done, it can be found in every worker."""
         self._runs[run.id] = run
-        await self.store.put(run.entry(self.worker))
+        return self.store.put_soon(run.entry(self.worker))
 
     def end(self, run: ResponseRun) -> None:
         self._runs.pop(run.id, None)
@@ -53,10 +54,23 @@ class ResponseRun(AnswerEvents):
         self._unsaved: StoredResponse | None = None
         self._followers: list[Followed] = []
         self._last = b""
+        self._known: Future[None] | None = None
 
     @property
     def id(self) -> str:
         return self._builder.id
+
+    def begin(self) -> ResponseRun:
+        """Let others find it while it runs; without this only its end is stored."""
+        if self._running is not None:
+            self._known = self._running.begin(self)
+        return self
+
+    async def known(self) -> None:
+        """Wait until every worker can find it."""
+        known, self._known = self._known, None
+        if known is not None:
+            await asyncio.wrap_future(known)
 
     def entry(self, worker: str | None = None) -> StoredResponse:
         """The state now, as it is stored."""
@@ -75,6 +89,7 @@ class ResponseRun(AnswerEvents):
     # -- as an event source ----------------------------------------------------------------------------------------
 
     async def next(self) -> bytes | None:
+        await self.known()
         data = await super().next()
         await self._save()
         return data
@@ -174,17 +189,17 @@ class ResponseRun(AnswerEvents):
             input=answer.prompt_tokens, output=answer.completion_tokens, reasoning=answer.reasoning_tokens
         )
         events = [*self._start(), *self._builder.finish(answer.choices[0].finish_reason, tokens)]
-        self._over()
+        self._settle()
         return events
 
     def _fail(self, error: ApiError) -> list[Event]:
         events = [*self._start(), *self._builder.fail(error)]
-        self._over()
+        self._settle()
         return events
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _over(self) -> None:
+    def _settle(self) -> None:
         self._closed = True
         self._unsaved = self.entry()
 
@@ -192,7 +207,7 @@ class ResponseRun(AnswerEvents):
         if self._closed:
             return
         self._builder.cancel()
-        self._over()
+        self._settle()
         if self._running is not None and self._unsaved is not None:
             self._running.store.put_soon(self._unsaved)
             self._running.end(self)

@@ -27,8 +27,8 @@ CREATE INDEX IF NOT EXISTS by_response ON items(response);
 _CHAIN = """
 WITH RECURSIVE chain(id, previous, place) AS (
     SELECT id, previous, 0 FROM responses WHERE id = :id AND owner = :owner AND stored >= :since
-    UNION SELECT one.id, one.previous, place + 1 FROM responses AS one JOIN chain ON one.id = chain.previous
-    WHERE one.owner = :owner AND one.stored >= :since)
+    UNION ALL SELECT one.id, one.previous, place + 1 FROM responses AS one JOIN chain ON one.id = chain.previous
+    WHERE one.owner = :owner AND one.stored >= :since AND place < :most)
 SELECT id, previous FROM chain ORDER BY place
 """
 
@@ -67,7 +67,7 @@ class ResponseTable:
         """Store it, in place of an earlier state of the same response, and drop what is over the bounds."""
         now = time.monotonic()  # the same clock in all processes of a machine
         with self._transaction():
-            self._db.execute("DELETE FROM responses WHERE id = ? OR stored < ?", (row.id, now - self._bounds.seconds))
+            self._db.execute("DELETE FROM responses WHERE id = ? OR stored < ?", (row.id, self._since()))
             self._db.execute(
                 "INSERT INTO responses(id, owner, previous, worker, stored, used, size, body) VALUES(?,?,?,?,?,?,?,?)",
                 (*row[:4], now, now, len(row.body.encode()), row.body),
@@ -89,7 +89,7 @@ class ResponseTable:
 
     def chain(self, response_id: str, owner: str) -> tuple[list[Row], str | None]:
         """The response and those before it, oldest first; and the one that is missing, if one is."""
-        asked = {"id": response_id, "owner": owner, "since": time.monotonic() - self._bounds.seconds}
+        asked = {"id": response_id, "owner": owner, "since": self._since(), "most": self._bounds.entries}
         links = self._db.execute(_CHAIN, asked).fetchall()
         if not links:
             return [], response_id
@@ -107,15 +107,18 @@ class ResponseTable:
 
     def _rows(self, ids: list[str], owner: str) -> list[Row]:
         """Those of `ids` that are there, now used."""
-        now, rows = time.monotonic(), []
+        now, since, rows = time.monotonic(), self._since(), []
         query = "SELECT id, owner, previous, worker, body FROM responses WHERE id = ? AND owner = ? AND stored >= ?"
         with self._transaction():
             for one in ids:
-                found = self._db.execute(query, (one, owner, now - self._bounds.seconds)).fetchone()
+                found = self._db.execute(query, (one, owner, since)).fetchone()
                 if found:
                     rows.append(Row(*found))
                     self._db.execute("UPDATE responses SET used = ? WHERE id = ?", (now, one))
         return rows
+
+    def _since(self) -> float:
+        return time.monotonic() - self._bounds.seconds
 
     def _shrink(self) -> None:
         count, size = self._db.execute("SELECT COUNT(*), SUM(size) FROM responses").fetchone()

@@ -1,0 +1,186 @@
+"""Responses that are fetched, followed, cancelled and sent again, on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import openai
+import pytest
+
+PATH = "/v1/responses"
+eventually_async = sys.modules["gateway_conftest"].eventually_async
+
+
+async def create(stack, **fields):
+    return await stack.client.post(PATH, json={"model": "tiny", "input": "hi", **fields})
+
+
+async def events_of(answer, stop_after=None):
+    """The events of a stream, as they are read; leaves it after `stop_after` of them."""
+    found = []
+    async for line in answer.aiter_lines():
+        if line.startswith("data: "):
+            found.append(json.loads(line.removeprefix("data: ")))
+            if stop_after is not None and len(found) >= stop_after:
+                break
+    return found
+
+
+async def created(stack, stop_after=None, **fields):
+    body = {"model": "tiny", "input": "hi", "stream": True, **fields}
+    async with stack.client.stream("POST", PATH, json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        return await events_of(answer, stop_after)
+
+
+async def streamed(stack, response_id, **query):
+    query = {"stream": "true", **query}
+    async with stack.client.stream("GET", f"{PATH}/{response_id}", params=query) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return await events_of(answer)
+
+
+async def test_a_stream_is_sent_again(stack):
+    stack.say("Hello world! How are you?")
+    sent = await created(stack)
+    name = sent[0]["response"]["id"]
+    assert await streamed(stack, name) == sent
+    assert await streamed(stack, name, starting_after=5) == sent[6:]
+    assert await streamed(stack, name, starting_after=len(sent) + 9) == []
+
+
+async def test_a_response_that_was_not_streamed_can_be(stack):
+    stack.say("Hello world!")
+    whole = (await create(stack)).json()
+    events = await streamed(stack, whole["id"])
+    assert events[-1]["response"] == whole
+    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == "Hello world!"
+
+
+async def test_a_background_response_streams_and_goes_on_without_its_reader(stack):
+    stack.say("Hello world! How are you? Hello world! How are you?", wait=0.02)
+    first = await created(stack, stop_after=4, background=True)
+    name = first[0]["response"]["id"]
+    assert first[0]["response"]["background"]
+    rest, again = await asyncio.gather(
+        streamed(stack, name, starting_after=first[-1]["sequence_number"]), streamed(stack, name)
+    )
+    assert [event["sequence_number"] for event in rest] == list(range(4, 4 + len(rest)))
+    assert first + rest == again
+    assert rest[-1]["type"] == "response.completed"
+    assert await streamed(stack, name) == again
+    assert (await stack.client.get(f"{PATH}/{name}")).json() == again[-1]["response"]
+
+
+async def test_what_is_generated_can_be_read_meanwhile(stack):
+    stack.say("Hello world! How are you? Hello world! How are you?", wait=0.03)
+    running = (await create(stack, background=True)).json()
+    assert running["status"] == "in_progress"
+
+    async def so_far():
+        return (await stack.client.get(f"{PATH}/{running['id']}")).json()
+
+    async def has_text():
+        return (await so_far())["output"]
+
+    await eventually_async(has_text)
+    now = await so_far()
+    assert (now["status"], now["usage"]) == ("in_progress", None)
+    assert "Hello world! How".startswith(now["output"][0]["content"][0]["text"][:16])
+    early = await create(stack, previous_response_id=running["id"])
+    assert (early.status_code, early.json()["error"]["param"]) == (400, "previous_response_id")
+    assert (await stack.client.delete(f"{PATH}/{running['id']}")).json()["deleted"]
+    assert (await stack.client.get(f"{PATH}/{running['id']}")).status_code == 404
+    await stack.idle()
+
+
+async def test_cancel_ends_every_reader(stack):
+    stack.say("Hello world! How are you? " * 9, wait=0.03)
+    running = (await create(stack, background=True)).json()
+    reader = asyncio.create_task(streamed(stack, running["id"]))
+    await asyncio.sleep(0.3)
+    stopped = (await stack.client.post(f"{PATH}/{running['id']}/cancel")).json()
+    assert stopped["status"] == "cancelled"
+    seen = await asyncio.wait_for(reader, 5)
+    assert await streamed(stack, running["id"]) == seen
+    assert (await stack.client.get(f"{PATH}/{running['id']}")).json() == stopped
+    again = await stack.client.post(f"{PATH}/{running['id']}/cancel")
+    assert (again.status_code, again.headers["x-should-retry"]) == (400, "false")
+    await stack.idle()
+
+
+async def test_an_engine_that_refuses_fails_a_background_response(stack):
+    from scripted_triton import Step
+
+    stack.steps(Step(error="embedding_bias: not supported by target openvino", final=True))
+    running = (await create(stack, background=True)).json()
+
+    async def over():
+        return (await stack.client.get(f"{PATH}/{running['id']}")).json()["status"] != "in_progress"
+
+    await eventually_async(over)
+    failed = (await stack.client.get(f"{PATH}/{running['id']}")).json()
+    assert failed["status"] == "failed"
+    assert "logit_bias" in failed["error"]["message"]
+    assert [e["type"] for e in await streamed(stack, running["id"])][-1] == "response.failed"
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"starting_after": "3"}, "starting_after"),
+        ({"stream": "true", "starting_after": "x"}, "starting_after"),
+        ({"stream": "true", "starting_after": "-1"}, "starting_after"),
+        ({"stream": "yes"}, "stream"),
+    ],
+)
+async def test_a_query_that_says_nothing(stack, query, param):
+    stack.say("Hello")
+    name = (await create(stack)).json()["id"]
+    answer = await stack.client.get(f"{PATH}/{name}", params=query)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_another_key_finds_nothing(stack):
+    stack.say("Hello world! How are you? " * 9, wait=0.03)
+    running = (await create(stack, background=True)).json()
+    other = {"authorization": "Bearer other"}
+    for method, tail in (
+        ("GET", ""),
+        ("GET", "?stream=true"),
+        ("DELETE", ""),
+        ("POST", "/cancel"),
+        ("GET", "/input_items"),
+    ):
+        answer = await stack.client.request(method, f"{PATH}/{running['id']}{tail}", headers=other)
+        assert answer.status_code == 404, (method, tail)
+    assert (await stack.client.post(f"{PATH}/{running['id']}/cancel")).status_code == 200
+
+
+async def test_the_python_client_comes_back_to_its_stream(stack):
+    stack.say("Hello world! How are you? Hello world! How are you?", wait=0.02)
+    async with openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1/", api_key="k", max_retries=0) as client:
+        stream = await client.responses.create(model="tiny", input="hi", background=True, stream=True)
+        seen = []
+        async for event in stream:
+            seen.append(event)
+            if len(seen) == 5:
+                await stream.close()
+                break
+        name = seen[0].response.id
+        rest = await client.responses.retrieve(name, stream=True, starting_after=seen[-1].sequence_number)
+        seen += [event async for event in rest]
+        whole = await client.responses.retrieve(name)
+        assert [event.sequence_number for event in seen] == list(range(len(seen)))
+        assert "".join(e.delta for e in seen if e.type == "response.output_text.delta") == whole.output_text
+
+
+async def test_the_gateway_leaves_nothing_running(card, tokenizer):
+    async with sys.modules["gateway_conftest"].running(card, tokenizer) as stack:
+        stack.say("Hello world! How are you? " * 9, wait=0.1)
+        await create(stack, background=True)
+        triton = stack.triton
+    assert triton.active == 0
