@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from llmops import __version__
+from llmops.build.adapters import adapters_digest
 from llmops.build.atomic import Workplace, check_space, remove_leftovers
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.encoder import build_encoder, open_encoder
@@ -65,6 +66,7 @@ def build_key(spec: BuildSpec, source: Source, target: Target) -> str:
         "files": [[file.path, file.sha256] for file in source.files],
         "spec": spec.key_fields(),
         "versions": target.versions(),
+        "adapters": adapters_digest(spec.options.get("adapters")),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 

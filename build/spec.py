@@ -70,6 +70,8 @@ class BuildSpec:
         """What of the spec decides the engine: all but where it comes from and where it goes."""
         fields = asdict(self)
         del fields["checkpoint"], fields["output"]
+        # adapters are known by what is in them, like the checkpoint
+        fields["options"].pop("adapters", None)
         if self.plan:  # what it predicts decides nothing
             fields["plan"] = {name: value for name, value in self.plan.items() if name not in ("predicted", "model")}
         return fields

@@ -54,12 +54,20 @@ if TYPE_CHECKING:
     "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Finish an engine folder."
 )
 @click.option("--in-container", is_flag=True, help="With --resume: run the step in the NVIDIA image, with docker.")
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="A LoRA adapter (PEFT folder) to serve as model NAME beside the base model; once for each. tensorrt, pytorch.",
+)
 @click.option("--set", "options", multiple=True, metavar="KEY=VALUE", help="A setting of the target's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def command(
     checkpoint: str | None,
     as_json: bool,
     options: tuple[str, ...],
+    adapters: tuple[str, ...],
     plan_file: Path | None,
     dry_run: bool,
     resume: Path | None,
@@ -83,6 +91,8 @@ def command(
     if checkpoint is None or fields["output"] is None:
         raise click.UsageError("give CHECKPOINT and -o OUTPUT, or --resume DIR.")
     settings = _options(options) | _target_flags(fields)
+    if adapters:
+        settings["adapters"] = _options(adapters, "--adapter")
     if plan_file:
         fields |= _planned(plan_file, fields)
     spec = BuildSpec(checkpoint=checkpoint, options=settings, **fields)
@@ -124,10 +134,10 @@ def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "plan": plan.to_dict()}
 
 
-def _options(pairs: tuple[str, ...]) -> dict[str, Any]:
+def _options(pairs: tuple[str, ...], flag: str = "--set") -> dict[str, Any]:
     for pair in pairs:
         if "=" not in pair:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=flag)
     return dict(pair.split("=", 1) for pair in pairs)
 
 

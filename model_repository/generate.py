@@ -55,6 +55,7 @@ def read_engines(arguments: Sequence[str]) -> list[EngineEntry]:
         if any(other.name == entry.name for other in entries):
             raise InputError(f"two engines are called {entry.name}: name one of them, as in `other={entry.directory}`.")
         entries.append(entry)
+    _check_adapters(entries)
     return entries
 
 
@@ -105,7 +106,7 @@ def card(entry: EngineEntry) -> dict[str, Any]:
         "chat_template": manifest.tokenizer.chat_template,
         "sampling": manifest.sampling.model_dump(exclude_none=True),
         "capabilities": entry.target.capabilities(manifest),
-        "adapters": [],
+        "adapters": manifest.extra.get("adapters", []),
         "transports": entry.target.transports(),
         "built": int(time.time()),
     }
@@ -125,6 +126,19 @@ def _read_engine(argument: str) -> EngineEntry:
     target = find_target(manifest.target)
     target.check(directory, manifest)
     return EngineEntry(name, directory.resolve(), manifest, target)
+
+
+def _check_adapters(entries: list[EngineEntry]) -> None:
+    """An adapter is served under its own name, beside all others."""
+    taken = {entry.name for entry in entries}
+    for entry in entries:
+        for adapter in entry.manifest.extra.get("adapters", []):
+            if adapter["name"] in taken:
+                raise InputError(
+                    f"adapter {adapter['name']} of {entry.directory} has the name of another model: serve one of them "
+                    "under another name (NAME=FOLDER), or build with another --adapter NAME."
+                )
+            taken.add(adapter["name"])
 
 
 def _tokenizer_dir(entry: EngineEntry) -> str:

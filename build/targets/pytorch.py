@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llmops.build.adapters import Adapter, read_adapters
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
@@ -15,6 +16,7 @@ from llmops.build.targets.nvidia.quantised import library_versions, quantised_ch
 from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options
 from llmops.build.targets.nvidia.stages import drop_stages, link_file, link_tree
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
+from llmops.build.trtllm.lora import copy_adapters
 from llmops.errors import InputError
 
 LLM = "llm."
@@ -28,7 +30,7 @@ class PytorchTarget:
     name: TargetName = "pytorch"
 
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
-        unknown_options(spec, COMMON_OPTIONS, (LLM,))
+        unknown_options(spec, COMMON_OPTIONS | {"adapters"}, (LLM,))
         request = make_request(spec, checkpoint)
         llm_args(spec, checkpoint, request)
         if not _copied(checkpoint, request):
@@ -69,8 +71,12 @@ class PytorchTarget:
             link_tree(folder / "checkpoint", model_dir)
         _add_tokenizer(workdir, model_dir)
         arguments = llm_args(spec, checkpoint, request)
+        adapters = read_adapters(spec.options.get("adapters"), checkpoint.architecture)
+        copy_adapters(adapters, workdir)
         (workdir / ARGS_FILE).write_text(json.dumps(arguments, indent=2) + "\n")
-        return _result(spec, checkpoint, request, record, arguments)
+        result = _result(spec, checkpoint, request, record, arguments)
+        result.extra["adapters"] = [{"name": one.name, "id": one.task_id} for one in adapters]
+        return result
 
     def published(self, spec: BuildSpec) -> None:
         """The engine is in its place: the stages kept for a restart are not needed any more."""
@@ -104,9 +110,26 @@ def llm_args(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> dict[
     for name in ("model", "tokenizer", "backend"):
         if name in given:
             raise InputError(f"--set llm.{name}: the engine folder decides that; leave it out.")
+    adapters = read_adapters(spec.options.get("adapters"), checkpoint.architecture)
+    if adapters:
+        given = {**lora_fields(adapters), **given}
     parallel = Parallel(spec.tp, spec.pp, spec.ep, checkpoint.architecture.moe is not None)
     serving = Serving.of_plan(spec.plan)
     return make_llm_args(request.limits, parallel, request.kv_cache, given, request.image.tensorrt_llm, serving)
+
+
+def lora_fields(adapters: list[Adapter]) -> dict[str, Any]:
+    """Room for all adapters at once, on the GPUs and in host memory."""
+    modules = {module: None for adapter in adapters for module in adapter.modules}
+    return {
+        "enable_lora": True,
+        "lora_config": {
+            "lora_target_modules": list(modules),
+            "max_lora_rank": max(adapter.rank for adapter in adapters),
+            "max_loras": len(adapters),
+            "max_cpu_loras": len(adapters),
+        },
+    }
 
 
 def _value(text: Any) -> Any:

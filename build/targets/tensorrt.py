@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from llmops.build.adapters import Adapter, read_adapters
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
@@ -17,15 +18,19 @@ from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_re
 from llmops.build.targets.nvidia.stages import drop_stages, link_tree
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.flags import Value, from_argv, to_argv
+from llmops.build.trtllm.lora import copy_adapters, write_prefetch
 from llmops.build.trtllm.rules import Subject
 from llmops.build.trtllm.xgrammar import write_tokenizer_info
 from llmops.errors import InputError
 
 FLAG, SERVE = "flag.", "serve."
 TOKENIZER_DIR = "tokenizer"
+LOOKAHEAD = "lookahead_decoding"
+# those that a plain checkpoint can have; medusa, eagle and explicit_draft_tokens (ReDrafter) are other architectures
+SPECULATIVE_MODES = (LOOKAHEAD, "draft_tokens_external")
 _OPTIONS = COMMON_OPTIONS | {
-    "max_input_len", "tokens_per_block", "workers", "lora_dir", "lora_modules", "max_lora_rank", "speculative_mode",
-    "max_draft_len", "guided",
+    "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
+    "max_draft_len", "lookahead", "guided",
 }  # fmt: skip
 
 
@@ -74,6 +79,9 @@ class TensorrtTarget:
         if switch(spec, "guided", True):
             with progress.stage("Writing the vocabulary for grammars"):
                 write_tokenizer_info(workdir, TOKENIZER_DIR, checkpoint.special_tokens.end)
+        adapters = read_adapters(spec.options.get("adapters"), checkpoint.architecture)
+        copy_adapters(adapters, workdir)
+        lora_bytes = write_prefetch(adapters, workdir)
         (workdir / engine.ENGINE_DIR).mkdir()
         complete = shutil.which(engine.PROGRAM) is not None
         if complete:
@@ -84,7 +92,10 @@ class TensorrtTarget:
                 f"{engine.PROGRAM} is not on this machine: the folder is complete up to that step. Finish it with "
                 f"`llmops build --resume {spec.output}` in {request.image.reference}."
             )
-        return _result(spec, request, record, argv, complete)
+        result = _result(spec, request, record, argv, complete)
+        result.extra["adapters"] = [{"name": one.name, "id": one.task_id} for one in adapters]
+        result.extra["lora_bytes"] = lora_bytes
+        return result
 
     def published(self, spec: BuildSpec) -> None:
         """The engine is in its place: the stages kept for a restart are not needed any more."""
@@ -104,6 +115,7 @@ def _result(spec: BuildSpec, request: Request, record: dict[str, Any], argv: lis
             "trtllm_build": argv,
             "calibration_tokens": record["calibration_tokens"],
             "max_input_len": _max_input_len(spec, request),
+            "speculative": lookahead_sizes(spec),
             "guided": switch(spec, "guided", True),
             "serve": {k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)},
         },
@@ -126,7 +138,7 @@ def engine_arguments(spec: BuildSpec, checkpoint: Checkpoint, request: Request) 
         max_num_tokens=request.limits.max_num_tokens,
         tokens_per_block=whole(spec, "tokens_per_block", (spec.plan or {}).get("tokens_per_block", 32)),
         workers=whole(spec, "workers", spec.tp * spec.pp),
-        lora=_lora(spec),
+        lora=_lora(spec, read_adapters(spec.options.get("adapters"), checkpoint.architecture)),
         speculative=_speculative(spec),
         extra=_extra_flags(spec),
     )
@@ -138,20 +150,52 @@ def _max_input_len(spec: BuildSpec, request: Request) -> int:
     return whole(spec, "max_input_len", request.limits.max_seq_len - 1)
 
 
-def _lora(spec: BuildSpec) -> LoraOptions | None:
-    folders, modules = spec.options.get("lora_dir"), spec.options.get("lora_modules")
-    if folders is None and modules is None:
+def _lora(spec: BuildSpec, adapters: list[Adapter]) -> LoraOptions | None:
+    """Room for the adapters given, and for more of them where the user says so."""
+    given = spec.options.get("lora_modules")
+    if not adapters and given is None:
         return None
-    return LoraOptions(
-        directories=str(folders).split(",") if folders else (),
-        max_rank=whole(spec, "max_lora_rank", 64),
-        modules=str(modules).split(",") if modules else (),
-    )
+    modules = {module: None for adapter in adapters for module in adapter.modules}
+    modules |= dict.fromkeys(str(given).split(",") if given else ())
+    largest = max((adapter.rank for adapter in adapters), default=64)
+    rank = whole(spec, "max_lora_rank", largest)
+    if adapters and rank < largest:
+        raise InputError(f"--set max_lora_rank={rank}: one of the adapters has rank {largest}; leave it out.")
+    return LoraOptions(max_rank=rank, modules=tuple(modules))
 
 
 def _speculative(spec: BuildSpec) -> SpeculativeOptions | None:
     mode = spec.options.get("speculative_mode")
-    return SpeculativeOptions(str(mode), whole(spec, "max_draft_len", 4)) if mode else None
+    if mode is None:
+        return None
+    if mode not in SPECULATIVE_MODES:
+        raise InputError(
+            f"--set speculative_mode={mode}: needs draft heads in the checkpoint, which llmops does not make; use "
+            f"{' or '.join(SPECULATIVE_MODES)}, or --target pytorch with llm.speculative_config."
+        )
+    sizes = lookahead_sizes(spec)
+    if sizes is None:
+        return SpeculativeOptions(str(mode), whole(spec, "max_draft_len", 4))
+    length = lookahead_draft_len(*sizes)
+    if whole(spec, "max_draft_len", length) != length:
+        raise InputError(f"--set max_draft_len: lookahead={','.join(map(str, sizes))} makes it {length}; leave it out.")
+    return SpeculativeOptions(str(mode), length)
+
+
+def lookahead_sizes(spec: BuildSpec) -> list[int] | None:
+    """(window, n-gram, verification set) of `--set lookahead=W,N,G`, with `speculative_mode=lookahead_decoding`."""
+    if spec.options.get("speculative_mode") != LOOKAHEAD:
+        return None
+    text = str(spec.options.get("lookahead", ""))
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"--set lookahead={text}: {LOOKAHEAD} needs window, n-gram and verification set, as in 7,7,7.")
+    return [int(part) for part in parts]
+
+
+def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
+    """NVIDIA/TensorRT-LLM examples/lookahead/README.md."""
+    return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
 
 
 def _extra_flags(spec: BuildSpec) -> dict[str, Value]:

@@ -33,16 +33,27 @@ class PytorchTarget(RepositoryTarget):
                 "gpt_model_path": str((directory / manifest.model_dir).resolve()),
                 "max_beam_width": "1",
                 "llm_args": json.dumps(manifest.extra["llm_args"]),
+                **adapter_folders(directory, manifest),
             },
             inputs=OUR_INPUTS,
             outputs=OUR_OUTPUTS,
         )
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        return llm_api_capabilities(guided=manifest.extra["llm_args"].get("guided_decoding_backend") is not None)
+        guided = manifest.extra["llm_args"].get("guided_decoding_backend") is not None
+        return llm_api_capabilities(guided, lora=bool(manifest.extra.get("adapters")))
 
 
-def llm_api_capabilities(guided: bool) -> dict[str, Any]:
+def adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
+    """The parameter that tells our model what `LoRARequest` wants: id, name and folder of each adapter."""
+    adapters = manifest.extra.get("adapters")
+    if not adapters:
+        return {}
+    root = directory.resolve() / "lora"
+    return {"lora_adapters": json.dumps([{**one, "path": str(root / one["name"])} for one in adapters])}
+
+
+def llm_api_capabilities(guided: bool, lora: bool) -> dict[str, Any]:
     """What our model over the LLM API takes."""
     return {
         "logprobs": True,
@@ -53,5 +64,5 @@ def llm_api_capabilities(guided: bool) -> dict[str, Any]:
         "bad_words": False,
         "min_p": True,
         "seed": True,
-        "lora": False,
+        "lora": lora,
     }

@@ -16,7 +16,7 @@ from llmops.build.trtllm.xgrammar import FILE_NAME
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library
 from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
-from llmops.model_repository.targets.pytorch import llm_api_capabilities
+from llmops.model_repository.targets.pytorch import adapter_folders, llm_api_capabilities
 from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 BACKENDS = ("tensorrtllm", "python")
@@ -37,8 +37,16 @@ DEFAULTS = {
     "max_attention_window_size": "",
     "lora_cache_gpu_memory_fraction": "",
     "lora_cache_host_memory_bytes": "",
+    "lora_prefetch_dir": "",
+    "lookahead_window_size": "",
+    "lookahead_ngram_size": "",
+    "lookahead_verification_set_size": "",
     "participant_ids": "",
 }
+
+
+# the backend's own default
+_LORA_CACHE = 1 << 30
 
 
 class TensorrtTarget(RepositoryTarget):
@@ -60,6 +68,7 @@ class TensorrtTarget(RepositoryTarget):
         if backend() == "python":
             arguments = json.dumps(llm_arguments(manifest))
             parameters = {"llmops_runtime": "tensorrt", "gpt_model_path": path, "llm_args": arguments}
+            parameters |= adapter_folders(directory, manifest)
             return EngineModel("python", parameters, list(OUR_INPUTS), list(OUR_OUTPUTS))
         chosen = {name: value for name, value in settings(manifest).items() if value}
         parameters = {
@@ -70,12 +79,14 @@ class TensorrtTarget(RepositoryTarget):
             "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
             **chosen,
             **_guided(directory, manifest),
+            **_lora(directory, manifest, chosen),
         }
         return EngineModel("tensorrtllm", parameters, python_model=False)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         if backend() == "python":
-            return llm_api_capabilities(guided=bool(manifest.extra.get("guided")))
+            guided, lora = bool(manifest.extra.get("guided")), bool(manifest.extra.get("adapters"))
+            return llm_api_capabilities(guided, lora)
         return {
             "logprobs": True,
             "top_logprobs": 0,
@@ -85,7 +96,7 @@ class TensorrtTarget(RepositoryTarget):
             "bad_words": True,
             "min_p": False,
             "seed": True,
-            "lora": False,
+            "lora": bool(manifest.extra.get("adapters")),
         }
 
     def transports(self) -> list[str]:
@@ -106,7 +117,12 @@ def settings(manifest: EngineManifest) -> dict[str, str]:
     unknown = sorted(set(given) - set(DEFAULTS))
     if unknown:
         raise InputError(f"the tensorrtllm backend knows no serve.{unknown[0]}; it has {', '.join(DEFAULTS)}.")
-    chosen = {**DEFAULTS, **_planned(manifest), **{name: str(value) for name, value in given.items()}}
+    chosen = {
+        **DEFAULTS,
+        **_planned(manifest),
+        **_decoding(manifest),
+        **{name: str(value) for name, value in given.items()},
+    }
     if chosen["batch_scheduler_policy"] not in POLICIES:
         raise InputError(f"serve.batch_scheduler_policy must be {' or '.join(POLICIES)}.")
     try:
@@ -127,6 +143,28 @@ def _planned(manifest: EngineManifest) -> dict[str, str]:
     if "chunked_prefill" in plan:
         planned["enable_chunked_context"] = str(plan["chunked_prefill"]).lower()
     return planned
+
+
+def _decoding(manifest: EngineManifest) -> dict[str, str]:
+    """An engine built for lookahead decoding is run with the sizes that it was built for."""
+    sizes = manifest.extra.get("speculative")
+    if not sizes:
+        return {}
+    names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+    return {"decoding_mode": "lookahead", **dict(zip(names, map(str, sizes), strict=True))}
+
+
+def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> dict[str, str]:
+    """The adapters are loaded when the model is, so that a request needs no more than its `lora_task_id`; the host
+    cache holds them all."""
+    if not manifest.extra.get("adapters"):
+        return {}
+    room = str(max(2 * int(manifest.extra["lora_bytes"]), _LORA_CACHE))
+    return {
+        "lora_cache_host_memory_bytes": room,
+        "lora_prefetch_dir": str((directory / "lora_prefetch").resolve()),
+        **{name: value for name, value in chosen.items() if name.startswith("lora_")},
+    }
 
 
 def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """A stand-in for `tensorrt_llm` with exactly the published signatures of 1.2: what does not exist there fails here.
 
 Source: NVIDIA/TensorRT-LLM `tensorrt_llm/sampling_params.py`, `tensorrt_llm/llmapi/llm.py`, `tensorrt_llm/executor/
-result.py`. It generates prompt[-1]+1, +2, … so that expected tokens can be written down.
+result.py`. It generates prompt[-1]+1, +2, … so that expected tokens can be written down; with an adapter +2, +4, …
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -71,6 +72,22 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
 
 
+@dataclass(slots=True)
+class LoRARequest:
+    """tensorrt_llm/executor/request.py."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+    lora_ckpt_source: str = "hf"
+
+    def __post_init__(self) -> None:
+        if self.lora_path is not None and not os.path.exists(self.lora_path):
+            raise ValueError(f"lora_path ({self.lora_path}) does not exist.")
+        if self.lora_ckpt_source not in ["hf", "nemo"]:
+            raise ValueError("lora_ckpt_source must be 'hf' or 'nemo'")
+
+
 @dataclass
 class Logprob:
     logprob: float
@@ -89,7 +106,8 @@ class CompletionOutput:
 class RequestOutput:
     """Cumulative outputs; iterated on the loop that was running when it was made, as the real one."""
 
-    def __init__(self, prompt: list[int], params: SamplingParams) -> None:
+    def __init__(self, prompt: list[int], params: SamplingParams, lora_request: LoRARequest | None) -> None:
+        self.step = 2 if lora_request is not None else 1
         self.loop = asyncio.get_running_loop()
         self.prompt_token_ids, self.params = prompt, params
         self.outputs = [CompletionOutput(0, [], [])]
@@ -110,7 +128,7 @@ class RequestOutput:
         if self.finished or self.aborted_:
             raise StopAsyncIteration
         await asyncio.sleep(0.002)
-        token = self.prompt_token_ids[-1] + len(completion.token_ids) + 1
+        token = self.prompt_token_ids[-1] + self.step * (len(completion.token_ids) + 1)
         if token == 666:
             raise RuntimeError("cuda error")
         ends = {params.end_id, *(params.stop_token_ids or [])} if not params.ignore_eos else set()
@@ -147,7 +165,7 @@ class LLM:
     ) -> RequestOutput:  # fmt: skip
         if len(inputs) > 100:
             raise ValueError("the prompt is longer than max_input_len")
-        self.results.append(RequestOutput(inputs, sampling_params))
+        self.results.append(RequestOutput(inputs, sampling_params, lora_request))
         return self.results[-1]
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ class TritonPythonModel:
             vocab_size=self._card["vocab_size"],
             end_ids=frozenset(self._card["end_ids"]),
             max_sequences=self._card["capabilities"]["n"],
+            adapters=frozenset(adapter["id"] for adapter in self._card["adapters"]),
         )
         runtime = create_runtime(parameters, self._card)
         metrics = Metrics(args["model_name"], args["model_version"])

@@ -25,7 +25,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_perf_metrics": (False,),
     "exclude_input_in_output": (True,),
     "skip_cross_attn_blocks": (False,),
-    "lora_task_id": (0,),
     "prompt_vocab_size": (0,),
 }
 UNDERSTOOD = frozenset(
@@ -51,6 +50,7 @@ UNDERSTOOD = frozenset(
         "embedding_bias",
         "guided_decoding_guide_type",
         "guided_decoding_guide",
+        "lora_task_id",
         "streaming",
         "stop",
         "subscription",
@@ -72,6 +72,7 @@ class Limits:
     vocab_size: int
     end_ids: frozenset[int]
     max_sequences: int = 8
+    adapters: frozenset[int] = frozenset()
 
 
 def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
@@ -90,6 +91,7 @@ def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
         sampling=_sampling(tensors),
         log_probs=flag(tensors, "return_log_probs"),
         guide=_guide(tensors),
+        adapter=_adapter(tensors, limits),
         streaming=flag(tensors, "streaming"),
         context_ids=flag(tensors, "return_context_ids"),
         num_input_tokens=flag(tensors, "return_num_input_tokens"),
@@ -204,6 +206,15 @@ def _guide(tensors: Tensors) -> tuple[str, str] | None:
     if kind != "json" and not guide:
         raise Refused(f"guided_decoding_guide: is needed for the type {kind}")
     return kind, guide
+
+
+def _adapter(tensors: Tensors, limits: Limits) -> int:
+    task_id: int = scalar(tensors, "lora_task_id", 0)
+    if task_id and task_id not in limits.adapters:
+        known = ", ".join(map(str, sorted(limits.adapters)))
+        hint = f"this engine has {known}, and 0 for none" if known else f"only 0 is supported by target {limits.target}"
+        raise Refused(f"lora_task_id: {hint}")
+    return task_id
 
 
 def text(tensors: Tensors, name: str) -> str:

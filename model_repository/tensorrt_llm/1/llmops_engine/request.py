@@ -45,6 +45,8 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     log_probs: bool = False
     guide: tuple[str, str] | None = None
+    # LoRA adapter by its task id; 0 is the base model
+    adapter: int = 0
     streaming: bool = False
     # what goes back besides the tokens
     context_ids: bool = False

@@ -49,5 +49,6 @@ def _trtllm(name: str, parameters: dict[str, str], card: dict[str, Any]) -> Engi
             arguments=json.loads(parameters["llm_args"]),
             engine=name == "tensorrt",
             max_batch_size=card["max_batch_size"],
+            adapters=tuple(json.loads(parameters.get("lora_adapters", "[]"))),
         )
     )

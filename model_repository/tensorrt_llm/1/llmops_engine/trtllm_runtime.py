@@ -28,13 +28,14 @@ _STEP_WAIT, _STATS_PERIOD = 0.05, 1.0
 @dataclass(frozen=True)
 class TrtllmOptions:
     """`arguments` are the frozen LLM-API arguments of the engine folder; `engine` says that `model` is a TensorRT
-    engine."""
+    engine; `adapters` have `id`, `name` and `path` each."""
 
     model: str
     tokenizer: str
     arguments: dict[str, Any]
     engine: bool
     max_batch_size: int
+    adapters: tuple[dict[str, Any], ...] = ()
 
 
 class _Sequence:
@@ -59,6 +60,9 @@ class TrtllmRuntime(EngineRuntime):
         self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
         self._thread.start()
         self._llm = self._api.LLM(model=options.model, tokenizer=options.tokenizer, **options.arguments)
+        self._adapters = {
+            one["id"]: self._api.LoRARequest(one["name"], one["id"], one["path"]) for one in options.adapters
+        }
         self._sequences: dict[int, _Sequence] = {}
         self._outputs: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
         self._iteration = 0
@@ -70,12 +74,13 @@ class TrtllmRuntime(EngineRuntime):
         state = _Sequence(request)
         self._sequences[key] = state
         ids = request.input_ids.reshape(-1).tolist()
-        state.future = asyncio.run_coroutine_threadsafe(self._generate(key, state, ids, params), self._loop)
+        generate = self._generate(key, state, ids, params, self._adapters.get(request.adapter))
+        state.future = asyncio.run_coroutine_threadsafe(generate, self._loop)
 
-    async def _generate(self, key: int, state: _Sequence, ids: list[int], params: Any) -> None:
+    async def _generate(self, key: int, state: _Sequence, ids: list[int], params: Any, adapter: Any) -> None:
         """Runs on the library's loop, where `generate_async` ties its result to."""
         try:
-            state.result = self._llm.generate_async(ids, params, streaming=True)
+            state.result = self._llm.generate_async(ids, params, lora_request=adapter, streaming=True)
             seen = 0
             async for output in state.result:
                 completion = output.outputs[0]
@@ -171,11 +176,14 @@ def _library(engine: bool) -> Any:
         from tensorrt_llm import SamplingParams
         from tensorrt_llm.llmapi import GuidedDecodingParams
 
+    from tensorrt_llm.executor import LoRARequest  # type: ignore[import-not-found]
+
     class Library:
         LLM = _tensorrt_engine.LLM
 
     Library.SamplingParams = SamplingParams  # type: ignore[attr-defined]
     Library.GuidedDecodingParams = GuidedDecodingParams  # type: ignore[attr-defined]
+    Library.LoRARequest = LoRARequest  # type: ignore[attr-defined]
     return Library
 
 

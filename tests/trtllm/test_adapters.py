@@ -1,0 +1,183 @@
+"""LoRA from the adapter's folder to the engine's: what is refused, and the C++ backend's files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from llmops.build.adapters import adapters_digest, read_adapters
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.manifest import EngineManifest
+from llmops.build.trtllm.lora import convert
+from llmops.cli.main import cli
+from llmops.errors import CheckpointError, InputError, LlmopsError
+
+torch = pytest.importorskip("torch")
+HIDDEN, KV = 256, 128
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj", "v_proj"]}
+
+
+def write_adapter(folder: Path, modules: dict[str, tuple[int, int]] | None = None, layers: int = 2, **config) -> Path:
+    """A PEFT folder: `modules` are (in, out) by Hugging Face name."""
+    from safetensors.torch import save_file
+
+    settings = {**CONFIG, **config}
+    generator = torch.Generator().manual_seed(7)
+    weights = {}
+    for layer in range(layers):
+        for module, (wide, out) in (modules or {"q_proj": (HIDDEN, HIDDEN), "v_proj": (HIDDEN, KV)}).items():
+            group = "self_attn" if module[0] in "qkvo" else "mlp"
+            root = f"base_model.model.model.layers.{layer}.{group}.{module}"
+            weights[f"{root}.lora_A.weight"] = torch.randn(settings["r"], wide, generator=generator)
+            weights[f"{root}.lora_B.weight"] = torch.randn(out, settings["r"], generator=generator)
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = Path(__file__).parents[1] / "quantize" / "models.py"
+    spec = importlib.util.spec_from_file_location("tiny_models", path)
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    return models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+@pytest.fixture
+def architecture(checkpoint: Path):
+    return open_checkpoint(str(checkpoint)).architecture
+
+
+@pytest.mark.parametrize(("rslora", "scale"), [(False, 2.0), (True, 4.0)])
+def test_each_row_is_what_the_adapter_adds_to_its_layer(tmp_path, architecture, rslora, scale):
+    """B A alpha/r (PEFT's definition; alpha/sqrt(r) for rsLoRA) comes out of a row again."""
+    from safetensors.torch import load_file
+
+    folder = write_adapter(tmp_path / "a", use_rslora=rslora)
+    (adapter,) = read_adapters({"a": folder}, architecture)
+    weights, config = convert(adapter)
+    assert (weights.dtype, weights.shape) == (np.float16, (1, 4, 4 * (HIDDEN + HIDDEN)))
+    assert config.tolist() == [[[1, 0, 4], [3, 0, 4], [1, 1, 4], [3, 1, 4]]]
+    source = load_file(folder / "adapter_model.safetensors")
+    for row, (module, layer, rank) in zip(weights[0], config[0], strict=True):
+        name = {1: "q_proj", 3: "v_proj"}[module]
+        root = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+        a, b = source[f"{root}.lora_A.weight"].numpy(), source[f"{root}.lora_B.weight"].numpy()
+        mine = row[a.size : a.size + b.size].reshape(b.shape) @ row[: a.size].reshape(rank, -1)
+        np.testing.assert_allclose(mine.astype(np.float32), b @ a * scale, atol=0.2)
+        assert not row[a.size + b.size :].any()
+
+
+def test_a_fused_gate_and_up_goes_in_the_engines_order(tmp_path, architecture):
+    from safetensors.torch import load_file
+
+    folder = write_adapter(tmp_path / "a", {"gate_up_proj": (HIDDEN, 8)}, layers=1)
+    weights, config = convert(read_adapters({"a": folder}, architecture)[0])
+    b = load_file(folder / "adapter_model.safetensors")[
+        "base_model.model.model.layers.0.mlp.gate_up_proj.lora_B.weight"
+    ].numpy()
+    assert config.tolist() == [[[5, 0, 4]]]
+    np.testing.assert_allclose(weights[0, 0, 4 * HIDDEN :].reshape(8, 4), np.roll(b, 4, axis=0) * 2, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"use_dora": True}, "with DoRA"),
+        ({"bias": "all"}, "trained biases"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 8}}, "ranks that differ"),
+        ({"peft_type": "IA3"}, "type IA3"),
+        ({"modules": {"q_proj": (512, 512)}}, r"of another model: .* \[4, 512\], this model has 2 layers of 256"),
+        ({"layers": 3}, "of another model"),
+        ({"modules": {"experts": (HIDDEN, 8)}}, "adapters may change q_proj"),
+    ],
+)
+def test_an_adapter_that_cannot_be_served(tmp_path, architecture, change, says):
+    folder = write_adapter(tmp_path / "a", **change)
+    with pytest.raises(CheckpointError, match=says):
+        read_adapters({"a": folder}, architecture)
+
+
+def test_no_adapter_at_all(tmp_path, architecture):
+    with pytest.raises(CheckpointError, match=r"not a LoRA adapter: it has no adapter_config.json"):
+        read_adapters({"a": tmp_path}, architecture)
+    with pytest.raises(InputError, match="a model name has letters"):
+        read_adapters({"a/b": write_adapter(tmp_path / "a")}, architecture)
+
+
+def test_other_weights_make_another_engine(tmp_path):
+    first = adapters_digest({"a": write_adapter(tmp_path / "a")})
+    assert first == adapters_digest({"a": write_adapter(tmp_path / "b")})
+    assert first != adapters_digest({"a": write_adapter(tmp_path / "c", r=8)})
+
+
+def llmops(*words: object) -> None:
+    result = CliRunner().invoke(cli, [str(word) for word in words], standalone_mode=False)
+    if result.exception:
+        raise result.exception
+
+
+@pytest.mark.parametrize("target", ["pytorch", "tensorrt"])
+def test_build_and_repo_carry_adapters(tmp_path, checkpoint, monkeypatch, target):
+    program = tmp_path / "bin" / "trtllm-build"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho '{}' > model/config.json && echo e > model/rank0.engine\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    sql, chat = write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", {"o_proj": (HIDDEN, HIDDEN)}, r=8)
+    engine, repository = tmp_path / "engine", tmp_path / "repository"
+    adapters = ["--adapter", f"sql={sql}", "--adapter", f"chat={chat}", "--set", "quality=false"]
+    llmops("build", checkpoint, "-o", engine, "--target", target, "--name", "tiny", *adapters)
+    manifest = EngineManifest.load(engine)
+    assert manifest.extra["adapters"] == [{"name": "sql", "id": 1}, {"name": "chat", "id": 2}]
+    assert (engine / "lora" / "chat" / "adapter_model.safetensors").read_bytes() == (
+        chat / "adapter_model.safetensors"
+    ).read_bytes()
+    llmops("repo", engine, "-o", repository)
+    config = (repository / "tiny-tensorrt_llm" / "config.pbtxt").read_text()
+    if target == "pytorch":
+        assert manifest.extra["llm_args"]["enable_lora"] is True
+        assert manifest.extra["llm_args"]["lora_config"] == {
+            "lora_target_modules": ["attn_q", "attn_v", "attn_dense"],
+            "max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 2,
+        }  # fmt: skip
+        assert str(engine / "lora" / "sql") in config
+        return
+    argv = " ".join(manifest.extra["trtllm_build"])
+    assert "--lora_plugin auto --max_lora_rank 8 --lora_target_modules attn_q attn_v attn_dense" in argv
+    assert f'"lora_prefetch_dir" value: {{ string_value: "{engine}/lora_prefetch"' in config
+    assert sorted(p.relative_to(engine).as_posix() for p in (engine / "lora_prefetch").rglob("*.npy")) == [
+        f"lora_prefetch/{i}/model.lora_{what}.npy" for i in (1, 2) for what in ("config", "weights")
+    ]
+
+
+def test_an_adapter_cannot_have_its_models_name(tmp_path, checkpoint):
+    engine = tmp_path / "engine"
+    adapter = f"tiny={write_adapter(tmp_path / 'a')}"
+    llmops("build", checkpoint, "-o", engine, "--target", "pytorch", "--name", "tiny", "--adapter", adapter)
+    with pytest.raises(LlmopsError, match="has the name of another model"):
+        llmops("repo", engine, "-o", tmp_path / "r")
+    llmops("repo", f"base={engine}", "-o", tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["speculative_mode=eagle"], "needs draft heads.*--target pytorch with llm.speculative_config"),
+        (["speculative_mode=lookahead_decoding"], "needs window, n-gram and verification set, as in 7,7,7"),
+        (["speculative_mode=lookahead_decoding", "lookahead=7,7,7", "max_draft_len=3"], "makes it 83; leave it out"),
+    ],
+)
+def test_speculative_modes_that_cannot_work(tmp_path, checkpoint, settings, says):
+    words = [word for setting in settings for word in ("--set", setting)]
+    with pytest.raises(InputError, match=says):
+        llmops("build", checkpoint, "-o", tmp_path / "e", "--target", "tensorrt", *words, "--dry-run")
