@@ -26,6 +26,16 @@ import click
     help="TensorRT engines of several GPUs: one tritonserver per GPU (leader), or one that starts workers.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the exact command that would be run; start nothing.")
+@click.option(
+    "--export",
+    type=click.Choice(["lws", "slurm"]),
+    help="Print what starts it on several machines: Kubernetes manifests (LeaderWorkerSet) or a Slurm script.",
+)
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="With --export.")
+@click.option("--image", help="With --export: the container image. Default: NVIDIA's; lws wants ours, see the docs.")
+@click.option(
+    "--claim", default="models", show_default=True, help="With --export lws: the volume claim of the engines."
+)
 @click.option("-v", "--verbose", count=True, help="Triton's verbose log; twice for more.")
 def command(
     repository: Path,
@@ -37,6 +47,10 @@ def command(
     ready_timeout: int,
     launch: str,
     dry_run: bool,
+    export: str | None,
+    gpus_per_node: int,
+    image: str | None,
+    claim: str,
     verbose: int,
 ) -> None:
     """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
@@ -48,6 +62,11 @@ def command(
     from llmops.model_repository.launch import Ports, start_triton
 
     ports = Ports(http_port, grpc_port, metrics_port)
+    if export is not None:
+        from llmops.model_repository.multi_gpu.export import export_launch
+
+        click.echo(export_launch(export, repository, gpus_per_node, image, claim, ports, exit_timeout), nl=False)
+        return
     if dry_run:
         from llmops.model_repository.dry_run import describe_launch
 

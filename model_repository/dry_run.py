@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from llmops.build.trtllm.versions import Image, image_for
+from llmops.build.trtllm.versions import Image
 from llmops.model_repository.command import Ports, ServerOptions
 from llmops.model_repository.embedded import CONTAINER_ROOT, container_installation, find_installation
 from llmops.model_repository.marker import Marker, ServedEngine
+from llmops.model_repository.match import needed_image
 from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
 from llmops.model_repository.repository import check_repository
 
@@ -43,14 +44,6 @@ def describe_launch(
     if image is not None:
         lines += [f"# {line}" for line in _where(image, marker, plan, repository.resolve(), host)]
     return "\n".join([*lines, "", shell_text(command, environment)])
-
-
-def needed_image(marker: Marker) -> Image | None:
-    """The newest image that serves every engine here that wants one. Raises VersionMismatchError where none does."""
-    engines = [engine for engine in marker.engines.values() if engine.tensorrt_llm]
-    # engines of the target tensorrt need their exact version, the others a version at least as new
-    engines.sort(key=lambda engine: engine.target != "tensorrt")
-    return image_for(engines[0].target, engines[0].tensorrt_llm) if engines else None
 
 
 def shell_text(command: list[str], environment: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.installed import installed_version
-from llmops.build.trtllm.versions import IMAGES, check_image, check_installed, image_for
+from llmops.build.trtllm.versions import IMAGES, Image, check_image, check_installed, image_for
 from llmops.errors import MissingDependencyError
 from llmops.model_repository.marker import Marker, ServedEngine
 from llmops.model_repository.names import ENGINE
@@ -34,6 +34,14 @@ def check_server(marker: Marker, models: dict[str, Any], backends: Path) -> None
         config = models.get(name + ENGINE)
         if engine.tensorrt_llm and config is not None:
             _check_engine(name, engine, config, backends)
+
+
+def needed_image(marker: Marker) -> Image | None:
+    """The newest image that serves every engine here that wants one. Raises VersionMismatchError where none does."""
+    engines = [engine for engine in marker.engines.values() if engine.tensorrt_llm]
+    # engines of the target tensorrt need their exact version, the others a version at least as new
+    engines.sort(key=lambda engine: engine.target != "tensorrt")
+    return image_for(engines[0].target, engines[0].tensorrt_llm) if engines else None
 
 
 def _check_engine(name: str, engine: ServedEngine, config: Any, backends: Path) -> None:

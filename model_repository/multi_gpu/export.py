@@ -1,0 +1,22 @@
+"""`llmops serve --export`: what a cluster's own tools start a repository with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmops.model_repository.command import Ports
+from llmops.model_repository.multi_gpu.cluster import make_cluster
+from llmops.model_repository.multi_gpu.lws import lws_manifests
+from llmops.model_repository.multi_gpu.slurm import slurm_script
+
+# what Dockerfile.trtllm makes: NVIDIA's image has no kubectl, with which mpirun reaches the other pods
+OUR_IMAGE = "llmops:trtllm"
+
+
+def export_launch(
+    kind: str, repository: Path, gpus_per_node: int, image: str | None, claim: str, ports: Ports, exit_timeout: int
+) -> str:
+    """The text for `kubectl apply -f -` (lws) or sbatch (slurm). Raises InputError."""
+    if kind == "slurm":
+        return slurm_script(make_cluster(repository, gpus_per_node, image, ports, exit_timeout))
+    return lws_manifests(make_cluster(repository, gpus_per_node, image or OUR_IMAGE, ports, exit_timeout), claim)

@@ -1,0 +1,188 @@
+"""Several machines: the Slurm script and the LeaderWorkerSet, and its leader's script with real servers.
+
+Field names and types are those of the LeaderWorkerSet CRD (kubernetes-sigs/lws v0.9.0), against which the manifest was
+validated as a whole by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import yaml
+
+from llmops.errors import InputError
+from llmops.model_repository.command import Ports
+from llmops.model_repository.embedded import find_installation
+from llmops.model_repository.multi_gpu.cluster import make_cluster
+from llmops.model_repository.multi_gpu.export import export_launch
+from llmops.model_repository.multi_gpu.lws import AGENT, leader_script
+from tests.model_repository.engine_client import wait_until
+from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An engine of 16 GPUs."""
+    made = parking_repository(tmp_path)
+    marker(tiny=engine(8, pp_size=2, directory=str(tmp_path / "engine"))).save(made)
+    return made
+
+
+def export(kind: str, repository: Path, gpus: int = 8) -> str:
+    return export_launch(kind, repository, gpus, None, "models", Ports(), 30)
+
+
+def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tmp_path: Path) -> None:
+    """With a program in the place of srun that runs every task, and one in the place of tritonserver that says its
+    words."""
+    script = export("slurm", repository)
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
+    assert "--container-image='nvcr.io#nvidia/tritonserver:26.07-trtllm-python-py3'" in script
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(
+        '#!/bin/bash\nwhile [[ $1 == --* ]]; do echo "srun $1"; shift; done\n'
+        'for id in 0 1 15; do SLURM_PROCID=$id "$@"; done\n'
+    )
+    server = tmp_path / "bin" / "server"
+    server.write_text('#!/bin/bash\necho "$SLURM_PROCID: $*"\n')
+    for path in (tmp_path / "bin").iterdir():
+        path.chmod(0o755)
+    (tmp_path / "job.sh").write_text(script.replace(SERVER, str(server)))
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", tmp_path / "job.sh"], env=environment, capture_output=True, text=True, check=True)
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if line[0].isdigit())
+    assert "srun --mpi=pmix" in done.stdout
+    assert "--grpc-port=8001" in said["0"]
+    assert "--model-control-mode=explicit" not in said["0"]
+    assert said["1"] == said["15"]
+    assert "--model-control-mode=explicit --load-model=tiny-tensorrt_llm" in said["1"]
+
+
+def test_the_llm_api_has_its_own_launcher(repository: Path) -> None:
+    marker(tiny=engine(16, "python", directory="/engines/x")).save(repository)
+    script = export("slurm", repository)
+    assert f"trtllm-llmapi-launch {SERVER} --model-repository={repository}" in script
+    assert "SLURM_PROCID" not in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_a_path_with_a_space_is_not_for_that_launcher(tmp_path: Path) -> None:
+    repository = parking_repository(tmp_path / "my models")
+    marker(tiny=engine(16, "python")).save(repository)
+    with pytest.raises(InputError, match="cannot take a path with a space"):
+        export("slurm", repository)
+
+
+def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: Path) -> None:
+    objects = {one["kind"]: one for one in yaml.safe_load_all(export("lws", repository))}
+    assert list(objects) == ["ServiceAccount", "Role", "RoleBinding", "ConfigMap", "LeaderWorkerSet", "Service"]
+    group = objects["LeaderWorkerSet"]
+    assert group["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert (template["size"], template["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    for part in ("leaderTemplate", "workerTemplate"):
+        pod = template[part]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+        assert container["volumeMounts"][0]["mountPath"] == str(tmp_path)
+        assert pod["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
+    labels = template["leaderTemplate"]["metadata"]["labels"]
+    selector = objects["Service"]["spec"]["selector"]
+    assert selector == {"leaderworkerset.sigs.k8s.io/name": group["metadata"]["name"], "role": labels["role"]}
+    for text in objects["ConfigMap"]["data"].values():
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    script = objects["ConfigMap"]["data"]["leader.sh"]
+    assert f"-n 1 {SERVER}" in script
+    assert f": -n 15 {SERVER}" in script
+
+
+@pytest.mark.parametrize(
+    ("engines", "gpus", "says"),
+    [
+        ({"a": engine(8), "b": engine(8)}, 8, "has 2 engines"),
+        ({"a": engine(8)}, 3, "--gpus-per-node 3 does not divide the 8 GPUs of a"),
+        ({"a": engine(8)}, 8, "no folder in common"),
+    ],
+)
+def test_what_cannot_be_exported(tmp_path: Path, engines: dict, gpus: int, says: str) -> None:
+    repository = parking_repository(tmp_path)
+    marker(**engines).save(repository)
+    with pytest.raises(InputError, match=says):
+        export("lws", repository, gpus)
+
+
+KUBECTL = """#!/bin/bash
+[ "$1" = wait ] && { echo "waited for $3" >>FOLDER/kubectl; exit 0; }
+echo "exec in $2" >>FOLDER/kubectl
+shift 3
+exec "$@"
+"""
+
+
+@pytest.mark.stack
+@pytest.mark.xdist_group("stack")
+def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tmp_path: Path) -> None:
+    """Real mpirun and real Triton servers; kubectl's place is taken by a program that runs the command here."""
+    mpirun_or_skip()
+    repository = parking_repository(tmp_path, 1.5)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    cluster = make_cluster(repository, 1, None, Ports(port, port + 1, port + 2), 20)
+    assert (cluster.nodes, cluster.world_size) == (2, 2)
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "kubectl").write_text(KUBECTL.replace("FOLDER", str(tmp_path)))
+    (binaries / "kubessh").write_text('#!/bin/sh\npod=$1\nshift\nexec kubectl exec "$pod" -- /bin/sh -c "$*"\n')
+    for path in binaries.iterdir():
+        path.chmod(0o755)
+    here = find_installation()
+    script = leader_script(cluster).replace(AGENT, str(binaries / "kubessh")).replace(SERVER, str(here.binary))
+    script = script.replace("/opt/tritonserver/backends", str(here.backends))
+    environment = {**os.environ, **here.environment, "POD_NAME": socket.gethostname()}
+    environment["PATH"] = f"{binaries}:{environment['PATH']}"
+    leader = subprocess.Popen(["bash", "-c", script], env=environment, start_new_session=True)
+    try:
+        wait_until(lambda: answers(port), 60)
+        other = f"{socket.gethostname()}-1"
+        assert (tmp_path / "kubectl").read_text() == f"waited for pod/{other}\nexec in {other}\n"
+        assert (tmp_path / "rank1").read_text() == "tiny-tensorrt_llm"
+        answer: list[bytes] = []
+        thread = Thread(target=lambda: answer.append(ask(port)))
+        thread.start()
+        wait_until((tmp_path / "begun").exists, 20)
+        leader.send_signal(signal.SIGTERM)
+        thread.join(20)
+        assert b'"data":[7]' in answer[0]
+        leader.wait(30)
+        wait_until(lambda: not answers(port), 5)
+    finally:
+        for group in (signal.SIGTERM, signal.SIGKILL):
+            if leader.poll() is None:
+                os.killpg(leader.pid, group)
+                time.sleep(1)
+        shutil.rmtree(repository)
+
+
+def ask(port: int) -> bytes:
+    body = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[7]}]}'
+    url = f"http://127.0.0.1:{port}/v2/models/echo/infer"
+    return urllib.request.urlopen(urllib.request.Request(url, body), timeout=20).read()
+
+
+def answers(port: int) -> bool:
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2).status == 200
+    except (urllib.error.URLError, OSError):
+        return False
