@@ -1,0 +1,73 @@
+"""Dockerfile.trtllm, which cannot be built here: what it copies makes the package, what it says is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from llmops.build.trtllm.versions import DEFAULT_TAG, IMAGES
+from llmops.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "Dockerfile.trtllm").read_text()
+INSTRUCTIONS = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", TEXT, flags=re.M)).splitlines()
+
+
+def arguments(name: str) -> list[str]:
+    return [line.split(maxsplit=1)[1] for line in INSTRUCTIONS if line.startswith(f"{name} ")]
+
+
+def test_the_image_and_its_labels_are_those_of_the_matrix() -> None:
+    image = IMAGES[DEFAULT_TAG]
+    assert arguments("ARG") == [f"IMAGE={image.reference}"]
+    labels = dict(re.findall(r'(\S+)="([^"]*)"', arguments("LABEL")[0]))
+    assert labels["llmops.tensorrt-llm"] == image.tensorrt_llm
+    assert labels["llmops.triton"] == image.triton
+    assert f"== '{image.tensorrt_llm}'" in arguments("RUN")[0]
+
+
+def test_what_is_copied_makes_the_whole_package(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    source = tmp_path / "src"
+    source.mkdir()
+    for line in arguments("COPY"):
+        *files, target = line.split()
+        if files[0].startswith("--from"):
+            continue
+        for file in files:
+            place = source / Path(target).relative_to("/src")
+            copy = shutil.copytree if (ROOT / file).is_dir() else shutil.copy
+            copy(ROOT / file, place)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, source]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("llmops-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    data = [*ROOT.glob("model_repository/**/*.j2"), *ROOT.glob("model_repository/*/1/**/*.py")]
+    modules = [
+        path for folder in ("build", "model_repository", "gateway", "cli") for path in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    for path in [*data, *modules]:
+        assert f"llmops/{path.relative_to(ROOT)}" in names
+
+
+def test_it_runs_as_nobody_special_and_is_reachable() -> None:
+    assert arguments("USER") == ["10001"]
+    assert "useradd --create-home --uid 10001" in arguments("RUN")[0]
+    assert json.loads(arguments("ENTRYPOINT")[0])[-1] == "llmops"
+    command = json.loads(arguments("CMD")[0])
+    serve = cli.get_command(None, command[0])
+    context = serve.make_context("serve", command[1:], resilient_parsing=True)
+    assert context.params["host"] == "0.0.0.0"
+    assert set(arguments("EXPOSE")[0].split()) == {
+        str(context.params[f"{one}_port"]) for one in ("http", "grpc", "metrics")
+    }
+    check = arguments("HEALTHCHECK")[0]
+    assert f":{context.params['http_port']}/v2/health/ready" in check
+    compile(json.loads(check[check.index("CMD") + 4 :])[2], "healthcheck", "exec")
