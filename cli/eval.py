@@ -29,13 +29,13 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
     from llmops.build.quality.evaluate import evaluate
     from llmops.build.quality.gates import Gates
 
-    quality, bits = evaluate(engine, against)
+    quality, quant = evaluate(engine, against)
     if as_json:
         click.echo(json.dumps(quality.as_dict(), indent=2))
     else:
         for label, value in _lines(quality.as_dict()):
             click.echo(f"{label:<26} {value}")
-    Gates.from_options(limits, bits).check(quality)
+    Gates.from_options(limits, quant).check(quality)
 
 
 _LABELS = {

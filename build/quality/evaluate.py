@@ -14,18 +14,14 @@ if TYPE_CHECKING:
     from llmops.build.quality.reference import Reference
 
 
-def evaluate(folder: Path, against: str | None) -> tuple[Quality, int]:
-    """(figures, bits per weight). Raises InputError when there is nothing to show or to measure."""
-    from llmops.build.quantize.formats import FORMATS
-
+def evaluate(folder: Path, against: str | None) -> tuple[Quality, str]:
+    """(figures, format of the weights). Raises InputError when there is nothing to show or to measure."""
     manifest = EngineManifest.load(folder)
-    form = FORMATS.get(manifest.quantisation.weights)
-    bits = form.bits if form is not None else 16
     if against is not None:
-        return _measure(folder, manifest, against), bits
+        return _measure(folder, manifest, against), manifest.quantisation.weights
     if manifest.quality is None:
         raise InputError(f"{folder} has no figures: its build measured none. Give the source: --against CHECKPOINT.")
-    return Quality(**manifest.quality), bits
+    return Quality(**manifest.quality), manifest.quantisation.weights
 
 
 def _measure(folder: Path, manifest: EngineManifest, against: str) -> Quality:

@@ -8,47 +8,53 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.quality.structure import check_engine_config, check_hf_config
 from llmops.build.quantize import numbers
 from llmops.build.quantize.experts import split_experts
 from llmops.build.quantize.hf_files import HfFiles
-from llmops.build.quantize.loading import has_gpu, quiet
+from llmops.build.quantize.loading import empty_model, has_gpu, parameter_names, put_parameter, quiet, source_config
 from llmops.build.quantize.rank_files import RankFiles
 from llmops.build.quantize.reading import ExportedModel, InputRounding
 from llmops.errors import BuildError
 
 
-def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Any:
-    """A transformers model that computes what the export says. Raises BuildError when files and architecture do not
-    fit together."""
-    family = checkpoint.architecture.family
-    files: RankFiles | HfFiles = RankFiles(folder, family) if target == "tensorrt" else HfFiles(folder)
-    exported = files.model(bounds=False)
-    config = _engine_architecture(checkpoint, files.config) if target == "tensorrt" else _hf_architecture(folder)
-    model = _empty_model(config)
+@dataclass(frozen=True)
+class Exported:
+    """`model` computes what the export says; `inputs` is how the input of each linear layer is rounded."""
+
+    model: Any
+    inputs: dict[str, InputRounding]
+
+
+def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Exported:
+    """Raises BuildError when files, architecture and source do not fit together."""
+    if target == "tensorrt":
+        ranks = RankFiles(folder, checkpoint.architecture.family)
+        check_engine_config(ranks.config, checkpoint.architecture, checkpoint.config)
+        config, exported = _engine_architecture(checkpoint, ranks.config), ranks.model(bounds=False)
+    else:
+        files = HfFiles(folder)
+        check_hf_config(files.config, checkpoint.config)
+        config, exported = _hf_architecture(folder), files.model(bounds=False)
+    if "lm_head.weight" in exported.weights:
+        config.tie_word_embeddings = False
+    model = empty_model(config)
+    split_experts(model)
     _load(model, exported)
     _round_inputs(model, exported)
-    return model.eval()
-
-
-def _source_config(checkpoint: Checkpoint) -> Any:
-    from transformers import AutoConfig
-
-    if checkpoint.format == "gguf":
-        return AutoConfig.from_pretrained(checkpoint.path.parent, gguf_file=checkpoint.path.name)
-    return AutoConfig.from_pretrained(checkpoint.path)
+    return Exported(model.to("cuda") if has_gpu() else model, exported.inputs)
 
 
 def _engine_architecture(checkpoint: Checkpoint, exported: dict[str, Any]) -> Any:
     """The source's config with every field that the engine takes from its own config.json put in its place."""
-    with quiet():
-        config = _source_config(checkpoint)
+    config = source_config(checkpoint)
     config.rms_norm_eps = exported["norm_epsilon"]
     config.num_attention_heads = exported["num_attention_heads"]
     config.num_key_value_heads = exported["num_key_value_heads"]
@@ -74,34 +80,19 @@ def _hf_architecture(folder: Path) -> Any:
     return config
 
 
-def _empty_model(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    with quiet():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    split_experts(model)
-    return model.to("cuda") if has_gpu() else model
-
-
 def _load(model: Any, exported: ExportedModel) -> None:
     wanted = dict(model.named_parameters())
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    missing = sorted(set(wanted) - set(exported.weights) - tied)
-    foreign = sorted(set(exported.weights) - set(wanted) - tied)
+    names = parameter_names(model)
+    missing, foreign = sorted(set(names) - set(exported.weights)), sorted(set(exported.weights) - set(names))
     if missing or foreign:
         first = f"it lacks {missing[0]}" if missing else f"it has {foreign[0]}, which the architecture has not"
         raise BuildError(f"the exported checkpoint does not fit its architecture: {first}.")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            _copy(name, parameter, exported.weights.pop(name, None))
-
-
-def _copy(name: str, parameter: nn.Parameter, value: Tensor | None) -> None:
-    if value is None:
-        return
-    if value.shape != parameter.shape:
-        raise BuildError(f"the exported {name} is {tuple(value.shape)}, its architecture has {tuple(parameter.shape)}.")
-    parameter.copy_(value)
+    for name in names:
+        value, shape = exported.weights.pop(name), tuple(wanted[name].shape)
+        if tuple(value.shape) != shape:
+            raise BuildError(f"the exported {name} is {tuple(value.shape)}, its architecture has {shape}.")
+        put_parameter(model, name, value)
+    model.tie_weights()
 
 
 def _round_inputs(model: nn.Module, exported: ExportedModel) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from llmops.build.quality.fidelity import sketch
+from llmops.build.quality.ranges import input_ranges
 from llmops.build.quantize.calibration import bundled_texts
+from llmops.build.quantize.experts import split_experts
 
 _EVALUATION_LENGTH = 256
 _GOLDEN_TOKENS = 24
@@ -24,19 +28,22 @@ def log_probs(model: Any, ids: list[int]) -> Tensor:
     return torch.log_softmax(logits.float(), dim=-1).cpu()
 
 
-def greedy(model: Any, ids: list[int], count: int, end: set[int]) -> list[int]:
-    """`count` greedy tokens, fewer when the model ends."""
-    prompt = torch.tensor([ids], device=model.device)
+def greedy(model: Any, prompts: list[list[int]], count: int, end: set[int]) -> list[list[int]]:
+    """`count` greedy tokens each, fewer when the model ends. All at once: a step costs one read of the weights."""
+    longest, pad = max(map(len, prompts)), min(end, default=0)
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     with torch.inference_mode():
         output = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=count,
-            do_sample=False,
-            eos_token_id=sorted(end) or None,
-            pad_token_id=min(end, default=0),
-        )
-    return [int(token) for token in output[0, len(ids) :]]
+            ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=sorted(end) or None,
+            pad_token_id=pad,
+        )  # fmt: skip
+    return [_until_end(row, end) for row in output[:, longest:].tolist()]
+
+
+def _until_end(tokens: list[int], end: set[int]) -> list[int]:
+    first = next((i for i, token in enumerate(tokens) if token in end), len(tokens))
+    return tokens[: first + 1]
 
 
 def evaluation_ids(tokenizer: Any) -> list[list[int]]:
@@ -60,7 +67,8 @@ def _ids(encoded: Any) -> list[int]:
 
 
 class Reference:
-    """`folder` holds reference.json (token ids, golden answers) and logprobs-N.npy, one per text."""
+    """`folder` holds reference.json (token ids, golden answers), logprobs-N.npy, one per text, and the sketches of the
+    weights and the ranges of the layers' inputs in safetensors."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,6 +77,8 @@ class Reference:
         self.prompts: list[list[int]] = content["prompts"]
         self.answers: list[list[int]] = content["answers"]
         self.end: set[int] = set(content["end"])
+        self.sketches: dict[str, Tensor] = load_file(folder / "sketches.safetensors")
+        self.ranges: dict[str, Tensor] = load_file(folder / "ranges.safetensors")
 
     def __iter__(self) -> Iterator[tuple[list[int], Tensor]]:
         for number, ids in enumerate(self.texts):
@@ -76,13 +86,17 @@ class Reference:
 
     @classmethod
     def record(cls, model: Any, tokenizer: Any, end: set[int], folder: Path) -> Reference:
-        """Run the source model once over everything."""
+        """Run the source model once over everything. Its experts are split as they are in an export."""
         folder.mkdir(parents=True, exist_ok=True)
+        split_experts(model)
         texts, prompts = evaluation_ids(tokenizer), golden_ids(tokenizer)
-        for number, ids in enumerate(texts):
-            np.save(folder / f"logprobs-{number}.npy", log_probs(model, ids).numpy())
-        answers = [greedy(model, ids, _GOLDEN_TOKENS, end) for ids in prompts]
+        with input_ranges(model) as ranges:
+            for number, ids in enumerate(texts):
+                np.save(folder / f"logprobs-{number}.npy", log_probs(model, ids).numpy())
+        answers = greedy(model, prompts, _GOLDEN_TOKENS, end)
         content = {"texts": texts, "prompts": prompts, "answers": answers, "end": sorted(end)}
+        save_file(sketch(model), folder / "sketches.safetensors")
+        save_file(ranges, folder / "ranges.safetensors")
         (folder / "reference.json").write_text(json.dumps(content))
         return cls(folder)
 

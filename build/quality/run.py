@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.quality.exported import Exported, load_exported
+from llmops.build.quality.fidelity import furthest, sketch
 from llmops.build.quality.gates import Quality
 from llmops.build.quality.metrics import Comparison
+from llmops.build.quality.ranges import cover
 from llmops.build.quality.reference import Reference, golden_agreement, log_probs
+
+# JSON has no infinity
+_WORST = 1e9
 
 
 def measure(folder: Path, target: str, checkpoint: Checkpoint, reference: Reference) -> Quality:
     """Load the export in `folder` and measure it. Raises BuildError when it cannot be loaded."""
-    from llmops.build.quality.exported import load_exported
-
     return compare(load_exported(folder, target, checkpoint), reference)
 
 
-def compare(model: Any, reference: Reference) -> Quality:
-    """All figures of a loaded model against the reference."""
-    comparison = Comparison()
+def compare(exported: Exported, reference: Reference) -> Quality:
+    """All figures of a loaded export against the reference."""
+    comparison, model = Comparison(), exported.model
+    error, name = furthest(sketch(model), reference.sketches)
     for ids, expected in reference:
         candidate = log_probs(model, ids)[:, : expected.shape[-1]]
         comparison.add(expected, candidate, torch.tensor(ids[1:]))
+    covers = [(value, name) for name, value in cover(exported.inputs, reference.ranges).items()]
     return Quality(
         perplexity=comparison.perplexity,
         perplexity_ratio=comparison.perplexity_ratio,
@@ -35,4 +40,8 @@ def compare(model: Any, reference: Reference) -> Quality:
         golden_agreement=golden_agreement(model, reference),
         tokens=comparison.tokens,
         prompts=len(reference.prompts),
+        weight_error=min(error, _WORST),
+        weight_error_at=name,
+        narrowest=min(covers, default=None),
+        widest=max(covers, default=None),
     )

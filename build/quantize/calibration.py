@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +22,22 @@ _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """`size` texts of at most `seq_len` tokens, `batch_size` at a time; defaults are NVIDIA's quantize.py.
+    """At most `size` sequences of `seq_len` tokens, `batch_size` at a time. None is chosen by `resolved`.
 
     `dataset` is `bundled`, a .jsonl, .txt or .parquet file, or a hub id (its `train` split).
     """
 
     dataset: str = BUNDLED
-    size: int = 512
+    size: int | None = None
     seq_len: int = 512
-    batch_size: int = 1
+    batch_size: int | None = None
     seed: int = 1234
+
+    def resolved(self, gpu: bool, limit: int) -> tuple[int, int]:
+        """(size, batch size). NVIDIA's quantize.py takes 512 sequences, 32 (`limit`) for AWQ, one by one; on a CPU an
+        eighth of that, and eight at a time, because AWQ quantises all weights eleven times for every batch."""
+        size = min(512, limit) if gpu else min(64, max(limit // 4, 8))
+        return self.size or size, self.batch_size or (1 if gpu else 8)
 
 
 def bundled_texts(name: str = "calibration") -> list[str]:
@@ -40,12 +47,12 @@ def bundled_texts(name: str = "calibration") -> list[str]:
 
 
 def load_texts(settings: CalibrationSettings) -> list[str]:
-    """At most `size` texts, drawn with `seed` when there are more. Raises InputError for unusable data."""
+    """All texts in an order drawn with `seed`. Raises InputError for unusable data."""
     texts = _read(settings.dataset)
     if not texts:
         raise InputError(f"--calib-data {settings.dataset} has no text; give one text per line or JSON object.")
     random.Random(settings.seed).shuffle(texts)
-    return texts[: settings.size]
+    return texts
 
 
 def _read(dataset: str) -> list[str]:
@@ -114,14 +121,25 @@ def _hub(dataset: str) -> list[str]:
         raise InputError(f"--calib-data {dataset} cannot be read from the hub ({error}); give a local file.") from error
 
 
-def batches(texts: list[str], tokenizer: Any, settings: CalibrationSettings) -> Iterator[dict[str, torch.Tensor]]:
-    """`input_ids` and `attention_mask`, int64 (batch, tokens), left-padded."""
-    tokenizer.padding_side = "left"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    for start in range(0, len(texts), settings.batch_size):
-        part = texts[start : start + settings.batch_size]
-        encoded = tokenizer(
-            part, return_tensors="pt", padding=len(part) > 1, truncation=True, max_length=settings.seq_len
-        )
-        yield {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+def sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) -> list[list[int]]:
+    """At most `size` sequences of `seq_len` token ids: texts one after the other with an end-of-text token between, so
+    that short ones need no padding. Only the last may be shorter."""
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    found: list[int] = []
+    for text in texts:
+        # one text longer than a sequence gives its beginning, as with NVIDIA's loaders
+        found += [*tokenizer(text, truncation=True, max_length=seq_len)["input_ids"][: seq_len - len(end)], *end]
+        if len(found) >= size * seq_len:
+            break
+    cut = [found[start : start + seq_len] for start in range(0, len(found), seq_len)][:size]
+    return [ids for ids in cut if len(ids) > 1]
+
+
+def batches(found: list[list[int]], batch_size: int) -> Iterator[torch.Tensor]:
+    """int64 (batch, tokens); sequences of one batch are of one length."""
+    import torch
+
+    for _, group in groupby(found, key=len):
+        same = list(group)
+        for start in range(0, len(same), batch_size):
+            yield torch.tensor(same[start : start + batch_size])

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from llmops.build.quantize.reading import ExportedModel, InputRounding, NoBounds, StoredLinear
+from llmops.build.quantize.reading import ExportedModel, InputRounding, StoredLinear
 
 _SUFFIXES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "k_scale", "v_scale")
 _INPUT_KINDS = {"FP8": "e4m3", "W4A8_AWQ": "e4m3", "FP8_PER_CHANNEL_PER_TOKEN": "e4m3_token"}
@@ -31,13 +31,13 @@ class HfFiles:
 
     def model(self, bounds: bool = True) -> ExportedModel:
         """Everything, in float32."""
-        model = ExportedModel() if bounds else ExportedModel(bounds=NoBounds())
+        model = ExportedModel()
         for name, tensor in self.tensors.items():
             if not name.endswith(_SUFFIXES):
-                self._weight(model, name, tensor)
+                self._weight(model, name, tensor, bounds)
         return model
 
-    def _weight(self, model: ExportedModel, name: str, tensor: Tensor) -> None:
+    def _weight(self, model: ExportedModel, name: str, tensor: Tensor, bounds: bool) -> None:
         module = name.rpartition(".")[0]
         get = self.tensors.get
         prequant = get(f"{module}.pre_quant_scale")
@@ -45,8 +45,7 @@ class HfFiles:
         if name.endswith(".weight") and f"{module}.weight_scale" in self.tensors:
             stored = StoredLinear(tensor, get(f"{module}.weight_scale"), prequant)
             self._input(model, module, prequant)
-        ours = _renamed(name)
-        model.weights[ours], model.bounds[ours] = stored.value(), stored.bound()
+        model.put(_renamed(name), [stored.part(bounds)])
 
     def _input(self, model: ExportedModel, module: str, prequant: Tensor | None) -> None:
         kind = _INPUT_KINDS.get(str(self.quantization.get("quant_algo")))

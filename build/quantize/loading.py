@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.weights import open_weights
+from llmops.build.tokenizer import write_tokenizer
 from llmops.errors import CheckpointError, MissingDependencyError
 
 
@@ -57,35 +61,77 @@ def load_model(checkpoint: Checkpoint) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    if checkpoint.format == "gguf":
+        return _from_gguf(checkpoint)
     kwargs: dict[str, Any] = {"device_map": "auto", "dtype": "auto"} if has_gpu() else {"dtype": torch.float32}
-    path, extra = _source(checkpoint)
     try:
         with quiet():
-            model = AutoModelForCausalLM.from_pretrained(path, **kwargs, **extra)
+            model = AutoModelForCausalLM.from_pretrained(checkpoint.path, **kwargs)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.ref} cannot be loaded by transformers: {error}") from error
-    # a dequantised GGUF still says how it was stored, and the export would repeat it
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
     model.config.architectures = [checkpoint.architecture.hf_class]
     return model.eval()
 
 
+def _from_gguf(checkpoint: Checkpoint) -> Any:
+    """transformers parses a GGUF's vocabulary three times, in seconds each, and holds all weights twice."""
+    import numpy as np
+    import torch
+
+    weights = open_weights(checkpoint)
+    model = empty_model(source_config(checkpoint))
+    for name in parameter_names(model):
+        put_parameter(model, name, torch.from_numpy(np.require(weights.get(name).float32(), requirements=["C", "W"])))
+    model.tie_weights()
+    return (model.to("cuda", torch.bfloat16) if has_gpu() else model).eval()
+
+
+def source_config(checkpoint: Checkpoint) -> Any:
+    """The checkpoint's transformers config, without a word on how the source was quantised."""
+    from transformers import AutoConfig
+
+    if checkpoint.format == "gguf":
+        special = checkpoint.special_tokens
+        ids = {"bos_token_id": special.bos, "eos_token_id": list(special.end) or None, "pad_token_id": special.pad}
+        fields = {key: value for key, value in checkpoint.config.items() if key != "model_type"}
+        return AutoConfig.for_model(checkpoint.config["model_type"], **fields, **ids)
+    with quiet():
+        config = AutoConfig.from_pretrained(checkpoint.path)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def empty_model(config: Any) -> Any:
+    """A float32 model whose parameters take no memory until `put_parameter` replaces them."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with quiet(), init_empty_weights(include_buffers=False):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def parameter_names(model: Any) -> list[str]:
+    """All parameters, without an output matrix that is the embedding."""
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    return [name for name, _ in model.named_parameters() if name not in tied]
+
+
+def put_parameter(model: Any, name: str, value: Any) -> None:
+    import torch
+
+    module, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(module), attribute, torch.nn.Parameter(value, requires_grad=False))
+
+
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
+    """A GGUF's through the files that the engine gets: faster, and the ones that will be used."""
     from transformers import AutoTokenizer
 
-    path, extra = _source(checkpoint)
-    extra.pop("quantization_config", None)
-    with quiet():
-        return AutoTokenizer.from_pretrained(path, **extra)
-
-
-def _source(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
     if checkpoint.format != "gguf":
-        return str(checkpoint.path), {}
-    # newer releases keep GGUF blocks packed unless told otherwise; 5.5 always unpacks them
-    import transformers
-
-    config = getattr(transformers, "GgufConfig", None)
-    unpack = {"quantization_config": config(dequantize=True)} if config is not None else {}
-    return str(checkpoint.path.parent), {"gguf_file": checkpoint.path.name, **unpack}
+        with quiet():
+            return AutoTokenizer.from_pretrained(checkpoint.path)
+    with tempfile.TemporaryDirectory(prefix="llmops-tokenizer-") as scratch, quiet():
+        write_tokenizer(checkpoint, Path(scratch) / "tokenizer", lambda sentence: None)
+        return AutoTokenizer.from_pretrained(Path(scratch) / "tokenizer")

@@ -67,3 +67,11 @@ def round_to_e4m3(value: Tensor, scale: Tensor | float) -> Tensor:
 
 def round_to_int8(value: Tensor, scale: Tensor | float) -> Tensor:
     return (value / scale).round().clamp(-128, 127) * scale
+
+
+def round_per_channel(weight: Tensor, bits: int) -> Tensor:
+    """What trtllm-build makes of a 16-bit weight (…, out, in) with --use_weight_only: one step of amax / 2**(bits-1)
+    per output (TensorRT-LLM `cutlass_kernels/cutlass_preprocessors.cpp`, symmetric_quantize)."""
+    limit = 1 << (bits - 1)
+    step = (weight.abs().amax(dim=-1, keepdim=True) / limit).clamp(min=1e-30)
+    return (weight / step).round().clamp(-limit, limit - 1) * step

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from llmops.build.quantize.calibration import CalibrationSettings, batches, load_texts
+from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, batches, load_texts, sequences
 from llmops.build.quantize.experts import split_experts
 from llmops.build.quantize.formats import Format
-from llmops.build.quantize.loading import quiet
+from llmops.build.quantize.loading import has_gpu, quiet
 from llmops.build.quantize.presets import modelopt_config
 from llmops.errors import BuildError
 
 if TYPE_CHECKING:
     from llmops.build.targets.base import Progress
+
+
+# awq_lite's second pass: eleven strengths of smoothing are tried on top of the pass itself
+_AWQ_PASSES = (1, 12)
 
 
 def quantize(
@@ -31,25 +37,62 @@ def quantize(
     config = modelopt_config(form, kv_cache, group_size)
     if config is None:
         return 0
-    texts = load_texts(settings)
-    prepared = list(batches(texts, tokenizer, settings))
-    tokens = sum(int(batch["attention_mask"].sum()) for batch in prepared)
-    passes = 2 if form.name in ("int4_awq", "w4a8_awq") else 1
-    title = f"Calibrating {form.name} on {len(texts)} texts"
-    with progress.stage(title, total=len(prepared) * passes), quiet(), torch.inference_mode():
-        _run(model, config, prepared, progress)
+    size, batch_size = settings.resolved(has_gpu(), form.calib_limit)
+    found = sequences(load_texts(settings), tokenizer, size, settings.seq_len)
+    tokens = sum(len(ids) for ids in found)
+    passes = _AWQ_PASSES if form.grouped else (1,)
+    title = _title(form, len(found), tokens, settings)
+    with (
+        progress.stage(title, total=sum(passes) * tokens), quiet(), torch.inference_mode(), _bfloat16_products(),
+        _layer_progress(model, passes, progress) as forward,
+    ):  # fmt: skip
+        _run(model, config, lambda target: forward(target, batches(found, batch_size)))
     _check_finite(model)
     return tokens
 
 
-def _run(model: Any, config: dict[str, Any], prepared: list[Any], progress: Progress) -> None:
-    import modelopt.torch.quantization as mtq
+def _title(form: Format, count: int, tokens: int, settings: CalibrationSettings) -> str:
+    source = "the bundled texts" if settings.dataset == BUNDLED else settings.dataset
+    return f"Calibrating {form.name} on {count} sequences ({tokens} tokens) of {source}"
 
-    def forward_loop(target: Any) -> None:
-        for batch in prepared:
-            # only the activations matter; a cache would keep every key and value
-            target(**{name: value.to(target.device) for name, value in batch.items()}, use_cache=False)
-            progress.advance()
+
+@contextlib.contextmanager
+def _bfloat16_products() -> Iterator[None]:
+    """float32 products on a CPU in bfloat16 with float32 sums: half the time, and an error of 0.2% that neither a
+    largest value nor the choice between strengths of smoothing notices."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if has_gpu() else "medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def _layer_progress(model: Any, passes: tuple[int, ...], progress: Progress) -> Iterator[Callable[..., None]]:
+    """Gives the forward loop; the progress advances layer by layer, in tokens times the cost of the pass."""
+    decoder = model.get_decoder()
+    layers, costs, share = decoder.layers, iter(passes), [0.0]
+
+    def forward(target: Any, prepared: Iterator[Any]) -> None:
+        cost = next(costs, passes[-1])
+        for ids in prepared:
+            share[0] = cost * ids.numel() / len(layers)
+            # without the output matrix, which is not quantised; a cache would keep every key and value
+            target.get_decoder()(input_ids=ids.to(target.device), use_cache=False)
+
+    handles = [layer.register_forward_hook(lambda *_: progress.advance(share[0])) for layer in layers]
+    try:
+        yield forward
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _run(model: Any, config: dict[str, Any], forward_loop: Callable[[Any], None]) -> None:
+    import modelopt.torch.quantization as mtq
 
     try:
         mtq.quantize(model, config, forward_loop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from llmops.build.quantize.reading import ExportedModel, InputRounding, NoBounds, StoredLinear
+from llmops.build.quantize.reading import ExportedModel, InputRounding, Part, StoredLinear
 from llmops.errors import BuildError
 
 _NORMS = {
@@ -28,9 +28,10 @@ _INPUT_KINDS = {
     "FP8_PER_CHANNEL_PER_TOKEN": "e4m3_token",
     "W8A8_SQ_PER_CHANNEL": "int8",
 }
+# bits of the formats that trtllm-build makes from 16-bit weights
+_QUANTISED_LATER = {"W8A16": 8, "W4A16": 4}
 _EXPERTS = {"mixtral": ("w1", "w3", "w2")}
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-Put = Callable[[str, StoredLinear], None]
 
 
 class RankFiles:
@@ -48,10 +49,13 @@ class RankFiles:
         # Gemma multiplies by 1 + weight; TensorRT-LLM stores the sum
         self.norm_offset = 1.0 if family.startswith("gemma") else 0.0
         self.names = [set(file.keys()) for file in self.files]
+        self.bounds = True
 
     def model(self, bounds: bool = True) -> ExportedModel:
-        """Everything, in float32."""
-        model = ExportedModel() if bounds else ExportedModel(bounds=NoBounds())
+        """Everything, in float32: what is stored and how far rounding may have moved it, or without `bounds` what the
+        engine will compute with, which differs where trtllm-build is still to quantise."""
+        self.bounds = bounds
+        model = ExportedModel()
         last = self.pp - 1
         hidden = self._joined(0, "transformer.vocab_embedding.weight", 0)
         assert hidden is not None
@@ -69,10 +73,8 @@ class RankFiles:
     def _vocab(self) -> int:
         return int(self.config["vocab_size"])
 
-    @staticmethod
-    def _plain(model: ExportedModel, name: str, tensor: Tensor) -> None:
-        stored = StoredLinear(tensor)
-        model.weights[name], model.bounds[name] = stored.value(), stored.bound()
+    def _plain(self, model: ExportedModel, name: str, tensor: Tensor) -> None:
+        model.put(name, [StoredLinear(tensor).part(self.bounds)])
 
     def _ranks(self, stage: int) -> range:
         return range(stage * self.tp, (stage + 1) * self.tp)
@@ -102,7 +104,9 @@ class RankFiles:
 
     def _linears(self, stage: int, name: str) -> list[StoredLinear]:
         """The layer as each rank has it."""
-        return [StoredLinear(*tensors) for tensors in self._stored(stage, name)]
+        later = None if self.bounds else _QUANTISED_LATER.get(self.config["quantization"].get("quant_algo"))
+        stored = self._stored(stage, name)
+        return [StoredLinear(*tensors, later_bits=later if tensors[1] is None else None) for tensors in stored]
 
     def _stored(self, stage: int, name: str) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
         for rank in self._ranks(stage):
@@ -115,9 +119,8 @@ class RankFiles:
     def _optional(self, rank: int, name: str) -> Tensor | None:
         return self.files[rank].get_tensor(name) if name in self.names[rank] else None
 
-    def _put(self, model: ExportedModel, name: str, parts: list[StoredLinear], dim: int) -> None:
-        model.weights[f"{name}.weight"] = torch.cat([part.value() for part in parts], dim=dim)
-        model.bounds[f"{name}.weight"] = torch.cat([part.bound() for part in parts], dim=dim)
+    def _put(self, model: ExportedModel, name: str, shares: list[StoredLinear], dim: int) -> None:
+        model.put(f"{name}.weight", [share.part(self.bounds) for share in shares], dim)
 
     def _input(self, model: ExportedModel, stage: int, source: str, targets: list[str], dim: int | None) -> None:
         kind = _INPUT_KINDS.get(self.config["quantization"].get("quant_algo"))
@@ -133,16 +136,16 @@ class RankFiles:
 
     def _attention(self, model: ExportedModel, stage: int, source: str, target: str) -> None:
         names = ("q_proj", "k_proj", "v_proj")
-        parts = [_rows(stored, self._qkv_rows()) for stored in self._linears(stage, f"{source}.qkv")]
+        parts = [_rows(stored.part(self.bounds), self._qkv_rows()) for stored in self._linears(stage, f"{source}.qkv")]
         replicas = max(1, self.tp // self.config["num_key_value_heads"])
         bounds = [[part[i] for part in parts] for i in range(3)]
         joined = [bounds[0], bounds[1][::replicas], bounds[2][::replicas]]
         if self.family == "phi3":
-            self._put_fused(model, f"{target}.qkv_proj", joined)
+            model.put(f"{target}.qkv_proj.weight", [share for group in joined for share in group])
             self._input(model, stage, f"{source}.qkv", [f"{target}.qkv_proj"], None)
         else:
             for name, shards in zip(names, joined, strict=True):
-                self._put_values(model, f"{target}.{name}", shards, 0)
+                model.put(f"{target}.{name}.weight", shards)
             self._input(model, stage, f"{source}.qkv", [f"{target}.{name}" for name in names], None)
         self._bias(model, stage, source, target, replicas)
         self._put(model, f"{target}.o_proj", self._linears(stage, f"{source}.dense"), 1)
@@ -166,20 +169,12 @@ class RankFiles:
             shards = [bias.split(self._qkv_rows())[index] for bias in biases][:: replicas if index else 1]
             self._plain(model, f"{target}.{name}.bias", torch.cat(shards))
 
-    @staticmethod
-    def _put_values(model: ExportedModel, name: str, shards: list[tuple[Tensor, Tensor]], dim: int) -> None:
-        model.weights[f"{name}.weight"] = torch.cat([value for value, _ in shards], dim=dim)
-        model.bounds[f"{name}.weight"] = torch.cat([bound for _, bound in shards], dim=dim)
-
-    def _put_fused(self, model: ExportedModel, name: str, groups: list[list[tuple[Tensor, Tensor]]]) -> None:
-        self._put_values(model, name, [shard for group in groups for shard in group], 0)
-
     def _mlp(self, model: ExportedModel, stage: int, source: str, target: str) -> None:
         fc = self._linears(stage, f"{source}.fc")
         if self.family == "phi3":
             half = self.config["intermediate_size"] // self.tp
-            parts = [_rows(stored, (half, half)) for stored in fc]
-            self._put_fused(model, f"{target}.gate_up_proj", [[p[1] for p in parts], [p[0] for p in parts]])
+            parts = [_rows(stored.part(self.bounds), (half, half)) for stored in fc]
+            model.put(f"{target}.gate_up_proj.weight", [p[1] for p in parts] + [p[0] for p in parts])
             self._input(model, stage, f"{source}.fc", [f"{target}.gate_up_proj"], None)
         else:
             self._put(model, f"{target}.gate_proj", fc, 0)
@@ -194,22 +189,26 @@ class RankFiles:
         assert router is not None
         self._plain(model, f"{target}.gate.weight", router)
         gate, up, down = _EXPERTS.get(self.family, _PROJECTIONS)
-        fc, proj = self._linears(stage, f"{source}.fc"), self._linears(stage, f"{source}.proj")
+        fc = self._linears(stage, f"{source}.fc")
+        proj = [stored.part(self.bounds) for stored in self._linears(stage, f"{source}.proj")]
         half = self.config["moe_intermediate_size"] // self.tp
-        halves = [_rows(stored, (half, half)) for stored in fc]
+        halves = [_rows(stored.part(self.bounds), (half, half)) for stored in fc]
         for expert in range(self.config["moe"]["num_experts"]):
             name = f"{target}.experts.{expert}"
-            self._put_values(model, f"{name}.{up}", [_expert(h[0], expert) for h in halves], 0)
-            self._put_values(model, f"{name}.{gate}", [_expert(h[1], expert) for h in halves], 0)
-            self._put_values(model, f"{name}.{down}", [_expert((p.value(), p.bound()), expert) for p in proj], 1)
+            model.put(f"{name}.{up}.weight", [_expert(h[0], expert) for h in halves])
+            model.put(f"{name}.{gate}.weight", [_expert(h[1], expert) for h in halves])
+            model.put(f"{name}.{down}.weight", [_expert(p, expert) for p in proj], 1)
             self._input(model, stage, f"{source}.fc", [f"{name}.{gate}", f"{name}.{up}"], None)
             self._input(model, stage, f"{source}.proj", [f"{name}.{down}"], 0)
 
 
-def _rows(stored: StoredLinear, sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
-    """(value, bound) of each block of output rows."""
-    return list(zip(stored.value().split(sizes, dim=-2), stored.bound().split(sizes, dim=-2), strict=True))
+def _rows(part: Part, sizes: tuple[int, ...]) -> list[Part]:
+    """Each block of output rows."""
+    value, bound = part
+    bounds = bound.split(sizes, dim=-2) if bound is not None else (None,) * len(sizes)
+    return list(zip(value.split(sizes, dim=-2), bounds, strict=True))
 
 
-def _expert(pair: tuple[Tensor, Tensor], number: int) -> tuple[Tensor, Tensor]:
-    return pair[0][number], pair[1][number]
+def _expert(part: Part, number: int) -> Part:
+    value, bound = part
+    return value[number], bound[number] if bound is not None else None

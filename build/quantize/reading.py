@@ -9,6 +9,10 @@ from torch import Tensor
 
 from llmops.build.quantize import numbers
 
+_LARGEST = {"e4m3": numbers.E4M3_MAX, "int8": 127.0}
+# a value, and how far rounding may have moved it
+Part = tuple[Tensor, Tensor | None]
+
 
 @dataclass(frozen=True)
 class InputRounding:
@@ -18,6 +22,13 @@ class InputRounding:
     kind: str | None = None
     scale: Tensor | None = None
     prequant: Tensor | None = None
+
+    def largest(self) -> Tensor | None:
+        """The input beyond which values are clipped: a number, or one per input with `prequant`; None without."""
+        if self.scale is None or self.kind not in _LARGEST:
+            return None
+        largest = self.scale.float() * _LARGEST[self.kind]
+        return largest / self.prequant.float() if self.prequant is not None else largest
 
     def apply(self, value: Tensor) -> Tensor:
         """`prequant` is not applied here: `ExportedModel.weights` have it multiplied in."""
@@ -39,32 +50,44 @@ class InputRounding:
 
 @dataclass
 class ExportedModel:
-    """`weights` in transformers' names (experts one by one) and `bounds`, how far rounding may have moved each;
-    `inputs` by module name; `kv_scales` by the projection whose output rounds."""
+    """`weights` in transformers' names (experts one by one) and, where asked for, `bounds`, how far rounding may have
+    moved each; `inputs` by module name; `kv_scales` by the projection whose output rounds."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     inputs: dict[str, InputRounding] = field(default_factory=dict)
     kv_scales: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
     bounds: dict[str, Tensor] = field(default_factory=dict)
 
+    def put(self, name: str, parts: list[Part], dim: int = 0) -> None:
+        """A weight from the shares of the ranks, which cut it along `dim`."""
+        self.weights[name] = _joined([value for value, _ in parts], dim)
+        bounds = [bound for _, bound in parts if bound is not None]
+        if bounds:
+            self.bounds[name] = _joined(bounds, dim)
 
-class NoBounds(dict[str, Tensor]):
-    """Forgets what is put in: bounds are as large as the weights, and only proofs need them."""
 
-    def __setitem__(self, name: str, bound: Tensor) -> None: ...
+def _joined(tensors: list[Tensor], dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=dim)
 
 
 @dataclass(frozen=True)
 class StoredLinear:
-    """One linear layer as stored: packed weight and its scales, in whatever names the file had."""
+    """One linear layer as stored: packed weight and its scales, in whatever names the file had. `later_bits` where
+    trtllm-build is still to quantise the 16-bit weight."""
 
     weight: Tensor
     scale: Tensor | None = None
     prequant: Tensor | None = None
+    later_bits: int | None = None
+
+    def part(self, bounds: bool) -> Part:
+        return self.value(), self.bound() if bounds else None
 
     def value(self) -> Tensor:
         """Effective float32 weight (…, out, in): what the layer multiplies its unscaled input by."""
         value = numbers.dequantise(self.weight, self.scale)
+        if self.later_bits is not None:
+            return numbers.round_per_channel(value, self.later_bits)
         return value * self._factors() if self.prequant is not None else value
 
     def _factors(self) -> Tensor:

@@ -33,7 +33,7 @@ class PytorchTarget:
         unknown_options(spec, COMMON_OPTIONS | {"adapters"}, (LLM,))
         request = make_request(spec, checkpoint)
         llm_args(spec, checkpoint, request)
-        if not _copied(checkpoint, request):
+        if not request.copied:
             from llmops.build.quantize.loading import has_gpu, require_quantize_extra
 
             require_quantize_extra()
@@ -42,7 +42,7 @@ class PytorchTarget:
 
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
         request = make_request(spec, checkpoint)
-        return stored_bytes(checkpoint, request) + (0 if _copied(checkpoint, request) else 1 << 30)
+        return stored_bytes(checkpoint, request) + (0 if request.copied else 1 << 30)
 
     def versions(self) -> dict[str, str]:
         return library_versions()
@@ -51,7 +51,7 @@ class PytorchTarget:
         """(stage needs, what the engine is started with) for --dry-run."""
         request = make_request(spec, checkpoint)
         gpu = False
-        if not _copied(checkpoint, request):
+        if not request.copied:
             from llmops.build.quantize.loading import has_gpu
 
             gpu = has_gpu()
@@ -63,7 +63,7 @@ class PytorchTarget:
         request = make_request(spec, checkpoint)
         record: dict[str, Any] = {"quality": None, "calibration_tokens": 0}
         model_dir = workdir / MODEL_DIR
-        if _copied(checkpoint, request):
+        if request.copied:
             with progress.stage("Taking the checkpoint over"):
                 _take_over(checkpoint, model_dir)
         else:
@@ -81,12 +81,6 @@ class PytorchTarget:
     def published(self, spec: BuildSpec) -> None:
         """The engine is in its place: the stages kept for a restart are not needed any more."""
         drop_stages(spec.output)
-
-
-def _copied(checkpoint: Checkpoint, request: Request) -> bool:
-    """Nothing is computed: quantised already, or wanted as it is."""
-    untouched = request.form.name == "none" and request.kv_cache == "auto"
-    return request.passed_on or (untouched and checkpoint.format == "huggingface")
 
 
 def _take_over(checkpoint: Checkpoint, model_dir: Path) -> None:

@@ -168,7 +168,7 @@ def test_what_only_optimum_intel_can_export_says_how_to_get_it(
 
 
 def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, data: Any = None) -> np.ndarray:
-    from llmops.build.targets.openvino.weights import Weight
+    from llmops.build.checkpoint.weights import Weight
 
     weight = Weight(values if data is None else data, values.shape, "f32", blocks)
     node = storage.matrix(weight)

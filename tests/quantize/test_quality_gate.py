@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,13 +19,10 @@ from llmops.build.quantize.loading import load_model, load_tokenizer
 from llmops.errors import BuildError, InputError
 
 # what `llmops build --quant fp8` uses
-GATES = Gates.from_options({}, bits=8)
+GATES = Gates.from_options({}, "fp8")
 # a random model prefers no token, so any rounding changes its choice; a little training is enough
 PEAKY = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
          "train_steps": 60}  # fmt: skip
-
-OPEN = "open: the default limits do not stop this fault in a barely trained model of two layers"
-
 
 @pytest.fixture
 def reference(checkpoint, tmp_path, monkeypatch):
@@ -57,7 +55,6 @@ def test_a_sound_export_passes(export, reference, target):
     assert quality.tokens == sum(len(ids) - 1 for ids in recorded.texts)
 
 
-@pytest.mark.xfail(reason=OPEN)
 def test_a_wrong_scale_in_one_layer(export, reference):
     recorded = reference("llama")
     _, folder, source = export("llama", "fp8", tp=2, **PEAKY)
@@ -67,7 +64,33 @@ def test_a_wrong_scale_in_one_layer(export, reference):
 
     edit(folder / "rank0.safetensors", wrong)
     edit(folder / "rank1.safetensors", wrong)
-    with pytest.raises(BuildError, match=r"too far from its source: .*mean KL"):
+    with pytest.raises(BuildError, match=r"model.layers.1.mlp.down_proj.weight is off by (69|70)\d%"):
+        GATES.check(compare(load_exported(folder, "tensorrt", source), recorded))
+
+
+def test_a_scale_that_is_wrong_by_a_fifth(export, reference):
+    """Half a percent of perplexity at most, so only the weights themselves show it."""
+    recorded = reference("llama")
+    _, folder, source = export("llama", "fp8", target="pytorch", **PEAKY)
+
+    def wrong(tensors):
+        tensors["model.layers.1.self_attn.v_proj.weight_scale"] *= 1.2
+
+    edit(folder / "model.safetensors", wrong)
+    with pytest.raises(BuildError, match=r"model.layers.1.self_attn.v_proj.weight is off by 20%"):
+        GATES.check(compare(load_exported(folder, "pytorch", source), recorded))
+
+
+@pytest.mark.parametrize(("factor", "words"), [(0.02, "covers only"), (100.0, "times what it meets")])
+def test_a_wrong_range_of_the_inputs(export, reference, factor, words):
+    recorded = reference("llama")
+    _, folder, source = export("llama", "fp8", tp=1, **PEAKY)
+
+    def wrong(tensors):
+        tensors["transformer.layers.1.mlp.proj.activation_scaling_factor"] *= factor
+
+    edit(folder / "rank0.safetensors", wrong)
+    with pytest.raises(BuildError, match=rf"range of model.layers.1.mlp.down_proj .*{words}"):
         GATES.check(compare(load_exported(folder, "tensorrt", source), recorded))
 
 
@@ -78,11 +101,14 @@ def test_two_swapped_shards(export, reference):
     first, second = (load_file(folder / f"rank{rank}.safetensors")[name] for rank in range(2))
     edit(folder / "rank0.safetensors", lambda tensors: tensors.update({name: second}))
     edit(folder / "rank1.safetensors", lambda tensors: tensors.update({name: first}))
+    quality = compare(load_exported(folder, "tensorrt", source), recorded)
+    with pytest.raises(BuildError, match=r"model.layers.0.self_attn.o_proj.weight is off by 1[34]\d%"):
+        GATES.check(quality)
+    # and without the comparison of weights
     with pytest.raises(BuildError, match="too far from its source"):
-        GATES.check(compare(load_exported(folder, "tensorrt", source), recorded))
+        GATES.check(replace(quality, weight_error=None))
 
 
-@pytest.mark.xfail(reason=OPEN)
 def test_a_wrong_top_k_of_the_experts(export, reference):
     recorded = reference("mixtral")
     _, folder, source = export("mixtral", "fp8", tp=2, **PEAKY)
@@ -90,18 +116,26 @@ def test_a_wrong_top_k_of_the_experts(export, reference):
     config = json.loads((folder / "config.json").read_text())
     config["moe"]["top_k"] = 1
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BuildError, match="mean KL"):
-        GATES.check(compare(load_exported(folder, "tensorrt", source), recorded))
+    with pytest.raises(BuildError, match=r"moe.top_k = 1, the source has 2"):
+        load_exported(folder, "tensorrt", source)
 
 
-def test_a_wrong_rope_base(export, reference):
-    recorded = reference("llama")
+def test_a_wrong_rope_base(export):
     _, folder, source = export("llama", "fp8", tp=1, **PEAKY)
     config = json.loads((folder / "config.json").read_text())
     config["rotary_base"] = 100.0
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BuildError, match="too far from its source"):
-        GATES.check(compare(load_exported(folder, "tensorrt", source), recorded))
+    with pytest.raises(BuildError, match=r"rotary_base = 100.0, the source has 10000"):
+        load_exported(folder, "tensorrt", source)
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_experts_per_tok", 1), ("rope_theta", 100.0), ("rms_norm_eps", 0.1)])
+def test_a_wrong_hugging_face_config(export, field, value):
+    _, folder, source = export("mixtral", "fp8", target="pytorch")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(BuildError, match=rf"config.json has {field} = {value}, the source has"):
+        load_exported(folder, "pytorch", source)
 
 
 def test_the_figures_of_two_known_distributions():
@@ -124,7 +158,7 @@ def test_nan_is_as_bad_as_can_be():
 
 
 def test_limits_come_from_the_user():
-    gates = Gates.from_options({"max_ppl_ratio": "1.5"}, bits=8)
-    assert (gates.max_ppl_ratio, gates.min_top1) == (1.5, 0.80)
+    gates = Gates.from_options({"max_ppl_ratio": "1.5"}, "fp8")
+    assert (gates.max_ppl_ratio, gates.min_top1) == (1.5, GATES.min_top1)
     with pytest.raises(InputError, match="--min-top1 'high' is not a number"):
-        Gates.from_options({"min_top1": "high"}, bits=8)
+        Gates.from_options({"min_top1": "high"}, "fp8")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import ExistingQuantisation
-from llmops.build.quantize.calibration import CalibrationSettings, bundled_texts, load_texts
+from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, sequences
+from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.request import make_request
@@ -111,10 +112,32 @@ def test_pytorch_passes_on_what_its_loader_knows(checkpoint):
         make_request(spec("pytorch", quant="fp8"), quantised(checkpoint("llama"), "modelopt"))
 
 
-def test_nvidias_calibration_defaults(checkpoint):
-    fp8 = make_request(spec(quant="fp8"), checkpoint("llama")).calibration
-    assert (fp8.size, fp8.seq_len, fp8.batch_size, fp8.seed) == (512, 512, 1, 1234)
-    assert make_request(spec(quant="int4_awq"), checkpoint("llama")).calibration.size == 32
+def test_calibration_defaults():
+    """NVIDIA's quantize.py where there is a GPU, an eighth of it where there is none."""
+    settings = CalibrationSettings()
+    assert settings.seq_len == 512
+    assert settings.resolved(gpu=True, limit=FORMATS["fp8"].calib_limit) == (512, 1)
+    assert settings.resolved(gpu=True, limit=FORMATS["int4_awq"].calib_limit) == (32, 1)
+    assert settings.resolved(gpu=False, limit=FORMATS["fp8"].calib_limit) == (64, 8)
+    assert settings.resolved(gpu=False, limit=FORMATS["int4_awq"].calib_limit) == (8, 8)
+    assert CalibrationSettings(size=100, batch_size=3).resolved(gpu=False, limit=32) == (100, 3)
+
+
+def test_texts_become_full_sequences():
+    """Byte tokens: 3 texts of 10, each with an end token, are 33 ids."""
+
+    class Bytes:
+        eos_token_id = 0
+
+        def __call__(self, text, truncation, max_length):
+            return {"input_ids": list(text.encode())[:max_length]}
+
+    found = sequences(["a" * 10, "b" * 10, "c" * 10], Bytes(), size=8, seq_len=16)
+    assert [len(ids) for ids in found] == [16, 16]
+    assert found[0] == [97] * 10 + [0] + [98] * 5
+    assert found[1] == [98] * 5 + [0] + [99] * 10
+    assert len(sequences(["a" * 100] * 9, Bytes(), size=4, seq_len=16)) == 4
+    assert [tuple(batch.shape) for batch in batches(found, 8)] == [(2, 16)]
 
 
 def test_calibration_files(tmp_path):
@@ -123,7 +146,6 @@ def test_calibration_files(tmp_path):
     (tmp_path / "b.txt").write_text("one\ntwo\n\nthree\n")
     assert sorted(load_texts(CalibrationSettings(str(tmp_path / "a.jsonl")))) == ["one", "two\nthree"]
     assert sorted(load_texts(CalibrationSettings(str(tmp_path / "b.txt")))) == ["one\ntwo", "three"]
-    assert len(load_texts(CalibrationSettings(str(tmp_path / "b.txt"), size=1))) == 1
     (tmp_path / "c.jsonl").write_text('{"text": "one"}\n{"title": 1}\n')
     with pytest.raises(InputError, match="line 2 has no text"):
         load_texts(CalibrationSettings(str(tmp_path / "c.jsonl")))

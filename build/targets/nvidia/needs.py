@@ -50,7 +50,7 @@ def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: in
     """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
     stored, full = stored_bytes(checkpoint, request), checkpoint.parameters * 4
     stages = []
-    if not request.passed_on:
+    if not request.copied:
         on_gpu = math.ceil(checkpoint.parameters * 2 * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
         ram = stored * 2 if gpu else int(full * _CPU_FACTOR)
         stages.append(StageNeed("quantise and export", ram, on_gpu, stored))

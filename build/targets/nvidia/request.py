@@ -25,7 +25,8 @@ _MOE_ENGINE = ("none", "fp8", "int4_awq", "int8_wo", "int4_wo")
 
 @dataclass(frozen=True)
 class Request:
-    """What will be done. `passed_on` means that the checkpoint is quantised already and goes in unchanged."""
+    """What will be done. `passed_on` means that the checkpoint is quantised already and goes in unchanged, `copied`
+    that it goes in unchanged for whatever reason."""
 
     form: Format
     group_size: int | None
@@ -35,6 +36,7 @@ class Request:
     limits: Limits
     image: Image
     passed_on: bool
+    copied: bool
     measure_quality: bool
 
 
@@ -47,18 +49,20 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
     check_kv_cache(spec.kv_cache, spec.target)
     passed_on = _passed_on(spec, checkpoint)
     _check_family_format(arch, form, spec, passed_on)
+    copied = passed_on or _copied(spec, checkpoint)
     group_size = _group_size(arch, form, spec)
     check_sharding(arch, spec.tp, spec.pp, group_size)
     return Request(
         form=form,
         group_size=group_size,
         kv_cache=spec.kv_cache,
-        calibration=_calibration(spec, form),
-        gates=Gates.from_options(spec.options, form.bits),
+        calibration=_calibration(spec),
+        gates=Gates.from_options(spec.options, form.name),
         limits=_limits(spec, arch),
         image=_image(spec),
         passed_on=passed_on,
-        measure_quality=not passed_on and form.preset is not None and switch(spec, "quality", True),
+        copied=copied,
+        measure_quality=not copied and switch(spec, "quality", True),
     )
 
 
@@ -87,6 +91,12 @@ def _passed_on(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
     return True
 
 
+def _copied(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
+    """Target pytorch takes an unquantised Hugging Face folder as it is."""
+    untouched = spec.quant == "none" and spec.kv_cache == "auto"
+    return untouched and spec.target == "pytorch" and checkpoint.format == "huggingface"
+
+
 def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, passed_on: bool) -> None:
     if passed_on:
         return
@@ -113,13 +123,13 @@ def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None
     return None
 
 
-def _calibration(spec: BuildSpec, form: Format) -> CalibrationSettings:
+def _calibration(spec: BuildSpec) -> CalibrationSettings:
     defaults = CalibrationSettings()
     return CalibrationSettings(
         dataset=spec.calib_dataset or BUNDLED,
-        size=min(spec.calib_size or defaults.size, form.calib_limit),
+        size=spec.calib_size,
         seq_len=spec.calib_seq_len or defaults.seq_len,
-        batch_size=whole(spec, "calib_batch_size", defaults.batch_size),
+        batch_size=whole(spec, "calib_batch_size", 1) if "calib_batch_size" in spec.options else None,
         seed=whole(spec, "calib_seed", defaults.seed),
     )
 

@@ -16,8 +16,8 @@ from openvino import op
 from openvino import opset13 as ops
 
 from llmops.build.architecture import Architecture
+from llmops.build.checkpoint.weights import WeightSource
 from llmops.build.targets.openvino.storage import Storage
-from llmops.build.targets.openvino.weights import WeightSource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

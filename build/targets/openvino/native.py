@@ -10,11 +10,11 @@ import numpy as np
 import openvino as ov
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.weights import WeightSource, open_weights
 from llmops.build.targets.base import Progress
 from llmops.build.targets.openvino.graph import DecoderShape, build_decoder
 from llmops.build.targets.openvino.rope import inverse_frequencies
 from llmops.build.targets.openvino.storage import AsStored, Int4, Int8, Storage
-from llmops.build.targets.openvino.weights import WeightSource, open_weights
 from llmops.errors import BuildError, ResourceError
 
 if TYPE_CHECKING:

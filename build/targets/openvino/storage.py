@@ -14,7 +14,7 @@ import openvino as ov
 from openvino import op
 from openvino import opset13 as ops
 
-from llmops.build.targets.openvino.weights import Weight
+from llmops.build.checkpoint.weights import Weight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -105,7 +105,7 @@ class SafetensorsWeights:
         info = _find(self.checkpoint, name, name)
         if info.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{self.checkpoint.ref}: {name} is stored as {info.dtype}; the openvino target reads "
+                f"{self.checkpoint.ref}: {name} is stored as {info.dtype}, not as one of "
                 f"{', '.join(_FLOATS)}. Use the checkpoint before quantisation."
             )
         element, dtype = _FLOATS[info.dtype]
