@@ -61,7 +61,7 @@ class Stack:
         # a port that is taken should be known before minutes of building
         bind(host, port).close()
         self._exit = contextlib.ExitStack()
-        self._triton_died = threading.Event()
+        self._failure: ServerError | None = None
         self._leaving = threading.Event()
 
     def __enter__(self) -> Stack:
@@ -96,8 +96,8 @@ class Stack:
             # uvicorn handles both itself, and raises them once more when it is done
             signal.signal(number, _ignore)
         run(settings, lambda url: self._announce_when_ready(url, on_ready))
-        if self._triton_died.is_set():
-            raise ServerError("Triton ended by itself, and the gateway with it; its last lines are above.")
+        if self._failure is not None:
+            raise self._failure
 
     def _announce_when_ready(self, url: str, on_ready: Callable[[str, str], None]) -> None:
         def wait() -> None:
@@ -113,9 +113,12 @@ class Stack:
         threading.Thread(target=wait, name="announce", daemon=True).start()
 
     def _watch_triton(self) -> None:
-        self._triton.process.wait()
-        if not self._leaving.is_set():
-            self._triton_died.set()
+        try:
+            self._triton.wait(self._leaving)
+        except ServerError as error:
+            self._failure = error
+            # what is gone cannot be waited for: open answers end with an error, and with them the gateway
+            self._triton.stop()
             signal.raise_signal(signal.SIGTERM)
 
 

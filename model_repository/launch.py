@@ -31,7 +31,7 @@ from llmops.model_repository.embedded import Installation, find_installation
 from llmops.model_repository.marker import Marker
 from llmops.model_repository.match import check_server
 from llmops.model_repository.multi_gpu import plan_launch, with_mpi
-from llmops.model_repository.processes import descendants, kill_left, rank_zero
+from llmops.model_repository.processes import Process, descendants, kill_left, model_processes, rank_zero
 from llmops.model_repository.repository import check_repository
 from llmops.model_repository.triton_log import LogLine, explain_failure, parse_line
 
@@ -66,6 +66,8 @@ class TritonServer:
         self._exit_timeout = options.exit_timeout
         self._program = options.binary
         self._under_mpi = under_mpi
+        self._models: dict[str, list[Process]] = {}
+        self._broken = False
         self._unloading = threading.Event()
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
@@ -105,18 +107,23 @@ class TritonServer:
             if time.monotonic() > deadline:
                 raise ServerError(f"Triton was not ready after {timeout:.0f} s; see its log above")
             time.sleep(0.05)
+        self._models = model_processes(self.process.pid)
 
     def wait(self, stop: threading.Event) -> None:
-        """Block until `stop` is set. Raises ServerError if the server ends by itself before that."""
+        """Block until `stop` is set. Raises ServerError if the server, or a model's process, ends by itself before."""
         while not stop.wait(0.2):
             if self.process.poll() is not None:
                 raise ServerError(f"Triton ended unexpectedly with code {self.process.returncode}; see its log above")
+            for model, processes in self._models.items():
+                if not all(process.alive for process in processes):
+                    self._broken = True
+                    raise ServerError(_model_died(model))
 
     def stop(self) -> int:
         """Drain, SIGTERM, wait until in-flight requests are done, remove what is left. Returns Triton's exit code."""
         below = descendants(self.process.pid) if self._under_mpi else []
         try:
-            if self.process.poll() is None:
+            if self.process.poll() is None and not self._broken:
                 drain_engines(self.grpc_address)
                 self._finish()
         finally:  # also when the wait is interrupted by a second Ctrl-C
@@ -176,6 +183,14 @@ class TritonServer:
             if _REQUESTS_DONE in line.message:
                 self._unloading.set()
             self._on_log(line)
+
+
+def _model_died(model: str) -> str:
+    # Triton 2.51 neither starts it again nor ends its streams, and goes on calling the model ready
+    return (
+        f"The process of model {model} ended unexpectedly (see the log above), and Triton would let its requests wait "
+        "for ever, so all of it ends now. Start it again; systemd or Kubernetes does so by itself."
+    )
 
 
 def print_log(line: LogLine) -> None:

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
+_STUB = "triton_python_backend_stub"
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
 
 
@@ -17,6 +18,13 @@ class Process(NamedTuple):
     pid: int
     parent: int
     started: int
+    zombie: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """A process that has ended stays a zombie until its parent looks."""
+        now = _read(self.pid)
+        return now is not None and now.started == self.started and not now.zombie
 
 
 def descendants(pid: int) -> list[Process]:
@@ -43,11 +51,22 @@ def rank_zero(pid: int, program: str) -> int | None:
     return None
 
 
+def model_processes(pid: int) -> dict[str, list[Process]]:
+    """The processes in which the tritonserver (or mpirun) `pid` runs Python models, by Triton model."""
+    found: dict[str, list[Process]] = {}
+    for process in descendants(pid):
+        with contextlib.suppress(OSError, IndexError):
+            program, script = Path("/proc", str(process.pid), "cmdline").read_bytes().decode().split("\0")[:2]
+            if Path(program).name == _STUB:
+                # REPOSITORY/MODEL/VERSION/model.py
+                found.setdefault(Path(script).parents[1].name, []).append(process)
+    return found
+
+
 def kill_left(processes: list[Process]) -> None:
     """SIGKILL to those that are still the same process."""
     for process in processes:
-        now = _read(process.pid)
-        if now is not None and now.started == process.started:
+        if process.alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, signal.SIGKILL)
 
@@ -62,4 +81,4 @@ def _read(pid: int) -> Process | None:
         fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return Process(pid, int(fields[1]), int(fields[19]))
+    return Process(pid, int(fields[1]), int(fields[19]), fields[0] == "Z")

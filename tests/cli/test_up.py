@@ -86,7 +86,27 @@ def test_the_end_of_triton_is_the_end_of_all(up: Up) -> None:
     triton = next(pid for pid in up.children() if "tritonserver" in Path("/proc", str(pid), "cmdline").read_text())
     os.kill(triton, signal.SIGKILL)
     assert up.process.wait(60) == 1
-    assert "Triton ended by itself" in up.output
+    assert "Triton ended unexpectedly with code -9" in up.output
+
+
+def test_the_end_of_a_models_process_is_the_end_of_all(up: Up) -> None:
+    """Triton itself would go on, say that the model is ready, and let every request to it wait."""
+    url = up.wait_ready()
+    body = {"model": "smollm2", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.readline().startswith(b"data: ")
+        commands = {pid: Path("/proc", str(pid), "cmdline").read_text() for pid in up.children()}
+        os.kill(
+            next(pid for pid, text in commands.items() if "smollm2-tensorrt_llm/1/model.py" in text), signal.SIGKILL
+        )
+        ending = answer.read().decode()
+    assert '"error"' in ending
+    assert "[DONE]" not in ending
+    assert up.process.wait(30) == 1
+    assert "Error: The process of model smollm2-tensorrt_llm ended unexpectedly" in up.output
+    assert [pid for pid in commands if Path("/proc", str(pid)).exists()] == []
+    assert list(Path("/dev/shm").glob(f"llmops_{up.process.pid}_*")) == []
 
 
 def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:
