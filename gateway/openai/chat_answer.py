@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.http.context import RequestContext
@@ -13,7 +14,7 @@ from llmops.gateway.openai.chain import Chain
 from llmops.gateway.openai.choice import Choice, LogprobLog, TokenStarts
 from llmops.gateway.openai.pieces import Processor
 from llmops.gateway.openai.prompt import render_chat
-from llmops.gateway.openai.reasoning import ReasoningSplitter, ThinkMarkers, markers_of, opened_by
+from llmops.gateway.openai.reasoning import ReasoningSplitter, markers_of, opened_by
 from llmops.gateway.openai.sampling import (
     bad_words_of,
     check_capabilities,
@@ -26,7 +27,8 @@ from llmops.gateway.openai.sampling import (
 from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
 from llmops.gateway.openai.structured import guide_field, guide_of
-from llmops.gateway.openai.tools.plan import ToolPlan, plan_tools
+from llmops.gateway.openai.tools.harmony import FINAL, HarmonyParser, is_harmony
+from llmops.gateway.openai.tools.plan import FirstCallOnly, ToolPlan, plan_tools
 from llmops.gateway.openai.types.chat import ChatRequest
 from llmops.gateway.serving import ServedModel
 from llmops.gateway.settings import Limits
@@ -124,32 +126,48 @@ def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Calla
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)
     check_guide(tools.guide, model.card, guide_field(body) if tools.guide == own_guide else "tool_choice")
     prompt = render_chat(model, body, tools.definitions)
+    if tools.guide is not None and is_harmony(template):
+        prompt += FINAL
     mark("template")
     input_ids = model.tokenizer.encode(prompt, add_special_tokens=False)
     mark("tokenise")
-    markers = None if tools.guide is not None else markers_of(template)
-    visible = (*tools.special_tokens, *((markers.start, markers.end) if markers else ()))
+    reading = _reading(tools, template, prompt)
+    visible = (*tools.special_tokens, *reading.markers)
     return ChatPlan(
         input_ids=input_ids,
         guide=tools.guide,
-        processor=_processor(tools, markers, prompt),
+        processor=reading.processor,
         skip_special_tokens=body.skip_special_tokens is not False and not model.tokenizer.has_special(visible),
         bad_words=bad_words_of(body, model.tokenizer, limits),
-        marker_ids=_marker_ids(model, markers) if markers else None,
+        marker_ids=_marker_ids(model, reading.markers) if reading.markers else None,
     )
 
 
-def _processor(tools: ToolPlan, markers: ThinkMarkers | None, prompt: str) -> Callable[[], Processor] | None:
+class Reading(NamedTuple):
+    """How the text is read: its processor, and the markers around what is thinking."""
+
+    processor: Callable[[], Processor] | None
+    markers: tuple[str, ...] = ()
+
+
+def _reading(tools: ToolPlan, template: str, prompt: str) -> Reading:
     """Thinking first, then calls. Under a grammar the answer starts at once, so there is no thinking to split off."""
+    if tools.guide is not None:
+        return Reading(tools.processor)
+    if is_harmony(template):
+        harmony = (lambda: FirstCallOnly(HarmonyParser())) if tools.first_call_only else HarmonyParser
+        return Reading(harmony, HarmonyParser.special_tokens)
+    markers = markers_of(template)
     if markers is None:
-        return tools.processor
-    found, inside = markers, opened_by(prompt, markers)
-    second = tools.processor
-    return lambda: Chain([ReasoningSplitter(found, inside), *([second()] if second else [])])
+        return Reading(tools.processor)
+    found, inside, second = markers, opened_by(prompt, markers), tools.processor
+    return Reading(
+        lambda: Chain([ReasoningSplitter(found, inside), *([second()] if second else [])]), (found.start, found.end)
+    )
 
 
-def _marker_ids(model: ServedModel, markers: ThinkMarkers) -> dict[int, int]:
-    found = ((model.tokenizer.token_id(text), len(text)) for text in (markers.start, markers.end))
+def _marker_ids(model: ServedModel, markers: Sequence[str]) -> dict[int, int]:
+    found = ((model.tokenizer.token_id(text), len(text)) for text in markers)
     return {token: size for token, size in found if token is not None}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.openai.reasoning import template_arguments
 from llmops.gateway.openai.tools.families import family_of, knows_tools
-from llmops.gateway.openai.tools.prompting import through_system_message, with_parsed_arguments
+from llmops.gateway.openai.tools.prompting import for_template, through_system_message
 from llmops.gateway.openai.types.chat import ChatRequest, ContentPart, Message, MessageToolCall
 from llmops.gateway.serving import ServedModel
 
@@ -23,16 +23,39 @@ def render_chat(model: ServedModel, body: ChatRequest, tools: Sequence[dict[str,
         )
     knows_developer = "developer" in model.template.source
     messages = [_plain(message, position, knows_developer) for position, message in enumerate(body.messages)]
-    messages = _with_tools(messages, tools or (), model.template.source)
     variables = {**_effort(body, model), **(body.chat_template_kwargs or {})}
     if body.documents:
         variables.setdefault("documents", body.documents)
-    return model.template.render(
-        messages,
-        tools=(tools or None) if knows_tools(model.template.source) else None,
-        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-        variables=variables,
-    )
+
+    def render(as_text: bool) -> str:
+        assert model.template is not None
+        return model.template.render(
+            _with_tools(messages, tools or (), model.template.source, as_text),
+            tools=(tools or None) if knows_tools(model.template.source) else None,
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            variables=variables,
+        )
+
+    try:
+        prompt = render(as_text=False)
+    except InvalidRequestError as error:
+        # most templates take a call's arguments as an object; DeepSeek's add them to a text
+        if not isinstance(error.__cause__, TypeError) or not any(message.get("tool_calls") for message in messages):
+            raise
+        prompt = render(as_text=True)
+    return _open_ended(prompt, messages[-1]) if body.continue_final_message else prompt
+
+
+def _open_ended(prompt: str, last: dict[str, Any]) -> str:
+    """The prompt without what the template writes after the last message, which the answer then goes on with."""
+    text = last["content"].strip()
+    at = prompt.rfind(text) if last["role"] == "assistant" and text else -1
+    if at < 0:
+        raise InvalidRequestError(
+            "continue_final_message needs a last message of the assistant that the template shows as it is.",
+            param="continue_final_message",
+        )
+    return prompt[: at + len(text)]
 
 
 def _plain(message: Message, position: int, knows_developer: bool) -> dict[str, Any]:
@@ -47,6 +70,8 @@ def _plain(message: Message, position: int, knows_developer: bool) -> dict[str, 
         plain["reasoning_content"] = thinking
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        if isinstance(thinking, str) and not plain["content"]:
+            plain["thinking"] = thinking  # gpt-oss' name for it, which it takes nowhere else
     return plain
 
 
@@ -72,11 +97,13 @@ def _tool_call(call: MessageToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _with_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+def _with_tools(
+    messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], source: str, as_text: bool
+) -> list[dict[str, Any]]:
     """Calls and results in the form that this template takes."""
     if not knows_tools(source):
         return through_system_message(messages, tools)
-    return with_parsed_arguments(messages, mistral_ids=family_of(source) == "mistral")
+    return for_template(messages, mistral_ids=family_of(source) == "mistral", as_text=as_text)
 
 
 def _effort(body: ChatRequest, model: ServedModel) -> dict[str, Any]:

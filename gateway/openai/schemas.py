@@ -229,6 +229,20 @@ def _resolve(root: object, reference: str) -> object:
     return target
 
 
+def resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `node` stands for once its references are followed; empty where they lead nowhere."""
+    for _ in range(16):
+        if not isinstance(node.get("$ref"), str):
+            return node
+        try:
+            node = _resolve(root, node["$ref"])  # type: ignore[assignment]
+        except (KeyError, IndexError, ValueError, TypeError):
+            break
+        if not isinstance(node, Mapping):
+            break
+    return {}
+
+
 def embedded(schema: object, place: str) -> object:
     """A copy of `schema` whose references still hold when it stands at JSON pointer `place` of a larger one."""
     if isinstance(schema, list):

@@ -6,49 +6,12 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, TOOLS, WRITERS, calls_of, cut, parse, run, shape, text_of
 
-from llmops.gateway.openai.chain import joined
-from llmops.gateway.openai.pieces import Text, ToolCall
+from llmops.gateway.openai.pieces import ToolCall
 from llmops.gateway.openai.tools.base import new_mistral_id
-from llmops.gateway.openai.tools.families import PARSERS
+from llmops.gateway.openai.tools.families import PARSERS, family_of
 from llmops.gateway.openai.tools.forced import ForcedCalls, NamedCall
-
-TOOLS = ("get_weather", "add", "now", "ns.tool-x")
-
-
-def run(stage, pieces):
-    events = [event for piece in pieces for event in stage.feed(piece)]
-    return joined(events + stage.finish())
-
-
-def calls_of(events):
-    """`[(name, arguments text)]`, checking the numbering on the way."""
-    calls = []
-    for event in events:
-        if isinstance(event, ToolCall):
-            if event.name:
-                assert event.index == len(calls)
-                assert event.id
-                calls.append([event.name, ""])
-            assert event.index == len(calls) - 1
-            calls[-1][1] += event.arguments
-    return [tuple(call) for call in calls]
-
-
-def text_of(events):
-    return "".join(event.text for event in events if isinstance(event, Text))
-
-
-def shape(events):
-    """Events without the random ids."""
-    return [(type(e), *(e._replace(id=None) if isinstance(e, ToolCall) else e)) for e in events]
-
-
-def parse(family, text, step=None):
-    pieces = [text] if step is None else [text[i : i + step] for i in range(0, len(text), step)]
-    events = run(PARSERS[family](TOOLS), pieces)
-    return text_of(events), [(name, json.loads(arguments)) for name, arguments in calls_of(events)]
-
 
 PARIS = {"city": "Paris"}
 CASES = [
@@ -115,6 +78,83 @@ CASES = [
     ("pythonic", "[get_weather(city=Paris + 1, n=2)]", "", [{"city": "Paris + 1", "n": 2}]),
     ("pythonic", "[unknown(x=1)] and [1, 2]", "[unknown(x=1)] and [1, 2]", []),
     ("pythonic", "see [get_weather] there", "see [get_weather] there", []),
+    (
+        "qwen_coder",
+        "Let me look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "Let me look.",
+        [PARIS],
+    ),
+    (
+        "qwen_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\na\n\n b</parameter>\n<parameter=n>\n3\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n</function>\n</tool_call>",
+        "",
+        [{"city": "a\n\n b", "n": 3}, {}],
+    ),
+    # slips: no <tool_call>, no closing tags, no line breaks
+    (
+        "qwen_coder",
+        "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [PARIS],
+    ),
+    ("qwen_coder", "<tool_call><function=get_weather><parameter=city>Paris</function></tool_call>ok", "ok", [PARIS]),
+    (
+        "qwen_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<parameter=n>\n1\n</function>",
+        "",
+        [{"city": "Paris", "n": 1}],
+    ),
+    ("qwen_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>", "", [PARIS]),
+    ("qwen_coder", "a <function=f> and <tool_call> in text", "a <function=f> and <tool_call> in text", []),
+    ("qwen_coder", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
+    (
+        "glm",
+        "Well.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+        "Well.",
+        [PARIS],
+    ),
+    (
+        "glm",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value> a\nb </arg_value><arg_key>n</arg_key>"
+        "<arg_value>3</arg_value></tool_call><tool_call>get_weather</tool_call>",
+        "",
+        [{"city": " a\nb ", "n": 3}, {}],
+    ),
+    ("glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</tool_call>", "", [PARIS]),
+    ("glm", "use <tool_call> for calls", "use <tool_call> for calls", []),
+    ("glm", "<tool_call>get_weather</tool", "<tool_call>get_weather</tool", []),
+    (
+        "deepseek",
+        "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n'
+        "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Well.",
+        [PARIS, {}],
+    ),
+    (
+        "deepseek",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [PARIS, {}],
+    ),
+    (
+        "deepseek",
+        '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜> ok',
+        "ok",
+        [PARIS],
+    ),
+    ("deepseek", "<｜tool▁calls▁begin｜> what?", "<｜tool▁calls▁begin｜> what?", []),
+    (
+        "kimi",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "",
+        [PARIS, {}],
+    ),
 ]
 
 
@@ -122,21 +162,6 @@ CASES = [
 @pytest.mark.parametrize(("family", "text", "prose", "calls"), CASES)
 def test_known_forms(family, text, prose, calls, step):
     assert parse(family, text, step) == (prose, [("get_weather", arguments) for arguments in calls])
-
-
-FRAGMENTS = [
-    "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_start|>",
-    "<|python_end|>", "{", "}", "[", "]", "(", ")", '"', "'", ":", ",", ";", "=", "\\", " ", "\n", "name",
-    "get_weather", "arguments", "parameters",
-    '{"name": "add", "arguments": {"a": 1}}', '{"name": "now", "parameters": {}}',
-    "[add(a=1, b='x')]", "now()", '"name": "add"', '"arguments": {', "é🦙", "text", "null", "1", " " * 70, "\t",
-    '"id": "x"', "function", "\\u00", "'''",
-]  # fmt: skip
-
-
-def cut(data, text):
-    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    return [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 @pytest.mark.parametrize("family", PARSERS)
@@ -153,33 +178,8 @@ def test_text_without_markup_is_unchanged(family, text):
     assert text_of(run(PARSERS[family](TOOLS), list(text))) == text
 
 
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**12), 10**12)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=8,
-)
-IDENTIFIERS = st.from_regex(re.compile(r"[a-z_][a-z0-9_]{0,8}", re.ASCII), fullmatch=True)
-ARGUMENTS = st.dictionaries(IDENTIFIERS, VALUES, max_size=4)
-PROSE = st.sampled_from(["", "Let me see.", "Süß 🦙:"])
-
-WRITERS = {
-    "hermes": lambda calls: "".join(
-        f"<tool_call>\n{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}\n</tool_call>\n" for n, a in calls
-    ),
-    "llama3": lambda calls: "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls),
-    "mistral": lambda calls: "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls),
-    "pythonic": lambda calls: (
-        "[" + ", ".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls) + "]"
-    ),
-}
-
-
-@pytest.mark.parametrize("family", PARSERS)
-@given(PROSE, st.lists(st.tuples(st.sampled_from(TOOLS), ARGUMENTS), min_size=1, max_size=3), st.data())
+@pytest.mark.parametrize("family", [family for family in PARSERS if family not in TAGGED])
+@given(PROSE, st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3), st.data())
 def test_what_a_model_wrote_comes_back(family, prose, calls, data):
     text = prose + WRITERS[family](calls)
     events = run(PARSERS[family](TOOLS), cut(data, text))
@@ -187,7 +187,22 @@ def test_what_a_model_wrote_comes_back(family, prose, calls, data):
     assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
 
 
-@given(st.lists(st.tuples(st.sampled_from(TOOLS), ARGUMENTS), min_size=1, max_size=3), st.data())
+TEMPLATES = [
+    ("{{ tools }}<tool_call>\\n<function=example_function_name>", "qwen_coder"),
+    ("{{ tools }}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", "glm"),
+    ("{{ tools }}'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", "deepseek"),
+    ("{{ tools }}<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"),
+    ("{{ tools }}<tool_call>", "hermes"),
+    ("{{ tools }}<｜DSML｜function_calls>", None),
+]
+
+
+@pytest.mark.parametrize(("template", "family"), TEMPLATES)
+def test_the_template_says_which_family(template, family):
+    assert family_of(template) == family
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3), st.data())
 def test_forced_list(calls, data):
     text = json.dumps([{"name": n, "arguments": a} for n, a in calls], indent=data.draw(st.sampled_from([None, 2])))
     events = run(ForcedCalls(), cut(data, text))
@@ -208,7 +223,7 @@ def test_arguments_stream_while_they_are_written(family):
     for done, char in enumerate(text, start=1):
         sent += sum(len(e.arguments) for e in parser.feed(char) if isinstance(e, ToolCall))
         if sent:
-            assert done - sent < 80  # never further behind than the markup
+            assert done - sent < 150  # never further behind than the markup
 
 
 @pytest.mark.parametrize("family", PARSERS)

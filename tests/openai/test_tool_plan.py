@@ -12,7 +12,7 @@ from llmops.gateway.openai.chain import Chain, joined
 from llmops.gateway.openai.pieces import Text, ToolCall
 from llmops.gateway.openai.tools.families import family_of
 from llmops.gateway.openai.tools.plan import plan_tools
-from llmops.gateway.openai.tools.prompting import mistral_id, through_system_message, with_parsed_arguments
+from llmops.gateway.openai.tools.prompting import for_template, mistral_id, through_system_message
 from llmops.gateway.openai.types.chat import Tool, ToolChoice
 
 HERMES = "{% if tools %}<tool_call>{% endif %}"
@@ -41,8 +41,8 @@ def run(plan, text):
     ("template", "family"),
     [
         (HERMES, "hermes"),
-        ("{{ tools }} <tool_call>\n<function=name>", None),
-        ("{{ tools }} <tool_call>name<arg_key>", None),
+        ("{{ tools }} <tool_call>\n<function=name>", "qwen_coder"),
+        ("{{ tools }} <tool_call>name<arg_key>", "glm"),
         (MISTRAL, "mistral"),
         ('{{ tools }} {"name": function name, "parameters": dictionary of argument name and its value}', "llama3"),
         ("{{ tools }} [func_name1(params_name1=params_value1, params_name2=…)] <|python_tag|>", "pythonic"),
@@ -147,13 +147,13 @@ HISTORY = [
 
 
 def test_arguments_become_objects():
-    call = with_parsed_arguments(HISTORY)[1]["tool_calls"][0]
+    call = for_template(HISTORY)[1]["tool_calls"][0]
     assert call["function"]["arguments"] == {"a": 1}
     assert HISTORY[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
 def test_mistral_ids_agree_between_call_and_result():
-    messages = with_parsed_arguments(HISTORY, mistral_ids=True)
+    messages = for_template(HISTORY, mistral_ids=True)
     assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == mistral_id("call_123")
     assert len(mistral_id("call_123")) == 9
     assert mistral_id("abcDEF123") == "abcDEF123"

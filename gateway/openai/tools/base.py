@@ -10,11 +10,14 @@ from __future__ import annotations
 import secrets
 import string
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from llmops.gateway.openai.chain import joined
 from llmops.gateway.openai.pieces import Piece, Processor, Text, ToolCall
 
+Functions = Mapping[str, Mapping[str, Any] | None]
+_NO_FUNCTIONS: Functions = {}
 # White space before an opening belongs to the markup; a longer run than this is text whatever comes next.
 _MAX_HELD_SPACE = 64
 
@@ -72,7 +75,10 @@ def _held_space(text: str) -> int:
 
 
 class ToolParser(Processor):
-    """Base of the family parsers. `tools` are the names on offer: what has no marker must name one of them."""
+    """Base of the family parsers. `tools` are the functions on offer, by name, with the schema of their parameters.
+
+    What has no marker must name one of them.
+    """
 
     #: special tokens the parser has to see; a tokenizer that drops special tokens would hide the call
     special_tokens: tuple[str, ...] = ()
@@ -81,8 +87,8 @@ class ToolParser(Processor):
     _buffer: str
     _pos: int
 
-    def __init__(self, tools: Collection[str] = ()) -> None:
-        self.tools = frozenset(tools)
+    def __init__(self, tools: Functions = _NO_FUNCTIONS) -> None:
+        self.tools = tools
         self.writer = CallWriter(type(self).new_id)
         self._buffer = ""
         self._pos = 0

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from llmops.gateway.openai.tools.base import ToolParser
+from llmops.gateway.openai.tools.deepseek import DeepSeekParser, KimiParser
 from llmops.gateway.openai.tools.hermes import HermesParser
 from llmops.gateway.openai.tools.llama3 import Llama3Parser
 from llmops.gateway.openai.tools.mistral import MistralParser
 from llmops.gateway.openai.tools.pythonic import PythonicParser
+from llmops.gateway.openai.tools.tagged import GlmParser, QwenCoderParser
 
 PARSERS: dict[str, type[ToolParser]] = {
+    "deepseek": DeepSeekParser,
+    "glm": GlmParser,
     "hermes": HermesParser,
+    "kimi": KimiParser,
     "llama3": Llama3Parser,
     "mistral": MistralParser,
     "pythonic": PythonicParser,
+    "qwen_coder": QwenCoderParser,
 }
 
-# In this order: what a template says about the form of calls, most telling first. Templates that write
-# `<tool_call>` around something else than JSON (Qwen3-Coder, GLM) have no parser here and must not get a wrong one.
+# In this order: what a template says about the form of calls, most telling first. `<tool_call>` stands around
+# other things than JSON too, and a template must not get the wrong parser.
 _SIGNS: tuple[tuple[str, str | None], ...] = (
     ("[TOOL_CALLS]", "mistral"),
-    ("<function=", None),
-    ("<arg_key>", None),
+    ("<｜tool▁call▁begin｜>", "deepseek"),
+    ("<|tool_call_begin|>", "kimi"),
+    ("<function=", "qwen_coder"),
+    ("<arg_key>", "glm"),
+    ("<｜DSML｜", None),
     ("<tool_call>", "hermes"),
     ("<|python_start|>", "pythonic"),
     ("<|tool_call_start|>", "pythonic"),

@@ -21,6 +21,7 @@ from llmops.gateway.openai.schemas import (
 from llmops.gateway.openai.tools.base import new_call_id, new_mistral_id
 from llmops.gateway.openai.tools.families import PARSERS, family_of
 from llmops.gateway.openai.tools.forced import AnswerOrCalls, ForcedCalls, NamedCall
+from llmops.gateway.openai.tools.harmony import is_harmony
 from llmops.gateway.openai.types.chat import AllowedToolsChoice, NamedToolChoice, Tool, ToolChoice
 
 MAX_TOOLS = 512
@@ -30,7 +31,8 @@ MAX_TOOLS = 512
 class ToolPlan:
     """`definitions` go to the template; `guide` replaces the request's own; `processor` makes one choice's.
 
-    `special_tokens` must stay visible in the text. `named` is a call forced by name, which ends with `stop`.
+    `special_tokens` must stay visible in the text. `named` is a call forced by name, which ends with `stop`;
+    `first_call_only` is left to whoever makes the processor, where that is not done here.
     """
 
     definitions: list[dict[str, Any]] = field(default_factory=list)
@@ -38,6 +40,7 @@ class ToolPlan:
     processor: Callable[[], Processor] | None = None
     special_tokens: tuple[str, ...] = ()
     named: bool = False
+    first_call_only: bool = False
 
 
 def plan_tools(
@@ -67,13 +70,16 @@ def plan_tools(
     if guide is not None:
         union = _answer_or_calls(guide, offered_for_call, many, limits)
         return ToolPlan(definitions, union, lambda: AnswerOrCalls(ForcedCalls(new_id)))
+    if is_harmony(template):
+        # its parser is there with or without tools
+        return ToolPlan(definitions, first_call_only=not many)
     if family is None:
         return ToolPlan(definitions)
     parser = PARSERS[family]
-    names = tuple(offered_for_call)
+    functions = {name: tool.function.parameters for name, tool in offered_for_call.items()}
     return ToolPlan(
         definitions,
-        processor=lambda: parser(names) if many else FirstCallOnly(parser(names)),
+        processor=lambda: parser(functions) if many else FirstCallOnly(parser(functions)),
         special_tokens=parser.special_tokens,
     )
 
@@ -93,6 +99,10 @@ class FirstCallOnly(Processor):
     @property
     def made_tool_calls(self) -> bool:
         return self._parser.made_tool_calls
+
+    @property
+    def thinking(self) -> Sequence[tuple[int, float]]:
+        return self._parser.thinking
 
     @staticmethod
     def _first(pieces: Iterable[Piece]) -> list[Piece]:

@@ -22,24 +22,30 @@ _INTRODUCTION = (
 Message = dict[str, Any]
 
 
-def with_parsed_arguments(messages: Sequence[Mapping[str, Any]], mistral_ids: bool = False) -> list[Message]:
-    """Copies of the messages whose calls have their arguments as objects; text that is no JSON object stays text."""
-    return [_for_template(message, mistral_ids) for message in messages]
+def for_template(
+    messages: Sequence[Mapping[str, Any]], *, mistral_ids: bool = False, as_text: bool = False
+) -> list[Message]:
+    """Copies of the messages whose calls have their arguments as objects, or as JSON text where the template wants it.
+
+    Text that is no JSON object stays text either way.
+    """
+    return [_for_template(message, mistral_ids, as_text) for message in messages]
 
 
-def _for_template(message: Mapping[str, Any], mistral_ids: bool) -> Message:
+def _for_template(message: Mapping[str, Any], mistral_ids: bool, as_text: bool) -> Message:
     copy = dict(message)
     if mistral_ids and copy.get("tool_call_id"):
         copy["tool_call_id"] = mistral_id(copy["tool_call_id"])
     if copy.get("tool_calls"):
-        copy["tool_calls"] = [_call_for_template(call, mistral_ids) for call in copy["tool_calls"]]
+        copy["tool_calls"] = [_call_for_template(call, mistral_ids, as_text) for call in copy["tool_calls"]]
     else:
         copy.pop("tool_calls", None)  # templates ask whether the key is there
     return copy
 
 
-def _call_for_template(call: Mapping[str, Any], mistral_ids: bool) -> Message:
-    function = {**call["function"], "arguments": _as_object(call["function"].get("arguments"))}
+def _call_for_template(call: Mapping[str, Any], mistral_ids: bool, as_text: bool) -> Message:
+    arguments = call["function"].get("arguments")
+    function = {**call["function"], "arguments": arguments or "{}" if as_text else _as_object(arguments)}
     copy = {**call, "type": "function", "function": function}
     if mistral_ids:
         copy["id"] = mistral_id(str(call.get("id") or function["name"]))

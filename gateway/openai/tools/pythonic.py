@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from enum import Enum, auto
 
 from llmops.gateway.openai.tools.base import NotACall, ToolParser, held_back
+from llmops.gateway.openai.tools.values import literal
 
 _MARKS = ("<|python_start|>", "<|tool_call_start|>")
 _ENDS = ("<|python_end|>", "<|tool_call_end|>")
@@ -266,9 +266,7 @@ def _unescape(kind: str, digits: str) -> str:
 
 
 def _to_json(source: str) -> str:
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return json.dumps(read(source), ensure_ascii=False, allow_nan=False)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue
-    return json.dumps(source, ensure_ascii=False)
+    try:
+        return json.dumps(literal(source), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError):
+        return json.dumps(source, ensure_ascii=False)
