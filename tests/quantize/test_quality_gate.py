@@ -24,6 +24,7 @@ GATES = Gates.from_options({}, "fp8")
 PEAKY = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
          "train_steps": 60}  # fmt: skip
 
+
 @pytest.fixture
 def reference(checkpoint, tmp_path, monkeypatch):
     """What the source says, on fewer texts than a build takes."""
