@@ -55,7 +55,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             write = server_send(scope, send)
-            outlet = outlet_of(write)
+            outlet = outlet_of(scope)
             if outlet is not None:
                 source.attach(outlet)
             while (data := await source.next()) is not None:

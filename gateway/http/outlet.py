@@ -6,10 +6,33 @@ uvicorn's own connection is written to instead, in the one encoding that event s
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-KEY = "llmops.server_send"
+SEND, BURST = "llmops.server_send", "llmops.burst"
+
+
+class Burst:
+    """Writes of one turn of the event loop, done at its end: what an engine step says to all clients is first rendered,
+    then written. Each of the two stays in the processor's caches, and clients on this machine do not cut in as often.
+    """
+
+    def __init__(self) -> None:
+        self._writes: list[tuple[Callable[[bytes], None], bytes]] = []
+
+    def add(self, write: Callable[[bytes], None], data: bytes) -> None:
+        if not self._writes:
+            # whatever is made ready by what runs now comes later, so nothing can overtake these writes
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._writes.append((write, data))
+
+    def _flush(self) -> None:
+        writes, self._writes = self._writes, []
+        for write, data in writes:
+            write(data)
 
 
 class ServerSend:
@@ -17,27 +40,29 @@ class ServerSend:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._burst = Burst()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[KEY] = send
+        scope[SEND], scope[BURST] = send, self._burst
         await self._app(scope, receive, send)
 
 
 def server_send(scope: Scope, send: Send) -> Send:
     """The server's own `send`, or `send` where the application runs without a ServerSend around it."""
-    found: Send = scope.get(KEY, send)
+    found: Send = scope.get(SEND, send)
     return found
 
 
 class Outlet:
     """A connection whose answer has begun; parts of its body can be written at any time unless it is `blocked`."""
 
-    __slots__ = ("_cycle", "_flow", "_write")
+    __slots__ = ("_burst", "_cycle", "_flow", "_write")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, burst: Burst) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
         self._write = cycle.transport.write
+        self._burst = burst
 
     @property
     def blocked(self) -> bool:
@@ -46,16 +71,16 @@ class Outlet:
 
     def write(self, data: bytes) -> None:
         """One chunk (RFC 9112, 7.1) in one write. `data` must not be empty, which would end the body."""
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._burst.add(self._write, b"%x\r\n%b\r\n" % (len(data), data))
 
     def abort(self) -> None:
         """Drop the connection with all that the client has not taken."""
         self._cycle.transport.abort()
 
 
-def outlet_of(send: Send) -> Outlet | None:
+def outlet_of(scope: Scope) -> Outlet | None:
     """That of the server's own `send`; None unless the server is uvicorn with httptools and the body goes in chunks."""
-    cycle = getattr(send, "__self__", None)
-    if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding and cycle.scope["method"] != "HEAD":
-        return Outlet(cycle)
+    cycle = getattr(scope.get(SEND), "__self__", None)
+    if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding and scope["method"] != "HEAD":
+        return Outlet(cycle, scope[BURST])
     return None

@@ -54,6 +54,8 @@ class AnswerEvents(EventSource):
         return self.end()
 
     def attach(self, outlet: Outlet) -> None:
+        """Tokens become bytes in `outlet` by one plain call, without waking this stream's coroutine."""
+
         def sink(batch: TokenBatch) -> bool:
             if outlet.blocked:
                 return False
