@@ -19,6 +19,8 @@ NAME = "fountain"
 TEXT = (
     " The quick brown fox jumps over the lazy dog; der schnelle braune Fuchs springt über den faulen Hund. 快速的狐狸"
 )
+# one token, one message: for latencies, which tokens that share a character would blur
+PLAIN = " the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
 MODEL_FILES = Path(__file__).parent / "model"
 
 
@@ -48,15 +50,17 @@ def make_fountain(
     first: float = 0.0,
     max_batch_size: int = 2048,
     transports: list[str] | None = None,
+    text: str = TEXT,
 ) -> Path:
     """Write the repository to `output`; tokenizer, chat template and limits are those of the `engine` folder.
 
-    `period` and `first` in seconds, see FountainRuntime; `transports` as in the card, all that there are by default.
+    `period` and `first` in seconds, see FountainRuntime; `transports` as in the card, all that there are by default;
+    the tokens of `text` come over and over.
     """
     manifest = EngineManifest.load(engine)
     limits = manifest.limits.model_copy(update={"max_batch_size": max_batch_size, "max_seq_len": 262_144})
     manifest = manifest.model_copy(update={"limits": limits})
-    options = {"period": period, "first": first, "token_ids": _token_ids(engine / manifest.tokenizer.directory)}
+    options = {"period": period, "first": first, "token_ids": _token_ids(engine / manifest.tokenizer.directory, text)}
     entry = EngineEntry(NAME, engine.resolve(), manifest, FountainTarget(options, transports))
     generate_repository([entry], output)
     package = output / f"{NAME}-tensorrt_llm" / "1" / "llmops_engine"
@@ -65,10 +69,10 @@ def make_fountain(
     return output
 
 
-def _token_ids(tokenizer: Path) -> list[int]:
+def _token_ids(tokenizer: Path, text: str) -> list[int]:
     from tokenizers import Tokenizer
 
-    ids: list[int] = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
+    ids: list[int] = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     return ids
 
 

@@ -39,6 +39,7 @@ class Section:
     text: str
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    when: str = ""  # UTC, of the end
     seconds: float = 0.0
     others: float = 0.0  # cores that processes outside the benchmark used meanwhile
 
@@ -48,8 +49,9 @@ class Section:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.seconds = time.monotonic() - self._begun
-        self.others = self._others.cores()
+        self.seconds = round(time.monotonic() - self._begun, 1)
+        self.others = round(self._others.cores(), 3)
+        self.when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
         print(f"  {self.seconds:.0f} s; others used {self.others:.2f} cores meanwhile", flush=True)
 
     def add(
@@ -58,6 +60,16 @@ class Section:
         figure = Figure(name, value, unit, target, at)
         self.figures.append(figure)
         print(f"  {name}: {_number(value)} {unit} {_verdict(figure)}", flush=True)
+
+    def note(self, text: str) -> None:
+        """A sentence below the table."""
+        self.notes.append(text)
+        print(f"  {text}", flush=True)
+
+    @property
+    def missed(self) -> list[Figure]:
+        """Figures that did not reach their aim."""
+        return [figure for figure in self.figures if figure.reached is False]
 
     def markdown(self) -> str:
         lines = [f"## {self.title}", "", self.text, "", f"`{self.command}`", "", self._circumstances(), ""]
@@ -68,11 +80,24 @@ class Section:
         return "\n".join(lines) + "\n"
 
     def _circumstances(self) -> str:
-        text = f"Took {self.seconds:.0f} s; other processes used {self.others:.2f} cores meanwhile"
+        text = f"{self.when} UTC, {self.seconds:.0f} s; other processes used {self.others:.2f} cores meanwhile"
         return f"**{text}: the figures are worth little.**" if self.others > DISTURBED else f"{text}."
 
     def write_json(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read_json(cls, path: Path) -> Section:
+        """What `write_json` wrote."""
+        data = json.loads(path.read_text())
+        return cls(**{**data, "figures": [Figure(**figure) for figure in data["figures"]]})
+
+
+def missed_line(section: Section, figure: Figure) -> str:
+    """One line for a list of what was missed."""
+    aim = f"at {figure.at} {_number(figure.target or 0.0)}"
+    return f"{section.title}: {figure.name} is {_number(figure.value)} {figure.unit}, the aim {aim}"
 
 
 def _row(figure: Figure) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _TICK = os.sysconf("SC_CLK_TCK")
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def descendants(pid: int) -> list[int]:
@@ -86,6 +88,8 @@ class Others:
     """
 
     def __init__(self) -> None:
+        # what Triton's stubs used would count as others' once they have lost their parent: they become our children
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._busy, self._own, self._wall = _busy_seconds(), _tree_seconds(), time.perf_counter()
 
     def cores(self) -> float:

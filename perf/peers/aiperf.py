@@ -7,22 +7,26 @@ report differently is their own doing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from llmops.errors import MissingDependencyError
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
 from llmops.perf.harness.stack import process
 from llmops.perf.peers.environment import peer_python
+from llmops.perf.report.statistics import Summary
 
-WHEEL = "aiperf==0.13.0"
 TTFT, ITL, TOKENS, STREAMS, REQUESTS = 200.0, 20.0, 64, 16, 96
+BUSY_STREAMS = 100
 # figure: (name in aiperf's export, the server's own value in ms)
 FIGURES = {
     "ttft": ("time_to_first_token", TTFT),
@@ -33,7 +37,7 @@ FIGURES = {
 
 def aiperf(url: str, tokenizer: Path) -> dict[str, Any]:
     """aiperf's own export of the run."""
-    python = peer_python("aiperf", [[WHEEL]])
+    python = peer_python("aiperf")
     given: dict[str, object] = {
         "model": "delay",
         "url": url.removesuffix("/v1"),
@@ -51,31 +55,58 @@ def aiperf(url: str, tokenizer: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         flags = [part for name, value in given.items() for part in (f"--{name}", str(value))]
         command = [str(python.parent / "aiperf"), "profile", *flags, "--streaming", "--use-server-token-count"]
-        subprocess.run([*command, "--output-artifact-dir", folder], check=True, capture_output=True, timeout=300)
+        subprocess.run([*command, "--output-artifact-dir", folder], check=True, capture_output=True, timeout=120)
         export: dict[str, Any] = json.loads(Path(folder, "profile_export_aiperf.json").read_text())
         return export
 
 
 def measure(tokenizer: Path) -> Section:
-    """Both programs' p50, and what the server did."""
+    """Both programs' p50, and what the server did; without aiperf, ours against the server alone."""
     text = (
-        f"{REQUESTS} requests, {STREAMS} at a time; {TOKENS} tokens, the first after {TTFT:g} ms, one every {ITL:g} ms."
+        f"{REQUESTS} requests, {STREAMS} at a time; {TOKENS} tokens, the first after {TTFT:g} ms, one every {ITL:g} "
+        "ms, from a server with just these delays."
     )
-    section = Section("llmops bench against aiperf", "python -m llmops.perf.peers.aiperf TOKENIZER", text)
-    with section:
-        delays = ["--ttft-ms", str(TTFT), "--itl-ms", str(ITL)]
-        server = [sys.executable, "-m", "llmops.perf.delay_server", *delays]
-        with process(server, r"listening on (http://\S+)") as (_, url):
-            ours = run(url, output=TOKENS, concurrency=STREAMS, requests=REQUESTS).summary
-            theirs = aiperf(url, tokenizer)
-        for name, (key, truth) in FIGURES.items():
-            mine = getattr(ours, name).p50
-            section.add(f"{name} p50, llmops bench", mine, "ms")
-            section.add(f"{name} p50, aiperf", theirs[key]["p50"], "ms")
-            section.add(f"{name}: llmops bench off the set {truth:g} ms by", 100 * abs(mine / truth - 1), "%", 2)
-        section.add("output tokens/s, llmops bench", ours.output_tokens_per_second, "tokens/s")
-        section.add("output tokens/s, aiperf", theirs["output_token_throughput"]["avg"], "tokens/s")
+    section = Section("The load generator", "python -m llmops.perf.peers.aiperf TOKENIZER", text)
+    with section, _server(TTFT, ITL) as url:
+        ours = run(url, output=TOKENS, concurrency=STREAMS, requests=REQUESTS).summary
+        _against_truth(ours, section)
+        own_cost(section)
+        try:
+            _against_aiperf(ours, aiperf(url, tokenizer), section)
+        except (MissingDependencyError, subprocess.SubprocessError, OSError) as error:
+            section.note(f"aiperf did not run: {error}")
     return section
+
+
+@contextlib.contextmanager
+def _server(ttft: float, itl: float) -> Iterator[str]:
+    command = [sys.executable, "-m", "llmops.perf.delay_server", "--ttft-ms", str(ttft), "--itl-ms", str(itl)]
+    with process(command, r"listening on (http://\S+)") as (_, url):
+        yield url
+
+
+def _against_truth(ours: Summary, section: Section) -> None:
+    for name, (_, truth) in FIGURES.items():
+        section.add(f"{name} p50", getattr(ours, name).p50, "ms")
+        section.add(f"{name}: off the set {truth:g} ms by", 100 * abs(getattr(ours, name).p50 / truth - 1), "%", 2)
+
+
+def _against_aiperf(ours: Summary, theirs: dict[str, Any], section: Section) -> None:
+    for name, (key, _) in FIGURES.items():
+        section.add(f"{name} p50, aiperf", theirs[key]["p50"], "ms")
+        section.add(f"{name}: aiperf off ours by", 100 * abs(theirs[key]["p50"] / getattr(ours, name).p50 - 1), "%")
+    section.add("output tokens/s", ours.output_tokens_per_second, "tokens/s")
+    section.add("output tokens/s, aiperf", theirs["output_token_throughput"]["avg"], "tokens/s")
+
+
+def own_cost(section: Section) -> None:
+    """What measuring takes at 5,000 tokens/s, and whether the figures stay right meanwhile."""
+    with _server(TTFT, ITL) as url:
+        busy = run(url, output=200, concurrency=BUSY_STREAMS, requests=2 * BUSY_STREAMS).summary
+    assert busy.tpot is not None
+    section.add(f"load generator, {BUSY_STREAMS} streams", busy.own_cpu_us_per_token or 0.0, "µs/token")
+    section.add("its share of one core then", 100 * busy.own_cpu_share, "%", 20)
+    section.add(f"tpot p50 then: off the set {ITL:g} ms by", 100 * abs(busy.tpot.p50 / ITL - 1), "%", 2)
 
 
 @click.command()

@@ -1,7 +1,7 @@
 """Dynamo's Rust frontend in front of its mocker: `python -m llmops.perf.peers.dynamo ENGINE`.
 
 The mocker stands in for an engine as the fountain does for ours, so the frontend's own CPU per streamed token can be
-held against the gateway's. Tokenizer and chat template are those of ENGINE.
+held against the gateway's, in the same run. Tokenizer and chat template are those of ENGINE.
 """
 
 from __future__ import annotations
@@ -16,49 +16,37 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from llmops.build.manifest import EngineManifest
 from llmops.errors import ServerError
+from llmops.perf.fountain.repository import make_fountain
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import options, window
 from llmops.perf.harness.processes import CpuMeter
-from llmops.perf.harness.stack import Service, process
+from llmops.perf.harness.stack import Service, gateway, process, triton
 from llmops.perf.load.loop import run_async
 from llmops.perf.peers.environment import peer_python
 
-# without --no-deps pip would want a wheel that is not on the public registry
-STEPS = [
-    ["--no-deps", "ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1"],
-    ["aiohttp", "msgspec", "prometheus-client", "pyzmq", "transformers>=4.56,<5.6", "zstandard", "redis<9", "uvloop"],
-]
 STREAMS = (32, 128)
 READY_SECONDS = 120.0
-WINDOW = 6.0
+SETTLE, WINDOW = 4.0, 6.0  # seconds: until all streams are open, and over which CPU is read
 
 
 @contextlib.contextmanager
 def dynamo(engine: Path) -> Iterator[tuple[Service, Service]]:
     """(frontend, mocker), ready. The frontend's `address` ends in /v1."""
-    python = str(peer_python("dynamo", STEPS))
+    python = str(peer_python("dynamo"))
     port = _free_port()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = _model_folder(engine, Path(folder, "model"))
         env = {"DYN_FILE_KV": str(Path(folder, "store")), "DYN_LOG": "warn"}
         planes = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
         mocker = [python, "-u", "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", "mock", *planes]
-        frontend = [
-            python,
-            "-u",
-            "-m",
-            "dynamo.frontend",
-            "--http-host",
-            "127.0.0.1",
-            "--http-port",
-            str(port),
-            *planes,
-        ]
+        address = ["--http-host", "127.0.0.1", "--http-port", str(port)]
+        frontend = [python, "-u", "-m", "dynamo.frontend", *address, *planes]
         mocker_pid, _ = stack.enter_context(process(mocker, None, env))
         frontend_pid, _ = stack.enter_context(process(frontend, None, env))
         url = f"http://127.0.0.1:{port}/v1"
@@ -106,23 +94,54 @@ def _wait_model(url: str) -> None:
 
 
 def measure(engine: Path) -> Section:
-    """The frontend's CPU per streamed token."""
-    text = "Dynamo 1.6.1's frontend with its mocker at its default pace; CPU is the frontend process's own."
-    section = Section("Dynamo's frontend", "python -m llmops.perf.peers.dynamo ENGINE", text)
-    with section, dynamo(engine) as (frontend, mocker):
-        for streams in STREAMS:
-            meter = CpuMeter({"frontend": frontend.pids, "mocker": mocker.pids})
-            load = options(frontend.address, output=1500, concurrency=streams, requests=streams, warmup=0)
-            used, tokens, _ = run_async(window(load, meter, settle=4.0, seconds=WINDOW))
-            section.add(f"Dynamo frontend, {streams} streams", 1e6 * used["frontend"] / max(tokens, 1), "µs/token")
-            section.add(f"tokens/s meanwhile, {streams} streams", tokens / used["wall"], "tokens/s")
+    """CPU per streamed token of Dynamo's frontend, and of our gateway under the same load at the same pace."""
+    text = (
+        "Dynamo 1.6.1's frontend in front of its mocker; then our gateway in front of the fountain, which is set to "
+        "the pace the mocker had. Same tokenizer, same streams, same load generator; CPU is the processes' own."
+    )
+    section = Section("Dynamo's frontend beside the gateway", "python -m llmops.perf.peers.dynamo ENGINE", text)
+    with section:
+        theirs = _dynamo_costs(engine)
+        for streams, cost in theirs.items():
+            ours = _gateway_cost(engine, streams, cost.period)
+            section.add(f"Dynamo's frontend, {streams} streams", cost.micros, "µs/token")
+            section.add(f"gateway, {streams} streams", ours.micros, "µs/token")
+            section.add(f"Dynamo / gateway, {streams} streams", cost.micros / ours.micros, "×")
+            section.add(f"pace of both, {streams} streams: Dynamo", 1e3 * cost.period, "ms/token")
+            section.add(f"pace of both, {streams} streams: gateway", 1e3 * ours.period, "ms/token")
     return section
+
+
+class Cost(NamedTuple):
+    """CPU per token in µs, and seconds between two tokens of a stream."""
+
+    micros: float
+    period: float
+
+
+def _dynamo_costs(engine: Path) -> dict[int, Cost]:
+    with dynamo(engine) as (frontend, _):
+        return {streams: _cost(frontend, streams) for streams in STREAMS}
+
+
+def _gateway_cost(engine: Path, streams: int, period: float) -> Cost:
+    with tempfile.TemporaryDirectory() as folder:
+        make_fountain(engine, Path(folder, "fountain"), period)
+        with triton(Path(folder, "fountain")) as server, gateway(server.address) as front:
+            return _cost(front, streams)
+
+
+def _cost(front: Service, streams: int) -> Cost:
+    meter = CpuMeter({"front": front.pids})
+    load = options(front.address, output=1500, concurrency=streams, requests=streams, warmup=0)
+    used, tokens, _ = run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
+    return Cost(1e6 * used["front"] / max(tokens, 1), used["wall"] * streams / max(tokens, 1))
 
 
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path, exists=True))
 def main(engine: Path) -> None:
-    """Measure Dynamo's frontend with the tokenizer of ENGINE."""
+    """Measure Dynamo's frontend and the gateway, with the tokenizer of ENGINE."""
     measure(engine)
 
 

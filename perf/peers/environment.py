@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,28 +11,56 @@ from pathlib import Path
 from llmops.errors import MissingDependencyError
 
 ROOT = Path(".cache/peers")
+INSTALL_SECONDS = 300.0  # per call of pip
+# arguments of `pip install`, call by call
+WHEELS: dict[str, list[list[str]]] = {
+    "llamacpp": [["--no-deps", "xllamacpp==2026.10.11549"]],
+    # without --no-deps pip would want a wheel that is not on the public registry
+    "dynamo": [
+        ["--no-deps", "ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1"],
+        ["aiohttp", "msgspec", "prometheus-client", "pyzmq", "transformers>=4.56,<5.6", "zstandard", "redis<9"],
+        ["uvloop"],
+    ],
+    "aiperf": [["aiperf==0.13.0"]],
+}  # fmt: skip
 
 
-def peer_python(name: str, steps: list[list[str]]) -> Path:
-    """The interpreter of peer `name`. `steps`: argument lists for `pip install`, run in order if it is not there yet.
+def peer_python(name: str) -> Path:
+    """The interpreter of a peer of WHEELS, installed if it is not there yet.
 
     BENCH_PEER_<NAME> names an interpreter to use instead. Raises MissingDependencyError when pip fails.
     """
     given = os.environ.get(f"BENCH_PEER_{name.upper()}")
     if given:
         return Path(given)
-    python, done = ROOT / name / "bin" / "python", ROOT / name / ".installed"
-    if done.is_file():
-        return python
-    print(f"  installing {name} into {ROOT / name} …", flush=True)
-    _run([sys.executable, "-m", "venv", str(ROOT / name)], name)
-    for step in steps:
-        _run([str(python), "-m", "pip", "install", "-q", "--no-compile", *step], name)
-    done.touch()
+    folder = ROOT / name
+    python, done = folder / "bin" / "python", folder / ".installed"
+    if not done.is_file():
+        print(f"  installing {name} into {folder} …", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)  # half of an earlier attempt
+        _run([sys.executable, "-m", "venv", str(folder)], name)
+        for step in WHEELS[name]:
+            _run([str(python), "-m", "pip", "install", "-q", "--no-compile", *step], name)
+        done.touch()
     return python
 
 
+def install_all() -> dict[str, str]:
+    """Install every peer; those that cannot be, with the reason."""
+    missing = {}
+    for name in WHEELS:
+        try:
+            peer_python(name)
+        except MissingDependencyError as error:
+            missing[name] = str(error)
+    return missing
+
+
 def _run(command: list[str], name: str) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise MissingDependencyError(f"{name} cannot be installed: {result.stderr.strip().splitlines()[-1:]}.")
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=INSTALL_SECONDS)
+    except subprocess.CalledProcessError as error:
+        why = error.stderr.strip().splitlines()[-1:] or [f"exit {error.returncode}"]
+        raise MissingDependencyError(f"{name} cannot be installed: {why[0]}.") from error
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise MissingDependencyError(f"{name} cannot be installed: {error}.") from error

@@ -15,18 +15,17 @@ from llmops.perf.harness.load import run
 from llmops.perf.harness.stack import Service, process
 from llmops.perf.peers.environment import peer_python
 
-WHEEL = "xllamacpp==2026.10.11549"
 STREAMS = (1, 8, 32)
 # its own names of what other servers call ignore_eos and greedy
 EXTRA = {"cache_prompt": False, "temperature": 0, "samplers": []}
 
 
 @contextlib.contextmanager
-def llamacpp(gguf: Path) -> Iterator[Service]:
+def llamacpp(gguf: Path, slots: int = 32) -> Iterator[Service]:
     """The server, ready. `address` ends in /v1."""
-    python = peer_python("llamacpp", [["--no-deps", WHEEL]])
     script = Path(__file__).with_name("llamacpp_server.py")
-    with process([str(python), str(script), str(gguf)], r"listening at (http://\S+)", _own_environment()) as (pid, url):
+    command = [str(peer_python("llamacpp")), str(script), str(gguf), "--parallel", str(slots)]
+    with process(command, r"listening at (http://\S+)", _own_environment()) as (pid, url):
         yield Service(f"{url}/v1", pid)
 
 
@@ -34,16 +33,11 @@ def _own_environment() -> dict[str, str]:
     return {key: "" for key in ("PYTHONPATH",) if key in os.environ}
 
 
-def tokens_per_second(server: Service, streams: int, requests: int) -> float:
-    """64 tokens in, 64 out, `streams` at a time."""
-    load: dict[str, Any] = {
-        "concurrency": streams,
-        "requests": requests,
-        "warmup": 0,
-        "via": "completions",
-        "model": "m",
-    }
-    return run(server.address, extra=EXTRA, **load).summary.output_tokens_per_second
+def tokens_per_second(server: Service, streams: int, requests: int, output: int = 64) -> float:
+    """64 tokens in, `output` out, `streams` at a time."""
+    load: dict[str, Any] = {"concurrency": streams, "requests": requests, "warmup": 0}
+    document = run(server.address, output=output, via="completions", model="m", extra=EXTRA, **load)
+    return document.summary.output_tokens_per_second
 
 
 @click.command()
@@ -51,7 +45,7 @@ def tokens_per_second(server: Service, streams: int, requests: int) -> float:
 def main(gguf: Path) -> None:
     """Measure tokens/s at 1, 8 and 32 streams."""
     section = Section("llama.cpp server", "python -m llmops.perf.peers.llamacpp GGUF", "64 tokens in, 64 out.")
-    with llamacpp(gguf) as server:
+    with section, llamacpp(gguf) as server:
         tokens_per_second(server, 1, 1)
         for streams in STREAMS:
             section.add(f"{streams} streams", tokens_per_second(server, streams, 3 * streams), "tokens/s")

@@ -27,8 +27,9 @@ async def measure(delays, **given):
 
 
 async def test_figures_are_within_two_percent_of_what_the_server_did():
-    document, server = await measure(Delays(ttft=0.25, itl=0.05), concurrency=8, warmup=0)
-    summary, served = document.summary, server.served
+    # the warm-up opens the connections: what that takes is the client's, and the server does not see it
+    document, server = await measure(Delays(ttft=0.5, itl=0.05), concurrency=8, warmup=8)
+    summary, served = document.summary, server.served[8:]
     assert summary.ttft.p50 == pytest.approx(1000 * median(s.sent[0] - s.read for s in served), rel=0.02)
     assert summary.itl.p50 == pytest.approx(1000 * median(g for s in served for g in gaps(s.sent)), rel=0.02)
     assert summary.tpot.p50 == pytest.approx(1000 * median(mean(gaps(s.sent)) for s in served), rel=0.02)

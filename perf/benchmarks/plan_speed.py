@@ -1,4 +1,7 @@
-"""How long planning takes: `python -m llmops.perf.plan_speed`. One model, and a search over four kinds and 64 GPUs."""
+"""How long planning takes: `python -m llmops.perf.benchmarks.plan_speed`.
+
+One model at a time, and a search over one and four kinds and 64 GPUs.
+"""
 
 from __future__ import annotations
 

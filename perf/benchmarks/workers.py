@@ -1,0 +1,68 @@
+"""One gateway process against several: `python -m llmops.perf.benchmarks.workers ENGINE`."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+
+import click
+
+from llmops.perf.fountain.served import served_fountain
+from llmops.perf.harness.figures import Section
+from llmops.perf.harness.load import run
+from llmops.perf.harness.processes import CpuMeter, difference
+from llmops.perf.harness.stack import Service, gateway
+
+PERIOD = 0.002
+REQUESTS = 3000
+USERS = 64
+WORKERS = (1, 2)
+_COUNTER = re.compile(r"^llmops_requests_total\{[^}]*\} (\S+)$", re.M)
+
+
+def measure(engine: Path) -> Section:
+    """All figures of this script."""
+    text = (
+        f"{REQUESTS:,} requests, {USERS} at a time, 64 tokens in, 1 out, nothing streamed; the load generator and "
+        "Triton share the machine's cores with the workers."
+    )
+    section = Section("Workers", "python -m llmops.perf.benchmarks.workers ENGINE", text)
+    with section, served_fountain(engine, PERIOD) as server:
+        rates = {}
+        for workers in WORKERS:
+            with gateway(server.address, "--workers", str(workers)) as front:
+                rates[workers] = _load(front, workers, section)
+        section.add("throughput of 2 workers / 1", rates[2] / rates[1], "×", 1, "least")
+    return section
+
+
+def _load(front: Service, workers: int, section: Section) -> float:
+    run(front.address, output=1, concurrency=USERS, requests=300, warmup=0, stream=False)
+    meter, counted = CpuMeter({"gateway": front.pids}), _requests(front)
+    before = meter.read()
+    summary = run(front.address, output=1, concurrency=USERS, requests=REQUESTS, warmup=0, stream=False).summary
+    used = difference(before, meter.read())
+    section.add(f"{workers} workers", summary.requests_per_second, "requests/s")
+    section.add(f"{workers} workers: cores they used", used["gateway"] / used["wall"], "cores")
+    lost = REQUESTS - (_requests(front) - counted)
+    section.add(f"{workers} workers: requests that the metrics of all workers miss", lost, "requests", 0)
+    assert not summary.errors, summary.errors
+    return summary.requests_per_second
+
+
+def _requests(front: Service) -> float:
+    address = front.address.removesuffix("/v1")
+    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as response:
+        return sum(float(value) for value in _COUNTER.findall(response.read().decode()))
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True))
+def main(engine: Path) -> None:
+    """Measure the gateway with one and with several workers."""
+    measure(engine)
+
+
+if __name__ == "__main__":
+    main()

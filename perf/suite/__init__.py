@@ -1,0 +1,1 @@
+"""`make bench`: every benchmark, into docs/performance.md."""

@@ -1,0 +1,100 @@
+"""All benchmarks, into docs/performance.md: `python -m llmops.perf.suite` (`make bench`), in under 15 minutes.
+
+Each part runs in a process of its own with a limit of its own: one that cannot run here (a wheel that does not
+install, say) or hangs is named in the page with its reason and ends no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from llmops.errors import InputError
+from llmops.perf.harness.processes import descendants
+from llmops.perf.harness.stack import end_with_parent
+from llmops.perf.peers.environment import install_all
+from llmops.perf.suite import results
+from llmops.perf.suite.page import page
+from llmops.perf.suite.parts import Part, parts
+
+ENGINE = Path(".cache/bench/smollm2-int8")
+REPORT = Path("docs/performance.md")
+WHOLE_SECONDS = 15 * 60
+
+
+@click.command()
+@click.option("--engine", type=click.Path(path_type=Path), default=ENGINE, help="Engine folder; built when missing.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=REPORT, show_default=True)
+@click.option("--only", multiple=True, help="Run only this part; the page keeps what the others said last. Repeatable.")
+@click.option("--child", hidden=True, help="Measure this part here and now.")
+def main(engine: Path, output: Path, only: tuple[str, ...], child: str | None) -> None:
+    """Run the benchmarks and write the page."""
+    known = {part.name: part for part in parts()}
+    if unknown := {*only, *([child] if child else [])} - set(known):
+        raise InputError(f"There is no part {', '.join(sorted(unknown))}; parts are {', '.join(known)}.")
+    if child:
+        known[child].measure(engine).write_json(results.path(known[child]))
+        return
+    chosen = [part for part in known.values() if (part.name in only if only else part.included)]
+    _prepare(engine)
+    deadline = time.monotonic() + (sum(part.seconds for part in chosen) if only else WHOLE_SECONDS)
+    for part in chosen:
+        _run(part, engine, deadline)
+        output.write_text(page(list(known.values())), "utf-8")
+    print(f"Wrote {output}")
+
+
+def _prepare(engine: Path) -> None:
+    """What is downloaded or built once and is no part of the measured time."""
+    if not (engine / "engine.json").is_file():
+        engine.parent.mkdir(parents=True, exist_ok=True)
+        program = str(Path(sys.executable).parent / "llmops")
+        subprocess.run([program, "build", "smollm2", "--quant", "int8", "-o", str(engine)], check=True)
+    for name, why in install_all().items():
+        print(f"{name} is left out: {why}", flush=True)
+
+
+def _run(part: Part, engine: Path, deadline: float) -> None:
+    results.forget(part)
+    seconds = min(part.seconds, deadline - time.monotonic())
+    if seconds < part.seconds / 3:
+        results.set_missing(part, "no time was left for it")
+        return
+    command = [sys.executable, "-m", "llmops.perf.suite", "--engine", str(engine), "--child", part.name]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+    try:
+        _, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        results.set_missing(part, f"it was not done after {seconds:.0f} s")
+        return
+    except BaseException:
+        _end(process)
+        raise
+    if process.returncode:
+        print(errors, file=sys.stderr)
+        lines = errors.strip().splitlines() or [f"exit {process.returncode}"]
+        results.set_missing(part, lines[-1])
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """The part with its servers, which may be in sessions of their own."""
+    pids = descendants(process.pid)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+if __name__ == "__main__":
+    main()
