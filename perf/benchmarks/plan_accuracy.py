@@ -28,7 +28,7 @@ from llmops.build.plan.timing.base import OpTimes
 from llmops.build.plan.timing.choose import op_times
 from llmops.build.plan.workload import Workload
 
-DATA = Path(__file__).parent / "published"
+DATA = Path(__file__).parents[1] / "published"
 # Requests of each run, as the page lists them by (prompt, answer) tokens; 1024 + 2048 is not listed.
 REQUESTS = {
     (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (1000, 2000): 1500,

@@ -18,7 +18,7 @@ from llmops.build.plan.search import search
 from llmops.build.plan.timing.choose import op_times
 from llmops.build.plan.workload import Workload
 
-MODELS = Path(__file__).parent / "published" / "models.json"
+MODELS = Path(__file__).parents[1] / "published" / "models.json"
 KINDS = ("h100-sxm", "h200-sxm", "b200-sxm", "l40s")
 LOAD = Workload(3000, 400, qps=5, ttft_p95=2.0, tpot_p95=0.1)
 

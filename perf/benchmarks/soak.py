@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -31,7 +32,13 @@ def soak(front: Service, section: Section, requests: int) -> None:
     start = footprint(front.pids)
     begun, seen, failed = time.monotonic(), list[tuple[int, int]](), 0
     for done in range(0, requests, step):
-        load = {"concurrency": USERS, "requests": step, "warmup": 0, "cancel_share": CANCELLED, "seed": done}
+        load: dict[str, Any] = {
+            "concurrency": USERS,
+            "requests": step,
+            "warmup": 0,
+            "cancel_share": CANCELLED,
+            "seed": done,
+        }
         failed += run(front.address, output=2, **load).summary.failed
         seen.append((done + step, footprint(front.pids).memory))
     section.add("requests/s", requests / (time.monotonic() - begun), "requests/s")

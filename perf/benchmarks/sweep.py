@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,7 +29,7 @@ def measure(engine: Path) -> Section:
     slos = [parse_slo(text) for text in SLOS]
     with section, served(engine) as (_, front):
         run(front.address, output=TOKENS, concurrency=4, requests=8)
-        load = {"sweep": True, "slos": slos, "slo_share": SHARE, "duration": STEP_SECONDS, "rate": 4.0}
+        load: dict[str, Any] = {"sweep": True, "slos": slos, "slo_share": SHARE, "duration": STEP_SECONDS, "rate": 4.0}
         document = run(front.address, output=TOKENS, **load)
         best = max((step.rate for step in document.sweep if step.holds), default=0.0)
         section.add(f"highest rate with {SHARE:.0%} of requests within {', '.join(SLOS)} (ms)", best, "requests/s")

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from llmops.errors import MissingDependencyError
@@ -45,10 +46,10 @@ def peer_python(name: str) -> Path:
     return python
 
 
-def install_all() -> dict[str, str]:
-    """Install every peer; those that cannot be, with the reason."""
+def install(names: Iterable[str]) -> dict[str, str]:
+    """Install these peers; those that cannot be, with the reason."""
     missing = {}
-    for name in WHEELS:
+    for name in sorted(names):
         try:
             peer_python(name)
         except MissingDependencyError as error:

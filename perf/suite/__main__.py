@@ -19,7 +19,7 @@ import click
 from llmops.errors import InputError
 from llmops.perf.harness.processes import descendants
 from llmops.perf.harness.stack import end_with_parent
-from llmops.perf.peers.environment import install_all
+from llmops.perf.peers.environment import install
 from llmops.perf.suite import results
 from llmops.perf.suite.page import page
 from llmops.perf.suite.parts import Part, parts
@@ -43,7 +43,7 @@ def main(engine: Path, output: Path, only: tuple[str, ...], child: str | None) -
         known[child].measure(engine).write_json(results.path(known[child]))
         return
     chosen = [part for part in known.values() if (part.name in only if only else part.included)]
-    _prepare(engine)
+    _prepare(engine, {part.peer for part in chosen if part.peer})
     deadline = time.monotonic() + (sum(part.seconds for part in chosen) if only else WHOLE_SECONDS)
     for part in chosen:
         _run(part, engine, deadline)
@@ -51,13 +51,13 @@ def main(engine: Path, output: Path, only: tuple[str, ...], child: str | None) -
     print(f"Wrote {output}")
 
 
-def _prepare(engine: Path) -> None:
+def _prepare(engine: Path, peers: set[str]) -> None:
     """What is downloaded or built once and is no part of the measured time."""
     if not (engine / "engine.json").is_file():
         engine.parent.mkdir(parents=True, exist_ok=True)
         program = str(Path(sys.executable).parent / "llmops")
         subprocess.run([program, "build", "smollm2", "--quant", "int8", "-o", str(engine)], check=True)
-    for name, why in install_all().items():
+    for name, why in install(peers).items():
         print(f"{name} is left out: {why}", flush=True)
 
 

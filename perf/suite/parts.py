@@ -22,6 +22,7 @@ class Part:
     seconds: int
     measure: Callable[[Path], Section]
     included: bool = True
+    peer: str | None = None  # of perf/peers/environment.py
 
     @property
     def slug(self) -> str:
@@ -33,13 +34,13 @@ def parts() -> list[Part]:
     return [
         Part("hot path", 150, _hot_path),
         Part("layers", 70, _layers),
-        Part("engine path", 190, _engine_path),
-        Part("Dynamo", 120, _dynamo),
+        Part("engine path", 190, _engine_path, peer="llamacpp"),
+        Part("Dynamo", 120, _dynamo, peer="dynamo"),
         Part("streams", 90, _streams),
         Part("workers", 70, _workers),
         Part("soak", 120, lambda engine: _soak(engine, SOAK_SLICE)),
         Part("full soak", 600, lambda engine: _soak(engine, None), included=False),
-        Part("load generator", 90, _load_generator),
+        Part("load generator", 90, _load_generator, peer="aiperf"),
         Part("sweep", 120, _sweep),
         Part("start-up", 100, _start_up),
         Part("planner", 60, _planner),
