@@ -22,6 +22,8 @@ from llmops.gateway.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
+SEND_BUFFER = 128 * 1024
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ResourceError when the port is taken or the host is not this machine's."""
@@ -35,6 +37,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise ResourceError(
             f"The gateway cannot listen on {host}:{port} ({error.strerror}); choose another with --port, or 0 for any."
         ) from error
+    # accepted connections inherit it: what the system keeps for a client that does not read would be up to 4 MB each
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     listener.listen(2048)
     listener.setblocking(False)
     return listener

@@ -39,7 +39,7 @@ class Answer:
         self.prompt_tokens = prompt_tokens
         self._open = len(choices)
         self._ended: list[Choice] = []
-        self._over = False
+        self._over = self._left = False
         self._first: Advance | None = None
         self.waited = 0.0
         self._clock = Watchdog(stream, meter, timeouts)
@@ -75,8 +75,9 @@ class Answer:
         self._stream.attach(sink)
 
     def cancel(self) -> None:
-        """The client is gone."""
-        if not self._over:
+        """The client is gone, or is dropped and then seen to be gone."""
+        if not self._over and not self._left:
+            self._left = True
             self.meter.cancelled()
             self._stream.cancel()
 

@@ -1,0 +1,104 @@
+"""Clients that do not read, on the real Triton: the fountain soon sends more than sockets hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import time
+import urllib.request
+
+import pytest
+
+from llmops.perf.fountain.repository import make_fountain
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+
+@pytest.fixture(scope="module")
+def fountain(engine_dir, tmp_path_factory):
+    """gRPC address of a Triton whose model gives every stream a token each millisecond."""
+    from llmops.model_repository.launch import Ports, start_triton
+
+    repository = make_fountain(engine_dir, tmp_path_factory.mktemp("fountain") / "repository", 0.001)
+    with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3) as server:
+        server.wait_ready(120)
+        yield server.grpc_address
+
+
+class Client:
+    """One streamed completion over a bare socket with a small receive buffer, read when the test says so."""
+
+    def __init__(self, url: str, tokens: int) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.settimeout(60)
+        self._socket.connect((host, int(port)))
+        body = {"model": "fountain", "prompt": "Go", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        data = json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+        self._socket.sendall(head.encode() + data)
+
+    def read(self) -> list[dict | str]:
+        """The data of all events, to the end of the connection."""
+        parts = []
+        try:
+            while part := self._socket.recv(65536):
+                parts.append(part)
+        except ConnectionResetError:
+            pass
+        finally:
+            self._socket.close()
+        return [_data(line) for line in re.findall(rb"^data: (.*)$", b"".join(parts), re.MULTILINE)]
+
+
+def _data(line: bytes) -> dict | str:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return line.decode()
+
+
+def texts(events: list) -> list[str]:
+    return [choice["text"] for event in events if isinstance(event, dict) for choice in event.get("choices", ())]
+
+
+def metric(url: str, name: str) -> float:
+    page = urllib.request.urlopen(url + "/metrics", timeout=5).read().decode()
+    found = re.search(rf'^{name}{{model="fountain"}} (\S+)$', page, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+async def until(url: str, name: str, value: float, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while (now := await asyncio.to_thread(metric, url, name)) != value:
+        assert time.monotonic() < deadline, f"{name} is {now} after {seconds} s"
+        await asyncio.sleep(0.1)
+
+
+async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(fountain, start_gateway):
+    tokens = 6000
+    url = (await asyncio.to_thread(start_gateway, fountain)).url
+    slow = Client(url, tokens)
+    quick = await asyncio.to_thread(Client(url, tokens).read)
+    # the quick one went on to its end although the slow one has read nothing
+    await asyncio.sleep(0.5)
+    late = await asyncio.to_thread(slow.read)
+    assert "".join(texts(late)) == "".join(texts(quick))
+    assert [events[-1] for events in (quick, late)] == ["[DONE]", "[DONE]"]
+    assert [events[-2]["usage"]["completion_tokens"] for events in (quick, late)] == [tokens, tokens]
+    # what the sockets could not hold was put together meanwhile
+    assert len(late) < 0.8 * len(quick)
+
+
+async def test_a_client_that_reads_nothing_for_too_long_is_dropped(fountain, start_gateway):
+    gateway = await asyncio.to_thread(start_gateway, fountain, LLMOPS_TIMEOUTS__CLIENT="1")
+    client = Client(gateway.url, 200_000)
+    await until(gateway.url, "llmops_active_streams", 1, 10)
+    await until(gateway.url, "llmops_active_streams", 0, 20)
+    assert metric(gateway.url, "llmops_cancelled_requests_total") == 1
+    events = await asyncio.to_thread(client.read)
+    assert texts(events)
+    assert "[DONE]" not in events
