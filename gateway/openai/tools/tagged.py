@@ -33,7 +33,7 @@ class _State(Enum):
 class TaggedParser(ToolParser):
     """The frame of both: head, arguments, tail. A call whose head does not fit is text."""
 
-    markers = (_OPEN,)
+    markers: tuple[str, ...] = (_OPEN,)
     #: what ends a value: its own tag, which belongs to it, and those that a model writes when it forgets that one
     value_end: str
     value_stops: tuple[str, ...]
@@ -89,7 +89,7 @@ class TaggedParser(ToolParser):
         self._arguments_sent += 1
         kinds = kinds_of(self.tools.get(self._name), key)
         self._kinds: Kinds = frozenset({"string"}) if kinds is None and self.untyped_is_text else kinds
-        self._is_text, self._parts, self._fresh = self._kinds == {"string"}, list[str](), True
+        self._is_text, self._parts, self._fresh = self._kinds == frozenset({"string"}), list[str](), True
         opening = '"' if self._is_text else ""
         self._sent([self.writer.arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: {opening}")])
         self._pos, self._state = end, _State.VALUE
