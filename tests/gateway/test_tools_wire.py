@@ -20,6 +20,12 @@ TEMPLATES = {
     "llama3": KNOWS + "{# <|python_tag|> #}",
     "mistral": KNOWS + "{# [TOOL_CALLS] #}",
     "pythonic": KNOWS + "{# [func_name1(params_name1=params_value1)] #}",
+    "qwen_coder": KNOWS + "{# <tool_call>\n<function=name> #}",
+    "glm": KNOWS + "{# <tool_call>name <arg_key> #}",
+    "deepseek": KNOWS + "{# <｜tool▁call▁begin｜> #}",
+    "harmony": KNOWS.replace("<assistant>", "<|start|>assistant") + "{# <|channel|>final<|message|> #}",
+    "text arguments": "{{ tools }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ '<call>' + c.function.arguments + '</call>' }}{% endfor %}{% endfor %}",
     "thinking": KNOWS + "{% if enable_thinking is false %}<think></think>{% endif %}{# <tool_call> #}",
     "thinks at once": KNOWS + "<think>\n{# </think> #}",
 }
@@ -29,6 +35,15 @@ SAYS = {
     "llama3": 'Well. {"name": "get_weather", "parameters": {"city": "Paris"}}',
     "mistral": 'Well.[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]',
     "pythonic": 'Well. [get_weather(city="Paris")]',
+    "qwen_coder": "Well.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
+    "</tool_call>",
+    "glm": "Well.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+    "deepseek": "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    # without <|end|>, which is the end of text to this tokenizer
+    "harmony": "<|channel|>analysis<|message|>hm<|start|>assistant<|channel|>commentary<|message|>Well."
+    "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city": "Paris"}<|call|>',
 }
 
 
@@ -67,6 +82,41 @@ async def test_a_call_in_each_family(model, text):
     assert json.loads("".join(delta["function"]["arguments"] for delta in deltas)) == {"city": "Paris"}
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Well."
     assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+@for_models("harmony")
+async def test_harmony_without_tools_and_under_a_grammar(model):
+    answer = "<|channel|>analysis<|message|>hm, so<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    model.say(answer)
+    whole = (await model.chat()).json()
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm, so", "Yes.")
+    expected = len(model.tokenizer.encode(answer[: answer.index("<|start|>")]))
+    expected -= len(model.tokenizer.encode("<|channel|>analysis<|message|>"))
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
+    model.say('{"city": "Paris"}')
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    whole = (await model.chat(response_format=form)).json()
+    assert whole["choices"][0]["message"]["content"] == '{"city": "Paris"}'
+    assert prompt_of(model).endswith("<|start|>assistant<|channel|>final<|message|>")
+
+
+@for_models("text arguments")
+async def test_a_template_that_takes_arguments_as_text(model):
+    model.say("ok")
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert (await model.chat(messages=messages)).status_code == 200
+    assert '<call>{"a": 1}</call>' in prompt_of(model)
+
+
+async def test_the_last_message_can_be_gone_on_with(stack):
+    stack.say("is Paris.")
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "The capital of France "}]
+    await stack.chat(messages=messages, continue_final_message=True)
+    assert prompt_of(stack).endswith("<assistant>The capital of France")
+    refused = await stack.chat(continue_final_message=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
 
 
 @for_models("fallback", "hermes")
