@@ -1,15 +1,23 @@
-"""`llmops build --dry-run`: what would be done and what it needs; touches nothing."""
+"""`llmops build --dry-run`: what would be done and what it needs; touches nothing, and config.json is enough."""
 
 from __future__ import annotations
 
-from llmops.build.checkpoint import open_checkpoint
+from dataclasses import replace
+
+from llmops.build.checkpoint import Checkpoint, open_checkpoint
+from llmops.build.checkpoint.base import TensorInfo
+from llmops.build.plan.precision import Precision
+from llmops.build.plan.weights import checkpoint_weights
 from llmops.build.spec import BuildSpec
+from llmops.build.targets.base import Target
 from llmops.build.targets.registry import get_target
+from llmops.errors import MissingDependencyError, ResourceError
 
 
 def describe(spec: BuildSpec) -> str:
-    """The plan as text. Raises what the build itself would raise before it starts."""
-    checkpoint = open_checkpoint(spec.checkpoint)
+    """The plan as text. Raises what the build itself would raise for what was asked; what only this machine lacks is
+    said in the plan."""
+    checkpoint = _with_size(open_checkpoint(spec.checkpoint, weights=False))
     target = get_target(spec.target)
     target.validate(spec, checkpoint)
     arch = checkpoint.architecture
@@ -17,6 +25,7 @@ def describe(spec: BuildSpec) -> str:
         f"{checkpoint.ref}: {arch.hf_class}, {checkpoint.parameters / 1e9:.2f} billion parameters, {arch.dtype}",
         f"target {spec.target}, weights {spec.quant}, KV cache {spec.kv_cache}, tp {spec.tp}, pp {spec.pp}",
         f"writes up to {target.disk_bytes(spec, checkpoint) / 2**30:.1f} GiB to {spec.output}",
+        *_here(spec, checkpoint, target),
     ]
     plan_lines = getattr(target, "plan_lines", None)
     if plan_lines is not None:
@@ -26,3 +35,24 @@ def describe(spec: BuildSpec) -> str:
         lines += ["", HEADER, *(stage.line() for stage in stages), ""]
         lines += [command for part in commands for command in (part, "")]
     return "\n".join(lines).rstrip()
+
+
+def _with_size(checkpoint: Checkpoint) -> Checkpoint:
+    """Where there is no weight file, the number of parameters comes from the shapes in config.json."""
+    if checkpoint.tensors:
+        return checkpoint
+    arch = checkpoint.architecture
+    stored = sum(checkpoint_weights(arch, Precision("none", 16, arch.dtype)).values())
+    count = stored // (4 if arch.dtype == "float32" else 2)
+    return replace(checkpoint, tensors={"all": TensorInfo("all", (count,), arch.dtype, stored, "", 0)})
+
+
+def _here(spec: BuildSpec, checkpoint: Checkpoint, target: Target) -> list[str]:
+    check_machine = getattr(target, "check_machine", None)
+    if check_machine is None:
+        return []
+    try:
+        check_machine(spec, checkpoint)
+    except (MissingDependencyError, ResourceError) as error:
+        return [f"not on this machine: {error.message}"]
+    return []

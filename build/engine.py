@@ -40,6 +40,9 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
         BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
     target = get_target(spec.target)
     target.validate(spec, checkpoint)
+    check_machine = getattr(target, "check_machine", None)
+    if check_machine is not None:
+        check_machine(spec, checkpoint)
     check_tokenizer(checkpoint)
     sampling_defaults(checkpoint)
     _check_output(spec.output)

@@ -11,7 +11,7 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, TargetResult
-from llmops.build.targets.nvidia.needs import check_memory, needs, stored_bytes
+from llmops.build.targets.nvidia.needs import check_memory, needs, planned_on_gpu, stored_bytes
 from llmops.build.targets.nvidia.quantised import library_versions, quantised_checkpoint
 from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options
 from llmops.build.targets.nvidia.stages import drop_stages, link_file, link_tree
@@ -33,6 +33,10 @@ class PytorchTarget:
         unknown_options(spec, COMMON_OPTIONS | {"adapters"}, (LLM,))
         request = make_request(spec, checkpoint)
         llm_args(spec, checkpoint, request)
+
+    def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+        """Raises MissingDependencyError or ResourceError when the build could not run here."""
+        request = make_request(spec, checkpoint)
         if not request.copied:
             from llmops.build.quantize.loading import has_gpu, require_quantize_extra
 
@@ -50,11 +54,7 @@ class PytorchTarget:
     def plan_lines(self, spec: BuildSpec, checkpoint: Checkpoint) -> tuple[list[Any], list[str]]:
         """(stage needs, what the engine is started with) for --dry-run."""
         request = make_request(spec, checkpoint)
-        gpu = False
-        if not request.copied:
-            from llmops.build.quantize.loading import has_gpu
-
-            gpu = has_gpu()
+        gpu = not request.copied and planned_on_gpu(spec)
         stages = needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu)
         arguments = json.dumps(llm_args(spec, checkpoint, request), indent=2)
         return stages, [f"tensorrt_llm.LLM(model={spec.output / MODEL_DIR!s}, **{arguments})"]

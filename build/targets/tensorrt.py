@@ -12,7 +12,7 @@ from llmops.build.manifest import Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, TargetResult
 from llmops.build.targets.nvidia import engine
-from llmops.build.targets.nvidia.needs import check_memory, needs, stored_bytes
+from llmops.build.targets.nvidia.needs import check_memory, needs, planned_on_gpu, stored_bytes
 from llmops.build.targets.nvidia.quantised import library_versions, quantised_checkpoint
 from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, switch, unknown_options, whole
 from llmops.build.targets.nvidia.stages import drop_stages, link_tree
@@ -40,15 +40,18 @@ class TensorrtTarget:
     name: TargetName = "tensorrt"
 
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
-        from llmops.build.quantize.loading import has_gpu, require_quantize_extra
-
         unknown_options(spec, frozenset(_OPTIONS), (FLAG, SERVE))
         request = make_request(spec, checkpoint)
         if spec.ep != 1:
             raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
         engine_arguments(spec, checkpoint, request)
+
+    def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+        """Raises MissingDependencyError or ResourceError when the build could not run here."""
+        from llmops.build.quantize.loading import has_gpu, require_quantize_extra
+
         require_quantize_extra()
-        gpu = has_gpu()
+        request, gpu = make_request(spec, checkpoint), has_gpu()
         check_memory(needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu), gpu)
 
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
@@ -59,15 +62,13 @@ class TensorrtTarget:
         return library_versions()
 
     def plan_lines(self, spec: BuildSpec, checkpoint: Checkpoint) -> tuple[list[Any], list[str]]:
-        """(stage needs, shell commands) for --dry-run."""
-        from llmops.build.quantize.loading import has_gpu
-
+        """(stage needs, text a shell takes) for --dry-run."""
         request = make_request(spec, checkpoint)
         argv = engine_arguments(spec, checkpoint, request)
-        stages = needs(checkpoint, request, self.name, spec.tp, spec.pp, has_gpu())
+        stages = needs(checkpoint, request, self.name, spec.tp, spec.pp, planned_on_gpu(spec))
         return stages, [
-            " \\\n  ".join(engine.pairs(argv)),
-            " ".join(engine.docker_command(spec.output, request.image)),
+            f"# in {spec.output}, inside {request.image.reference}\n" + " \\\n  ".join(engine.pairs(argv)),
+            "# or on a docker host\n" + " ".join(engine.docker_command(spec.output, request.image)),
         ]
 
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:

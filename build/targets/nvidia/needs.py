@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.request import Request
 from llmops.errors import ResourceError
 
@@ -31,7 +32,7 @@ class StageNeed:
         return f"{self.stage:<28} {self.ram / _GIB:8.1f} GiB {gpu} {self.disk / _GIB:8.1f} GiB"
 
 
-HEADER = f"{'stage':<28} {'memory':>12} {'GPU memory':>11} {'disk':>12}"
+HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12}"
 
 
 def stored_bytes(checkpoint: Checkpoint, request: Request) -> int:
@@ -98,6 +99,18 @@ def _cgroup_free() -> int:
         return int(limit) - used if limit != "max" else 2**62
     except (OSError, ValueError):
         return 2**62
+
+
+def planned_on_gpu(spec: BuildSpec) -> bool:
+    """Whether the plan counts on GPUs for quantising: where the user names them, or where some are."""
+    if spec.gpu is not None:
+        return True
+    try:
+        from llmops.build.quantize.loading import has_gpu
+
+        return has_gpu()
+    except ImportError:
+        return False
 
 
 def gpu_memory() -> int:

@@ -7,10 +7,11 @@ from typing import Any
 
 from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.families import FAMILIES
 from llmops.build.manifest import Limits
 from llmops.build.quality.gates import GATES, Gates
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings
-from llmops.build.quantize.formats import Format, check_kv_cache, format_of
+from llmops.build.quantize.formats import FORMATS, Format, check_kv_cache, format_of
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.versions import DEFAULT_TAG, Image, image_for, image_of
@@ -100,19 +101,22 @@ def _copied(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
 def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, passed_on: bool) -> None:
     if passed_on:
         return
-    allowed: tuple[str, ...] | None = None
-    if arch.family in ("deepseek_v3", "gpt_oss"):
-        allowed = ("none",)
-    elif spec.target == "tensorrt" and arch.family in ("qwen3", "qwen3_moe"):
-        allowed = ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
-    elif spec.target == "tensorrt" and arch.moe is not None:
-        allowed = _MOE_ENGINE
-    elif arch.moe is not None:
-        allowed = ("none", "fp8", "int4_awq")
-    if allowed is not None and form.name not in allowed:
+    allowed = allowed_formats(arch.family, spec.target)
+    if form.name not in allowed:
         raise InputError(
             f"--quant {form.name} is not for {arch.hf_class} on --target {spec.target}; use {', '.join(allowed)}."
         )
+
+
+def allowed_formats(family: str, target: str) -> tuple[str, ...]:
+    """What a family can be built in for a target: the families table of docs/tensorrt-llm.md."""
+    if family in ("deepseek_v3", "gpt_oss"):
+        return ("none",)
+    if target == "tensorrt" and family in ("qwen3", "qwen3_moe"):
+        return ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
+    if FAMILIES[family].moe is not None:
+        return _MOE_ENGINE if target == "tensorrt" else ("none", "fp8", "int4_awq")
+    return tuple(name for name, form in FORMATS.items() if target in form.targets)
 
 
 def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None:

@@ -1,0 +1,57 @@
+"""`llmops build --dry-run`: config.json is enough, and the machine at hand need not be the one that builds."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.build.targets.nvidia import needs
+from llmops.cli.main import cli
+
+# Llama 3.3 70B Instruct; its safetensors index counts 70,553,706,496 parameters
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "eos_token_id": [128001, 128008, 128009],
+}  # fmt: skip
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+def dry_run(checkpoint: Path, *words: str) -> str:
+    pytest.importorskip("modelopt")
+    output = str(checkpoint / "engine")
+    result = CliRunner().invoke(cli, ["build", str(checkpoint), "-o", output, "--dry-run", "--tp", "8", *words])
+    assert result.exit_code == 0, result.output
+    assert not (checkpoint / "engine").exists()
+    return result.output
+
+
+def test_a_70b_engine_is_planned_on_a_laptop(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "available_memory", lambda: 16 << 30)
+    text = dry_run(checkpoint, "--target", "tensorrt", "--quant", "fp8", "--kv-cache", "fp8", "--gpu", "h100-sxm")
+    assert "70.55 billion parameters" in text
+    assert re.search(
+        r"not on this machine: the stage 'quantise and export' needs about \d+\.\d GiB of memory, 16.0", text
+    )
+    rows = {line[:28].strip(): line[28:].split() for line in text.splitlines() if "GiB" in line and line[:1] != "n"}
+    assert list(rows)[-4:] == ["quantise and export", "quality gate", "trtllm-build, 8 ranks", "serving, weights only"]
+    # 1 byte per weight of the layers, 2 per value of the embedding and the output matrix
+    expected = (70_553_706_496 - 2 * 128256 * 8192 + 4 * 128256 * 8192) / 2**30
+    assert float(rows["serving, weights only"][2]) == pytest.approx(expected, abs=0.1)
+    assert "--user_buffer enable" in text
+    assert "inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in text
+
+
+def test_the_llm_api_arguments_are_printed(checkpoint: Path) -> None:
+    text = dry_run(checkpoint, "--target", "pytorch", "--quant", "int4_awq")
+    arguments = json.loads(text[text.index("**{") + 2 : text.rindex("}") + 1])
+    assert (arguments["tensor_parallel_size"], arguments["guided_decoding_backend"]) == (8, "xgrammar")
