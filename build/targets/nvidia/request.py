@@ -21,7 +21,8 @@ _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
 # HF quantisations that TensorRT-LLM's PyTorch backend loads by itself (tensorrt_llm/_torch/model_config.py)
 PASSED_ON = {"fp8": None, "modelopt": None, "mxfp4": "gpt_oss"}
-_MOE_ENGINE = ("none", "fp8", "int4_awq", "int8_wo", "int4_wo")
+# ModelOpt 0.47 cannot pack stacked experts as INT8 weight-only
+_MOE_ENGINE = ("none", "fp8", "int4_awq", "int4_wo")
 
 
 @dataclass(frozen=True)
