@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .request import GenerationRequest, Refused
-from .runtime import FAILED, EngineRuntime, EngineStats, StepOutput
+from .runtime import FAILED, EngineRuntime, EngineStats, Preparation, StepOutput
 from .sinks import Sink
 
 # A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
@@ -20,15 +20,16 @@ METRICS_PERIOD = 0.1
 
 
 class Job:
-    """One request: its sink and the sequences that are still running, by engine key."""
+    """One request: its sink and the sequences that are still running, by engine key; or what it waits for."""
 
-    __slots__ = ("keys", "polled", "request", "request_id", "sink")
+    __slots__ = ("keys", "polled", "preparation", "request", "request_id", "sink")
 
     def __init__(self, request_id: str, request: GenerationRequest, sink: Sink) -> None:
         self.request_id = request_id
         self.request = request
         self.sink = sink
         self.keys: dict[int, int] = {}
+        self.preparation: Preparation | None = None
         self.polled = 0.0
 
 
@@ -44,7 +45,9 @@ class EngineLoop:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._running = True
+        runtime.wake = self._wake.set
         self._jobs: dict[int, Job] = {}
+        self._preparing: list[Job] = []
         self._next_key = 0
         self._reported = 0.0
         # called after each step and each message; returns the longest pause it can bear while there is no work (s)
@@ -78,19 +81,46 @@ class EngineLoop:
         while self._running:
             if not self._inbox and not self._runtime.has_work():
                 self._report_stats(force=True)
-                self._wake.wait(self._pause)
+                self._wake.wait(self._longest_pause())
             self._wake.clear()
             while self._inbox:
                 self._inbox.popleft()()
+            self._start_prepared()
             self._drop_cancelled()
-            idle = not self._runtime.has_work()
-            if not idle:
+            working = self._runtime.has_work()
+            if working:
                 self._step()
-            self._pause = self.after_step(idle)
+            self._pause = self.after_step(not working and not self._preparing)
             self._report_stats()
 
+    def _longest_pause(self) -> float | None:
+        if not self._preparing:
+            return self._pause
+        return CANCEL_POLL if self._pause is None else min(self._pause, CANCEL_POLL)
+
     def admit(self, job: Job) -> None:
-        """Start a job. On the engine thread only."""
+        """Start a job, now or when what it needs is ready. On the engine thread only."""
+        try:
+            job.preparation = self._runtime.prepare(job.request)
+        except Refused as refusal:
+            job.sink.fail(str(refusal))
+            return
+        if job.preparation is None:
+            self._start(job)
+        else:
+            self._preparing.append(job)
+
+    def _start_prepared(self) -> None:
+        for job in list(self._preparing):
+            preparation = job.preparation
+            if preparation is not None and preparation.done:
+                self._preparing.remove(job)
+                if preparation.refusal:
+                    job.sink.fail(preparation.refusal)
+                else:
+                    self._start(job)
+
+    def _start(self, job: Job) -> None:
         try:
             for sequence in range(job.request.num_sequences):
                 self._next_key += 1
@@ -106,13 +136,17 @@ class EngineLoop:
             job.sink.fail(f"the engine failed: {error}")
 
     def _stop(self, request_id: str, done: Callable[[], None]) -> None:
-        for job in {id(job): job for job in self._jobs.values() if job.request_id == request_id}.values():
-            self.end(job)
+        for job in self._open_jobs():
+            if job.request_id == request_id:
+                self.end(job)
         done()
+
+    def _open_jobs(self) -> list[Job]:
+        return [*{id(job): job for job in self._jobs.values()}.values(), *self._preparing]
 
     def _drop_cancelled(self) -> None:
         now = time.monotonic()
-        for job in {id(job): job for job in self._jobs.values()}.values():
+        for job in self._open_jobs():
             if now - job.polled >= CANCEL_POLL:
                 job.polled = now
                 if job.sink.is_cancelled():
@@ -124,6 +158,9 @@ class EngineLoop:
         job.sink.end()
 
     def _forget(self, job: Job) -> None:
+        if job.preparation is not None and job in self._preparing:
+            self._preparing.remove(job)
+            job.preparation.leave()
         for key in job.keys:
             self._runtime.cancel(key)
             self._jobs.pop(key, None)
@@ -152,13 +189,19 @@ class EngineLoop:
         job.sink.tokens(sequence, output.token_ids, output.log_probs, bool(output.finish), not job.keys)
 
     def _fail_all(self, message: str) -> None:
+        """End what was in the batch; what still waits for its preparation was not part of it."""
         self._log_error(message)
         for job in {id(job): job for job in self._jobs.values()}.values():
             self._forget(job)
             job.sink.fail(message)
+        try:
+            self._runtime.recover()
+        except Exception as error:  # noqa: BLE001 - the next step fails then, and with it the next requests
+            self._log_error(f"the engine did not recover: {error}")
 
     def _report_stats(self, force: bool = False) -> None:
         now = time.monotonic()
         if force or now - self._reported >= METRICS_PERIOD:
             self._reported = now
-            self._report(self._runtime.stats())
+            stats, preparing = self._runtime.stats(), len(self._preparing)
+            self._report(stats._replace(active=stats.active + preparing, waiting=stats.waiting + preparing))

@@ -1,17 +1,16 @@
-"""Is a grammar one that xgrammar compiles? Asked before the request joins the batch.
+"""Grammars in OpenVINO GenAI, and a pipeline that does nothing but compile them.
 
-GenAI compiles a grammar inside `step()`, after the forward pass: one that does not compile throws there and leaves all
-other sequences of that step unusable. So each grammar first goes through a pipeline of its own, over a model of one
-attention layer with the same vocabulary.
+GenAI compiles a grammar inside `step()`, after the forward pass, while everybody waits. Its compiler remembers what it
+has compiled and belongs to the tokenizer: another pipeline with the same tokenizer, over a model of one attention
+layer, fills that memory beforehand, and `generate()` does so without the GIL.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
 import tempfile
-from collections import OrderedDict
-from pathlib import Path
+import time
 from typing import Any
 
 import numpy as np
@@ -23,71 +22,94 @@ from openvino import opset13 as ops
 from .request import Refused
 
 HEAD_SIZE = 32
-REMEMBERED = 1000
-_VOCABULARY_FILES = "openvino_*tokenizer.*"
+# how many tokens are sampled to see what following a grammar costs
+_TRIED = 12
+
+Guide = tuple[str, str]
 
 
-class GrammarChecker:
-    """Made on the first guided request; grammars that passed are remembered."""
+def structured_output(guide: Guide) -> Any:
+    """GenAI's StructuredOutputConfig. Raises Refused for a schema that is not JSON."""
+    kind, text = guide
+    config = genai.StructuredOutputConfig()
+    if kind == "regex":
+        config.regex = text
+    elif kind == "ebnf_grammar":
+        config.grammar = text
+    else:
+        config.json_schema = _json(text or "{}")
+    return config
 
-    def __init__(self, model_path: Path, vocab_size: int) -> None:
-        self._model_path = model_path
-        self._vocab_size = vocab_size
-        self._pipeline: Any = None
-        self._passed: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+def _json(text: str) -> str:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"guided_decoding_guide: is not JSON ({error})") from None
+    return text
+
+
+class GrammarPipeline:
+    """Compiles grammars for all pipelines that share `tokenizer`. Not thread-safe."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        scheduler = genai.SchedulerConfig()
+        scheduler.num_kv_blocks = 4
+        scheduler.max_num_seqs = 1
+        scheduler.max_num_batched_tokens = 32
+        with tempfile.TemporaryDirectory(prefix="llmops-grammar-") as name:
+            ov.save_model(little_model(vocab_size), f"{name}/openvino_model.xml")
+            self._pipeline = genai.ContinuousBatchingPipeline(
+                name, tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=1
+            )
         self._count = 0
 
-    def check(self, guide: tuple[str, str], config: Any) -> None:
-        """`config`: the StructuredOutputConfig made from `guide`. Raises Refused with xgrammar's reason."""
-        if guide in self._passed:
-            self._passed.move_to_end(guide)
-            return
-        reason = self._compile(config)
-        if reason is not None:
-            raise Refused(f"guided_decoding_guide: {reason}")
-        self._passed[guide] = None
-        if len(self._passed) > REMEMBERED:
-            self._passed.popitem(last=False)
-
-    def _compile(self, config: Any) -> str | None:
-        """xgrammar's complaint, None if it has none."""
-        if self._pipeline is None:
-            self._pipeline = _make_pipeline(self._model_path, self._vocab_size)
-        request = genai.GenerationConfig()
-        request.max_new_tokens = 1
-        request.stop_token_ids = {0}
-        request.eos_token_id = 0
-        request.structured_output_config = config
-        self._count += 1
-        handle = self._pipeline.add_request(self._count, ov.Tensor(np.zeros((1, 1), np.int64)), request)
+    def compile(self, guide: Guide) -> str | None:
+        """xgrammar's complaint, None if it has none. Other threads run meanwhile."""
         try:
-            self._pipeline.step()
+            self._pipeline.generate([_prompt()], [_sampling(guide, 1)])
         except RuntimeError as error:
-            # Whether a token can be sampled from the little model does not matter.
+            # whether a token can be sampled from the little model does not matter
             return explain(str(error)) if "xgrammar" in str(error) else None
-        finally:
+        return None
+
+    def follow(self, guide: Guide) -> tuple[float, float]:
+        """What a compiled grammar costs: to join a batch, and per token (CPU seconds; of the tokens, the median)."""
+        self._count += 1
+        handle = self._pipeline.add_request(self._count, _prompt(), _sampling(guide, _TRIED))
+        costs = []
+        try:
+            while self._pipeline.has_non_finished_requests():
+                start = time.process_time()
+                self._pipeline.step()
+                costs.append(time.process_time() - start)
+        except RuntimeError:
             handle.cancel()
             self._pipeline.step()
-        return None
+        tokens = sorted(costs[1:]) or [0.0]
+        return costs[0] if costs else 0.0, tokens[len(tokens) // 2]
+
+
+def _prompt() -> Any:
+    return ov.Tensor(np.zeros((1, 1), np.int64))
+
+
+def _sampling(guide: Guide, tokens: int) -> Any:
+    config = genai.GenerationConfig()
+    config.max_new_tokens = tokens
+    config.stop_token_ids = {0}
+    config.eos_token_id = 0
+    # any token that the grammar allows, so that all of it is tried
+    config.do_sample = True
+    config.temperature = 100.0
+    config.structured_output_config = structured_output(guide)
+    return config
 
 
 def explain(text: str) -> str:
     """The last line of GenAI's message, without source paths and time stamps."""
     line = text.strip().splitlines()[-1]
     return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", line)
-
-
-def _make_pipeline(model_path: Path, vocab_size: int) -> Any:
-    scheduler = genai.SchedulerConfig()
-    scheduler.num_kv_blocks = 4
-    scheduler.max_num_seqs = 1
-    scheduler.max_num_batched_tokens = 32
-    with tempfile.TemporaryDirectory(prefix="llmops-grammar-") as name:
-        folder = Path(name)
-        ov.save_model(little_model(vocab_size), str(folder / "openvino_model.xml"))
-        for path in model_path.glob(_VOCABULARY_FILES):
-            shutil.copy(path, folder)
-        return genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", {"INFERENCE_NUM_THREADS": 1})
 
 
 def little_model(vocab_size: int) -> ov.Model:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,18 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from .openvino_grammar import GrammarChecker, explain
+from .grammar_probe import GrammarLimits, GrammarProbe, command
+from .grammar_service import GrammarService
+from .openvino_grammar import GrammarPipeline, explain, structured_output
 from .request import GenerationRequest, Refused
-from .runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, StepOutput
+from .runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, Preparation, StepOutput
 from .stop_words import StopWordMatcher
 
 # OpenVINO's CPU plugin pages the KV cache in blocks of this many tokens.
 TOKENS_PER_BLOCK = 32
 _RUNNING = genai.GenerationStatus.RUNNING
 _IGNORED = genai.GenerationStatus.IGNORED
+_RECOVERY_STEPS = 3
 _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
 
 
@@ -39,6 +42,7 @@ class OpenVINOOptions:
     device: str
     properties: dict[str, Any]
     kv_cache: dict[str, int]
+    grammars: GrammarLimits = field(default_factory=GrammarLimits)
 
 
 class _Sequence:
@@ -61,14 +65,33 @@ class OpenVINORuntime(EngineRuntime):
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(options.model_path), _scheduler(options, self._blocks), options.device, options.properties
         )
-        self._grammars = GrammarChecker(options.model_path, options.vocab_size)
         self._sequences: dict[int, _Sequence] = {}
         self._iteration = 0
+        self._warm_up()
+        probe = command(options.model_path, options.vocab_size, options.grammars.niceness)
+        tokenizer = self._pipeline.get_tokenizer()
+        self._grammars = GrammarService(
+            lambda: GrammarProbe(*probe),
+            lambda: GrammarPipeline(tokenizer, options.vocab_size),
+            lambda: self.wake(),
+            options.grammars,
+        )
+
+    def _warm_up(self) -> None:
+        """The first step of all takes long. It also makes the tokenizer's grammar compiler, which is not safe to do in
+        two threads at once."""
+        config = genai.GenerationConfig()
+        config.max_new_tokens = 1
+        self._pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64))], [config])
+
+    def prepare(self, request: GenerationRequest) -> Preparation | None:
+        if request.guide is None:
+            return None
+        structured_output(request.guide)
+        return self._grammars.prepare(request.guide)
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
         config = generation_config(request, sequence)
-        if request.guide is not None:
-            self._grammars.check(request.guide, config.structured_output_config)
         try:
             handle = self._pipeline.add_request(key, ov.Tensor(request.input_ids[np.newaxis]), config)
         except RuntimeError as error:
@@ -93,6 +116,16 @@ class OpenVINORuntime(EngineRuntime):
                 if output.finish:
                     self._sequences.pop(key, None)
                 yield output
+
+    def recover(self) -> None:
+        # A step that fails leaves its sequences marked as scheduled, and each further step fails because of them. They
+        # go, cancelled, at the end of a step that has nothing to schedule.
+        for _ in range(_RECOVERY_STEPS):
+            if not self._pipeline.has_non_finished_requests():
+                return
+            with contextlib.suppress(RuntimeError):
+                self._pipeline.step()
+        raise RuntimeError("the pipeline still holds requests that were cancelled")
 
     def _read(self, key: int, sequence: _Sequence) -> StepOutput | None:
         handle = sequence.handle
@@ -143,8 +176,11 @@ class OpenVINORuntime(EngineRuntime):
         )
 
     def close(self) -> None:
+        self._grammars.close()
         for key in list(self._sequences):
             self.cancel(key)
+        with contextlib.suppress(RuntimeError):
+            self.recover()
 
 
 def generation_config(request: GenerationRequest, sequence: int) -> Any:
@@ -170,32 +206,13 @@ def generation_config(request: GenerationRequest, sequence: int) -> Any:
             config.top_k = sampling.top_k
         config.rng_seed = _seed(sampling.seed, sequence)
     if request.guide is not None:
-        config.structured_output_config = _guide(*request.guide)
+        config.structured_output_config = structured_output(request.guide)
     return config
 
 
 def _seed(seed: int | None, sequence: int) -> int:
     # Without a seed GenAI would use 0 for everyone.
     return int.from_bytes(os.urandom(4), "little") if seed is None else (seed + sequence) % 2**32
-
-
-def _guide(kind: str, guide: str) -> Any:
-    config = genai.StructuredOutputConfig()
-    if kind == "regex":
-        config.regex = guide
-    elif kind == "ebnf_grammar":
-        config.grammar = guide
-    else:
-        config.json_schema = _schema(guide or "{}")
-    return config
-
-
-def _schema(text: str) -> str:
-    try:
-        json.loads(text)
-    except ValueError as error:
-        raise Refused(f"guided_decoding_guide: is not JSON ({error})") from None
-    return text
 
 
 def _scheduler(options: OpenVINOOptions, blocks: int) -> Any:

@@ -5,8 +5,9 @@ A runtime is driven by one thread (`loop.py`) and need not be thread-safe.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from .request import GenerationRequest
@@ -42,8 +43,49 @@ class EngineStats(NamedTuple):
     max_requests: int
 
 
+class Preparation:
+    """What a request waits for before it can join. Made and counted on the engine thread, finished on another one."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.refusal = ""
+        self.dropped = False
+        self._waiting = 0
+        self._lock = threading.Lock()
+
+    def join(self) -> bool:
+        """One more request waits; False when it was dropped."""
+        with self._lock:
+            self._waiting += not self.dropped
+            return not self.dropped
+
+    def leave(self) -> None:
+        """A request that waited is gone."""
+        with self._lock:
+            self._waiting -= 1
+
+    def drop_unless_wanted(self) -> bool:
+        """Before the work starts: whether nobody wants it any more; it is then over."""
+        with self._lock:
+            self.dropped = self._waiting <= 0
+            return self.dropped
+
+    def finish(self, refusal: str = "") -> None:
+        self.refusal = refusal
+        self.done = True
+
+
 class EngineRuntime(ABC):
-    """Generates for many sequences at once; a sequence may join and leave between any two steps."""
+    """Generates for many sequences at once; a sequence may join and leave between any two steps.
+
+    `wake` may be called from any thread when a preparation is done.
+    """
+
+    wake: Callable[[], None] = staticmethod(lambda: None)
+
+    def prepare(self, request: GenerationRequest) -> Preparation | None:
+        """What `submit` has to wait for, joined once for this request; None if nothing. Raises Refused."""
+        return None
 
     @abstractmethod
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
@@ -59,6 +101,10 @@ class EngineRuntime(ABC):
     @abstractmethod
     def step(self) -> Iterable[StepOutput]:
         """Advance all sequences by (at least) one token and return what is new; blocks meanwhile."""
+
+    def recover(self) -> None:
+        """Called after a step failed and every sequence was cancelled: make the next request possible."""
+        return
 
     @abstractmethod
     def stats(self) -> EngineStats: ...

@@ -20,6 +20,7 @@ def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRu
 
 
 def _openvino(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
+    from .grammar_probe import GrammarLimits
     from .openvino_runtime import OpenVINOOptions, OpenVINORuntime
 
     own = json.loads(parameters["openvino"])
@@ -35,6 +36,7 @@ def _openvino(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime
             device=own.get("device", "CPU"),
             properties=own.get("properties", {}),
             kv_cache=own["kv_cache"],
+            grammars=GrammarLimits(**own.get("grammars", {})),
         )
     )
 

@@ -1,0 +1,158 @@
+"""Grammars are made ready beside the engine thread, so that no step waits for a compiler.
+
+Two lanes, each a thread with a probe process. A grammar is measured in the quick lane's process; one that takes longer
+than a moment goes on to the slow lane, so that it does not hold up others. What passes is compiled once more in this
+process, into the memory that the engine's own pipeline looks in. Everything runs at a low priority.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from .grammar_probe import GrammarLimits, GrammarProbe, Measured, OverLimitError
+from .request import Refused
+from .runtime import Preparation
+
+# grammars whose fate is remembered
+REMEMBERED = 1000
+# how long a grammar may take in the quick lane (CPU seconds), and how long an idle lane keeps its process (s)
+_MOMENT, _IDLE = 1.0, 120.0
+
+Guide = tuple[str, str]
+
+
+class Compiler(Protocol):
+    def compile(self, guide: Guide) -> str | None: ...
+
+
+class GrammarService:
+    """`prepare` and `close` from the engine thread; `wake` is called from a lane when a grammar is ready or refused."""
+
+    def __init__(
+        self,
+        new_probe: Callable[[], GrammarProbe],
+        new_compiler: Callable[[], Compiler],
+        wake: Callable[[], None],
+        limits: GrammarLimits | None = None,
+    ) -> None:
+        limits = limits or GrammarLimits()
+        self._known: OrderedDict[bytes, _Task] = OrderedDict()
+        slow = _Lane("grammar-slow", limits, new_probe, new_compiler, wake)
+        quick = replace(limits, compile_seconds=min(_MOMENT, limits.compile_seconds))
+        self._lanes = [_Lane("grammar", quick, new_probe, new_compiler, wake, slow), slow]
+
+    def prepare(self, guide: Guide) -> Preparation | None:
+        """None when `guide` can join the batch at once. Raises Refused when it is known to be no good."""
+        key = hashlib.sha256(repr(guide).encode()).digest()
+        known = self._known.get(key)
+        if known is None or not known.join():
+            known = self._known[key] = _Task(guide)
+            known.join()
+            self._lanes[0].put(known)
+            self._forget_oldest()
+        self._known.move_to_end(key)
+        if known.refusal:
+            raise Refused(known.refusal)
+        return None if known.done else known
+
+    def _forget_oldest(self) -> None:
+        if len(self._known) > REMEMBERED:
+            key = next((key for key, task in self._known.items() if task.done), None)
+            if key is not None:
+                del self._known[key]
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+
+class _Task(Preparation):
+    def __init__(self, guide: Guide) -> None:
+        super().__init__()
+        self.guide = guide
+
+
+class _Lane:
+    """A thread that starts with its first grammar."""
+
+    def __init__(
+        self,
+        name: str,
+        limits: GrammarLimits,
+        new_probe: Callable[[], GrammarProbe],
+        new_compiler: Callable[[], Compiler],
+        wake: Callable[[], None],
+        slower: _Lane | None = None,
+    ) -> None:
+        self._limits = limits
+        self._probe = new_probe()
+        self._new_compiler = new_compiler
+        self._compiler: Compiler | None = None
+        self._wake = wake
+        self._slower = slower
+        self._tasks: queue.Queue[_Task | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def put(self, task: _Task) -> None:
+        self._tasks.put(task)
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def close(self) -> None:
+        self._tasks.put(None)
+        self._probe.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._limits.niceness)
+        while True:
+            try:
+                task = self._tasks.get(timeout=_IDLE)
+            except queue.Empty:
+                self._probe.close()
+                continue
+            if task is None:
+                return
+            if not task.drop_unless_wanted():
+                self._settle(task)
+
+    def _settle(self, task: _Task) -> None:
+        try:
+            refusal = self._make_ready(task.guide)
+        except OverLimitError as error:
+            if error.slow and self._slower is not None:
+                self._slower.put(task)
+                return
+            refusal = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever happens, the requests that wait must hear of it
+            refusal = f"the grammar could not be compiled: {error}"
+            task.dropped = True  # it may go better the next time
+        task.finish(f"guided_decoding_guide: {refusal}" if refusal else "")
+        self._wake()
+
+    def _make_ready(self, guide: Guide) -> str | None:
+        measured = self._probe.measure(guide, self._limits)
+        refusal = measured.problem or _too_costly(measured, self._limits)
+        if refusal:
+            return refusal
+        if self._compiler is None:
+            self._compiler = self._new_compiler()
+        return self._compiler.compile(guide)
+
+
+def _too_costly(measured: Measured, limits: GrammarLimits) -> str | None:
+    if measured.join_seconds > limits.join_seconds:
+        return f"the grammar is too large: it takes {measured.join_seconds:.2f} s to start, once compiled"
+    if measured.token_seconds > limits.token_seconds:
+        return f"the grammar takes {measured.token_seconds * 1000:.0f} ms per token to follow"
+    if measured.memory > limits.memory:
+        return f"the grammar takes more than {limits.memory >> 20} MiB of memory"
+    return None

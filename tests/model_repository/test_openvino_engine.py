@@ -1,0 +1,227 @@
+"""The engine loop on the real pipeline and the real small model: grammars are prepared beside the others' steps, and a
+step that fails takes nobody along who comes later."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+pytest.importorskip("openvino_genai")
+
+from llmops_engine.grammar_probe import GrammarLimits
+from llmops_engine.loop import EngineLoop, Job
+from llmops_engine.openvino_runtime import OpenVINOOptions, OpenVINORuntime
+from llmops_engine.request import GenerationRequest, Sampling
+from llmops_engine.runtime import EngineRuntime
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+PATIENCE = 300
+
+
+def bounded(first: int, strings: int = 1) -> tuple[str, str]:
+    """A schema that takes about a second of compilation for each of its strings, which may have `first` characters,
+    `first` + 1, and so on: each length anew."""
+    texts = {f"text{at}": {"type": "string", "maxLength": first + at} for at in range(strings)}
+    return "json_schema", json.dumps({"type": "object", "properties": texts, "required": list(texts)})
+
+
+class Sink:
+    """Counts what comes, and says when it first did and when it is over."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.error: str | None = None
+        self.cancelled = False
+        self.over = threading.Event()
+        self.arrivals: list[int] = []
+        self.clock: Callable[[], int] = lambda: 0
+
+    def tokens(
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+    ) -> None:
+        self.ids += ids
+        self.arrivals.append(self.clock())
+        if last_sequence:
+            self.over.set()
+
+    def fail(self, message: str) -> None:
+        self.error = message
+        self.over.set()
+
+    def end(self) -> None:
+        self.over.set()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def finish(self) -> Sink:
+        assert self.over.wait(PATIENCE), f"{len(self.ids)} tokens came, but no end"
+        return self
+
+
+class Engine:
+    """A loop on the runtime, and requests for it."""
+
+    def __init__(self, runtime: EngineRuntime, prompt: list[int]) -> None:
+        self.runtime = runtime
+        self.errors: list[str] = []
+        self.prompt = prompt
+        self.loop = EngineLoop(runtime, lambda stats: None, self.errors.append)
+        self.loop.start()
+
+    def ask(self, new: int = 32, guide: tuple[str, str] | None = None, sink: Sink | None = None) -> Sink:
+        sink = sink or Sink()
+        request = GenerationRequest(
+            np.array(self.prompt), new, end_ids=frozenset([2]) if guide else frozenset(), guide=guide,
+            sampling=Sampling(temperature=0.0),
+        )  # fmt: skip
+        self.loop.submit(Job("", request, sink))
+        return sink
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine_dir: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(engine_dir / "tokenizer" / "tokenizer.json"))
+
+
+@pytest.fixture
+def start(engine_dir: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+    manifest = json.loads((engine_dir / "engine.json").read_text())
+    prompt = tokenizer.encode("Tell me about Paris.", add_special_tokens=False).ids
+
+    def start(**limits: Any) -> Engine:
+        own = manifest["extra"]["openvino"]
+        options = OpenVINOOptions(
+            engine_dir / "model", 8, 2048, tokenizer.get_vocab_size(), 512, 8192, "CPU", {}, own["kv_cache"],
+            GrammarLimits(**{"niceness": 0, **limits}),
+        )  # fmt: skip
+        engines.append(Engine(OpenVINORuntime(options), prompt))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.loop.close()
+
+
+def test_others_go_on_while_a_slow_grammar_is_prepared(start: Callable[..., Engine], tokenizer: Tokenizer) -> None:
+    engine = start()
+    stream = engine.ask(1500)
+    guided = Sink()
+    guided.clock = lambda: len(stream.ids)
+    while len(stream.ids) < 5:
+        threading.Event().wait(0.01)
+    asked_at = len(stream.ids)
+    engine.ask(40, bounded(150), guided).finish()
+    assert "".join(tokenizer.decode(guided.ids).split()).startswith('{"text0":"')
+    assert guided.arrivals[0] - asked_at > 10, "the stream stood still while the grammar was compiled"
+    assert stream.error is None
+    again = Sink()
+    again.clock = lambda: len(stream.ids)
+    asked_at = len(stream.ids)
+    engine.ask(40, bounded(150), again).finish()
+    assert again.ids == guided.ids
+    assert again.arrivals[0] - asked_at <= 3, "a grammar that is known joins the next step"
+    stream.cancelled = True
+    stream.finish()
+
+
+def test_a_slow_grammar_does_not_hold_up_a_quick_one(start: Callable[..., Engine]) -> None:
+    engine = start()
+    slow = engine.ask(8, bounded(100, 2))
+    quick = engine.ask(8, ("json_schema", '{"type":"object"}')).finish()
+    assert quick.ids
+    assert not slow.over.is_set()
+    assert (slow.finish().error, len(slow.ids)) == (None, 8)
+
+
+def test_what_takes_too_long_is_refused_once_and_for_all(start: Callable[..., Engine]) -> None:
+    engine = start(compile_seconds=0.3)
+    stream = engine.ask(10**3)
+    refusal = engine.ask(8, bounded(140)).finish().error
+    assert refusal == "guided_decoding_guide: the grammar takes more than 0.3 s to compile"
+    assert probes() == []
+    assert engine.ask(8, bounded(140)).finish().error == refusal
+    assert probes() == [], "it is not tried again"
+    assert engine.ask(8, ("regex", "yes|no")).finish().error is None
+    assert stream.error is None
+
+
+def test_a_grammar_that_is_slow_to_follow_is_refused(start: Callable[..., Engine]) -> None:
+    refusal = start().ask(8, bounded(1000)).finish().error
+    assert refusal is not None
+    assert refusal.startswith("guided_decoding_guide: the grammar takes ")
+    assert refusal.endswith(" ms per token to follow")
+
+
+def test_a_grammar_whose_client_left_is_not_compiled(start: Callable[..., Engine]) -> None:
+    engine = start()
+    first, left = engine.ask(8, bounded(60, 2)), engine.ask(8, bounded(70))
+    left.cancelled = True
+    assert left.finish().error is None
+    first.finish()
+    assert engine.ask(8, ("regex", "yes|no")).finish().ids
+
+
+def test_a_compiler_process_that_dies_takes_only_its_grammar_along(start: Callable[..., Engine]) -> None:
+    engine = start()
+    stream = engine.ask(10**3)
+    killed = engine.ask(8, bounded(60, 2))
+    while not probes():
+        threading.Event().wait(0.01)
+    os.kill(probes()[0], signal.SIGKILL)
+    error = killed.finish().error
+    assert error == "guided_decoding_guide: the grammar could not be compiled: the process that compiles it ended"
+    assert engine.ask(8, bounded(20)).finish().error is None, "a new process serves the next one"
+    assert stream.error is None
+
+
+def test_after_a_failed_step_everybody_hears_of_it_and_the_next_requests_are_served(
+    start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    expected = engine.ask(16).finish().ids
+    # without the check beforehand, the pipeline itself compiles the grammar and fails in the middle of a step
+    monkeypatch.setattr(engine.runtime, "prepare", lambda request: None)
+    streams = [engine.ask(10**3), engine.ask(10**3)]
+    while not all(len(stream.ids) > 3 for stream in streams):
+        threading.Event().wait(0.01)
+    culprit = engine.ask(8, ("regex", "[a-"))
+    later = engine.ask(16)
+    for sink in (culprit, *streams):
+        assert str(sink.finish().error).startswith("the engine failed: ")
+    for sink in (later, engine.ask(16), engine.ask(16)):
+        assert sink.finish().ids in (expected, [])
+    assert engine.ask(16).finish().ids == expected
+    assert len(engine.errors) == 1
+
+
+def test_nothing_is_left_when_the_engine_closes_in_the_middle_of_a_compilation(start: Callable[..., Engine]) -> None:
+    engine = start()
+    engine.ask(8, bounded(100, 2))
+    while not probes():
+        threading.Event().wait(0.01)
+    engine.loop.close()
+    assert probes() == []
+
+
+def probes() -> list[int]:
+    """Processes of this one that compile grammars."""
+    own = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
+            if parent == os.getpid() and b"grammar_probe" in (folder / "cmdline").read_bytes():
+                own.append(int(folder.name))
+    return own
