@@ -8,21 +8,37 @@ from itertools import pairwise
 from typing import Any
 
 from llmops.perf.report.document import Document
+from llmops.perf.report.quantiles import percentile
 from llmops.perf.report.svg import Plot, Points, Series
 
 
 def plots(document: Document) -> list[Plot]:
     """Latency distributions, what happened over time and, after a sweep, latency and goodput against the rate."""
     records = [r for r in document.records if r["error"] is None and not r["cancelled"]]
-    ttft = [1000 * (r["first"] - r["start"]) for r in records if r["first"] is not None]
-    gaps = [1000 * (b - a) for r in records for a, b in pairwise(r["chunks"])]
-    e2e = [1000 * (r["end"] - r["start"]) for r in records]
-    distributions = [
-        Plot(f"{name}: share of {of} up to", "ms", "share", [Series(name, cumulative(values))], y_max=1)
-        for name, of, values in (("TTFT", "requests", ttft), ("ITL", "gaps", gaps), ("End to end", "requests", e2e))
-        if values
-    ]
-    return [*_sweep(document), *distributions, *_over_time(document.records)]
+    found = []
+    for name, of, values in (
+        ("TTFT", "requests", [r["first"] - r["start"] for r in records if r["first"] is not None]),
+        ("ITL", "gaps", [b - a for r in records for a, b in pairwise(r["chunks"])]),
+        ("E2E", "requests", [r["end"] - r["start"] for r in records]),
+    ):
+        if values:
+            points = cumulative([1000 * value for value in values])
+            found.append(_distribution(name, of, points, document))
+    return [*_sweep(document), *found, *_over_time(document.records)]
+
+
+def _distribution(name: str, of: str, points: Points, document: Document) -> Plot:
+    """How many are at most so slow, with percentiles and the objective."""
+    values = [value for value, _ in points]
+    marks = [(percentile(values, p), f"p{p}") for p in (50, 95, 99)]
+    marks += [(float(slo.split(":")[1]), "SLO") for slo in document.options.get("slos", ()) if _is_of(slo, name)]
+    series = [Series(f"% of {of}", [(value, round(100 * share, 2)) for value, share in points])]
+    return Plot(f"{name}: share of {of} that took at most so long", "ms", f"% of {of}", series, 100, marks)
+
+
+def _is_of(slo: str, name: str) -> bool:
+    # the objective for itl is on the longest gap of a request, not on each gap
+    return slo.startswith(f"{name.lower()}:") and name != "ITL"
 
 
 def cumulative(values: list[float]) -> Points:
@@ -36,9 +52,9 @@ def _over_time(records: list[dict[str, Any]]) -> list[Plot]:
     width = max(end / 60, 0.1)
     first = [(r["start"], 1000 * (r["first"] - r["start"])) for r in records if r["first"] is not None]
     return [
-        Plot("Output over time", "s", "tokens/s", [Series("tokens/s", _tokens(records, width))]),
-        Plot("Requests in flight", "s", "requests", [Series("in flight", _in_flight(records))]),
-        Plot("TTFT over time", "s", "ms", [Series("TTFT", first, dots=True)]),
+        Plot("Output over time", "s since start", "tokens/s", [Series("tokens/s", _tokens(records, width))]),
+        Plot("Requests in flight", "s since start", "requests", [Series("in flight", _in_flight(records))]),
+        Plot("TTFT over time", "s since start", "ms", [Series("TTFT, ms", first, dots=True)]),
     ]
 
 
@@ -69,11 +85,11 @@ def _sweep(document: Document) -> list[Plot]:
         return []
     ttft = [(s.rate, s.ttft_p99) for s in steps if s.ttft_p99 is not None]
     e2e = [(s.rate, s.e2e_p99) for s in steps if s.e2e_p99 is not None]
-    good = [(s.rate, s.good_share) for s in steps]
+    good = [(s.rate, 100 * s.good_share) for s in steps]
     done = [(s.rate, s.achieved_rate) for s in steps]
     return [
-        Plot("p99 against the rate asked", "requests/s", "ms", [Series("TTFT", ttft), Series("end to end", e2e)]),
-        Plot("Share that holds the objectives", "requests/s", "share", [Series("good", good)], y_max=1),
+        Plot("p99 against the rate asked", "requests/s asked", "ms", [Series("TTFT", ttft), Series("E2E", e2e)]),
+        Plot("Requests that hold the objectives", "requests/s asked", "%", [Series("good, %", good)], y_max=100),
         Plot(
             "Achieved rate",
             "requests/s asked",

@@ -1,22 +1,25 @@
-"""Plots as inline SVG: lines and points on linear axes, nothing to load, readable in light and dark."""
+"""Plots as inline SVG: lines and points on linear axes, values on hover, no script, readable in light and dark."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from html import escape
 
-WIDTH, HEIGHT = 460, 250
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 40
+from llmops.perf.report.axes import Axis, number
+
+WIDTH, HEIGHT = 520, 290
+LEFT, RIGHT, TOP, BOTTOM = 62, 16, 26, 46
 COLOURS = ("var(--a)", "var(--b)", "var(--c)")
 MAX_POINTS = 1500  # per series; more cannot be seen and make the page heavy
+TIPS = 60  # places along the x axis that show their values on hover
+TIP_WIDTH = 205  # about what the longest line of a tip takes
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or dots with `dots`; points in data units."""
+    """One line, or dots with `dots`; points in data units, sorted by x unless they are dots."""
 
     name: str
     points: Points
@@ -25,23 +28,24 @@ class Series:
 
 @dataclass
 class Plot:
-    """A plot with its axis labels."""
+    """A plot with its axis labels, which name the unit. `marks`: (x, label) of vertical lines."""
 
     title: str
     x_label: str
     y_label: str
     series: list[Series] = field(default_factory=list)
     y_max: float | None = None
+    marks: list[tuple[float, str]] = field(default_factory=list)
 
     def svg(self) -> str:
-        """The `<svg>` element; a sentence where there is nothing to draw."""
+        """The `<figure>` element; a sentence where there is nothing to draw."""
         series = [Series(s.name, _thin(s.points), s.dots) for s in self.series if s.points]
         if not series:
             return f"<figure><figcaption>{escape(self.title)}</figcaption><p>No data.</p></figure>"
         x, y = self._axes(series)
-        parts = [_grid(x, y), *(_draw(s, x, y, COLOURS[i % 3]) for i, s in enumerate(series))]
-        parts += [self._labels(), _legend(series) if len(series) > 1 else ""]
-        box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}"'
+        parts = [_grid(x, y), *(_draw(s, x, y, COLOURS[i % 3]) for i, s in enumerate(series)), self._marks(x)]
+        parts += [self._labels(), _legend(series) if len(series) > 1 else "", self._tips(series, x, y)]
+        box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._spoken(series))}"'
         return f"<figure><figcaption>{escape(self.title)}</figcaption><svg {box}>{''.join(parts)}</svg></figure>"
 
     def _axes(self, series: list[Series]) -> tuple[Axis, Axis]:
@@ -51,34 +55,69 @@ class Plot:
         return x, Axis(0.0, self.y_max or max(ys), HEIGHT - BOTTOM, TOP)
 
     def _labels(self) -> str:
-        middle = (TOP + HEIGHT - BOTTOM) / 2
         centre = (LEFT + WIDTH - RIGHT) / 2
         return (
-            f'<text x="{centre}" y="{HEIGHT - 6}" text-anchor="middle">{escape(self.x_label)}</text>'
-            f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{escape(self.y_label)}</text>'
+            f'<text x="{centre}" y="{HEIGHT - 8}" text-anchor="middle">{escape(self.x_label)}</text>'
+            f'<text x="4" y="13">{escape(self.y_label)}</text>'
         )
 
+    def _marks(self, x: Axis) -> str:
+        parts, free = [], 8 + 6.5 * len(self.y_label)  # labels stand in one line with that of the y axis
+        for value, label in sorted(self.marks):
+            if not x.low <= value <= x.high:
+                continue
+            at = x.at(value)
+            parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+            half = 4.2 * len(label)
+            if at - half > free and at + half < WIDTH:
+                parts.append(f'<text x="{at}" y="{TOP - 5}" text-anchor="middle">{escape(label)}</text>')
+                free = at + half
+        return "".join(parts)
 
-@dataclass(frozen=True)
-class Axis:
-    """Data from `low` to `high` onto pixels from `start` to `end`."""
+    def _spoken(self, series: list[Series]) -> str:
+        """What someone hears who does not see the plot."""
+        said = [f"{self.title}; {self.x_label} against {self.y_label}"]
+        for item in series:
+            ys = [y for _, y in item.points]
+            said.append(f"{item.name} from {number(min(ys))} to {number(max(ys))}, last {number(ys[-1])}")
+        return "; ".join([*said, *(f"{label} at {number(value)}" for value, label in self.marks)])
 
-    low: float
-    high: float
-    start: float
-    end: float
+    def _tips(self, series: list[Series], x: Axis, y: Axis) -> str:
+        """Bands across the plot: the one under the pointer shows the values there (style sheet: `.tip`)."""
+        width = (WIDTH - RIGHT - LEFT) / TIPS
+        bands = []
+        for index in range(TIPS):
+            middle = LEFT + width * (index + 0.5)
+            near = [(i, s.name, _nearest(s.points, x, middle)) for i, s in enumerate(series)]
+            shown = [(i, name, point) for i, name, point in near if abs(x.at(point[0]) - middle) < 4 * width]
+            if shown:
+                bands.append(self._tip(LEFT + width * index, width, shown, (x, y)))
+        return "".join(bands)
 
-    def at(self, value: float) -> float:
-        span = (self.high - self.low) or 1.0
-        return round(self.start + (value - self.low) / span * (self.end - self.start), 1)
+    def _tip(
+        self,
+        left: float,
+        width: float,
+        shown: list[tuple[int, str, tuple[float, float]]],
+        axes: tuple[Axis, Axis],
+    ) -> str:
+        x, y = axes
+        at = x.at(shown[0][2][0])
+        dots = "".join(
+            f'<circle cx="{x.at(a)}" cy="{y.at(min(b, y.high))}" r="3.5" fill="{COLOURS[i % 3]}"/>'
+            for i, _, (a, b) in shown
+        )
+        lines = [f"{number(shown[0][2][0])} {self.x_label}", *(f"{name}: {number(b)}" for _, name, (_, b) in shown)]
+        start = LEFT + 4 if at > WIDTH / 2 else WIDTH - RIGHT - TIP_WIDTH
+        text = "".join(f'<text x="{start + 8}" y="{TOP + 18 + 15 * n}">{escape(t)}</text>' for n, t in enumerate(lines))
+        box = f'<rect x="{start}" y="{TOP + 4}" width="{TIP_WIDTH}" height="{8 + 15 * len(lines)}" rx="4"/>'
+        band = f'<rect x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - BOTTOM - TOP}"/>'
+        rule = f'<line x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        return f'<g class="band">{band}<g class="tip">{rule}{dots}{box}{text}</g></g>'
 
-    def ticks(self) -> list[float]:
-        """About five round values."""
-        span = (self.high - self.low) or 1.0
-        power = 10 ** math.floor(math.log10(span / 4))
-        step = next(power * m for m in (1, 2, 5, 10) if span / (power * m) <= 5)
-        first = math.ceil(self.low / step - 1e-9)
-        return [n * step for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+def _nearest(points: Points, x: Axis, pixel: float) -> tuple[float, float]:
+    return min(points, key=lambda point: abs(x.at(point[0]) - pixel))
 
 
 def _thin(points: Points) -> Points:
@@ -93,11 +132,11 @@ def _grid(x: Axis, y: Axis) -> str:
     for tick in x.ticks():
         at = x.at(tick)
         parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text x="{at}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{tick:g}</text>')
+        parts.append(f'<text x="{at}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{number(tick)}</text>')
     for tick in y.ticks():
         at = y.at(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{at + 4}" text-anchor="end">{tick:g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{number(tick)}</text>')
     return "".join(parts)
 
 
@@ -110,9 +149,9 @@ def _draw(series: Series, x: Axis, y: Axis, colour: str) -> str:
 
 
 def _legend(series: list[Series]) -> str:
-    parts = []
-    for index, item in enumerate(series):
-        at = TOP + 12 + 15 * index
-        parts.append(f'<rect x="{LEFT + 8}" y="{at - 8}" width="10" height="3" fill="{COLOURS[index % 3]}"/>')
-        parts.append(f'<text x="{LEFT + 23}" y="{at - 3}">{escape(item.name)}</text>')
+    parts, at = [], WIDTH - RIGHT
+    for index, item in reversed(list(enumerate(series))):
+        at -= 22 + 7 * len(item.name)
+        parts.append(f'<rect x="{at}" y="7" width="12" height="4" fill="{COLOURS[index % 3]}"/>')
+        parts.append(f'<text x="{at + 16}" y="13">{escape(item.name)}</text>')
     return "".join(parts)

@@ -84,7 +84,7 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
 def own_cost(summary: Summary) -> str:
     """What the measuring itself took."""
     per_token = f", {summary.own_cpu_us_per_token:.1f} µs/token" if summary.own_cpu_us_per_token is not None else ""
-    lag = f", loop late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""
+    lag = f", late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""
     return f"{100 * summary.own_cpu_share:.1f} % of a core{per_token}{lag}"
 
 

@@ -32,18 +32,18 @@ class Part:
 def parts() -> list[Part]:
     """In the order of the page. Each takes the engine folder; imports are late: each runs in a process of its own."""
     return [
-        Part("hot path", 150, _hot_path),
-        Part("layers", 70, _layers),
-        Part("engine path", 190, _engine_path, peer="llamacpp"),
-        Part("Dynamo", 120, _dynamo, peer="dynamo"),
-        Part("streams", 90, _streams),
-        Part("workers", 70, _workers),
-        Part("soak", 120, lambda engine: _soak(engine, SOAK_SLICE)),
+        Part("hot path", 220, _hot_path),
+        Part("layers", 120, _layers),
+        Part("engine path", 280, _engine_path, peer="llamacpp"),
+        Part("Dynamo", 180, _dynamo, peer="dynamo"),
+        Part("streams", 150, _streams),
+        Part("workers", 120, _workers),
+        Part("soak", 180, lambda engine: _soak(engine, SOAK_SLICE)),
         Part("full soak", 600, lambda engine: _soak(engine, None), included=False),
-        Part("load generator", 90, _load_generator, peer="aiperf"),
-        Part("sweep", 120, _sweep),
-        Part("start-up", 100, _start_up),
-        Part("planner", 60, _planner),
+        Part("load generator", 150, _load_generator, peer="aiperf"),
+        Part("sweep", 180, _sweep),
+        Part("start-up", 160, _start_up),
+        Part("planner", 120, _planner),
     ]
 
 
