@@ -191,6 +191,9 @@ def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> s
     """What is wrong with a regular expression, if anything; repetition counts are limited like any other."""
     if not isinstance(pattern, str) or not pattern:
         return "a pattern must be a text that is not empty"
+    if "\0" in pattern:
+        # to the engine's grammar library it is the end of the text: it would see another pattern, or none and crash
+        return "a pattern cannot have the character U+0000"
     if len(pattern) > limits.pattern:
         return f"the pattern has {len(pattern)} characters, the limit is {limits.pattern}"
     if _pattern_repeats(pattern) > limits.repeats:

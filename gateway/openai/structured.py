@@ -108,6 +108,8 @@ def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
 
 def _grammar_problem(text: str) -> str | None:
     """Rules that are used must be there; what else can be wrong, the engine says."""
+    if "\0" in text:
+        return "it has the character U+0000"
     bare = _LITERALS.sub(" ", text)
     if any(mark in bare for mark in "\"'[]"):
         return "a text or a character class is not closed"
