@@ -103,7 +103,7 @@ def node_results(base_url):
         installed = folder / "node_modules" / ".package-lock.json"
         if not installed.is_file():
             subprocess.run(["npm", "ci"], cwd=folder, check=True, capture_output=True, timeout=240)
-    return _results(["node", str(folder / "suite.mjs"), base_url, MODEL])
+    return _results(["node", str(folder / "suite.mjs"), base_url, MODEL, ENCODER])
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +117,7 @@ def framework_results(base_url):
             pip = [str(python), "-m", "pip", "install", "-q", "--no-compile", "-r", str(HERE / "requirements.txt")]
             subprocess.run(pip, check=True, capture_output=True, timeout=600)
             done.write_text(wanted)
-    return _results([str(python), str(HERE / "frameworks.py"), base_url, MODEL])
+    return _results([str(python), str(HERE / "frameworks.py"), base_url, MODEL, ENCODER])
 
 
 def _results(command):

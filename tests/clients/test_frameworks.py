@@ -9,10 +9,11 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 HERE = Path(__file__).parent
 PYTHON = re.findall(r"^def ((?:langchain|llama_index)_\w+)\(", (HERE / "frameworks.py").read_text(), re.M)
-OPENAI = ["chat", "stream", "streamed tool call", "abort"]
+OPENAI = ["chat", "stream", "streamed tool call", "structured output", "responses", "background", "embeddings", "abort"]
 AI = ["generateText", "streamText", "tools", "streamed tool call", "structured output", "abort"]
 NODE = [f"openai {check}" for check in OPENAI]
 NODE += [f"ai {provider} {check}" for provider in ("responses", "chat", "compatible") for check in AI]
+NODE += ["ai responses streamObject", "ai compatible streamObject", "ai embed", "ai compatible embed"]
 
 
 @pytest.mark.parametrize("check", PYTHON)

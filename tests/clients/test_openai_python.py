@@ -59,6 +59,70 @@ async def test_async_stream(base_url):
         assert "Paris" in "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
+@pytest.fixture
+async def async_client(base_url):
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="test", max_retries=0) as client:
+        yield client
+
+
+async def test_async_parse_tools_and_helpers(async_client):
+    asked = {"model": "smollm2", "messages": QUESTION, "max_tokens": 80, "temperature": 0}
+    parsed = await async_client.chat.completions.parse(**asked, response_format=City)
+    assert isinstance(parsed.choices[0].message.parsed, City)
+    tools = [openai.pydantic_function_tool(City, name="capital")]
+    called = await async_client.chat.completions.parse(**asked, tools=tools, tool_choice="required")
+    assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, City)
+    async with async_client.chat.completions.stream(**asked, tools=tools, tool_choice="required") as stream:
+        kinds = {event.type async for event in stream}
+        final = await stream.get_final_completion()
+    assert "tool_calls.function.arguments.done" in kinds
+    assert isinstance(final.choices[0].message.tool_calls[0].function.parsed_arguments, City)
+
+
+async def test_async_abort_frees_the_engine(async_client, base_url):
+    stream = await ask(async_client, stream=True, max_tokens=4000, extra_body={"ignore_eos": True})
+    await anext(aiter(stream))
+    await stream.close()
+    deadline = time.monotonic() + 5
+    while active(base_url) and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    assert active(base_url) == 0
+
+
+async def test_async_responses(async_client):
+    asked = {"model": "smollm2", "input": "Is Paris a capital?", "temperature": 0, "max_output_tokens": 80}
+    parsed = await async_client.responses.parse(**asked, text_format=City)
+    assert isinstance(parsed.output_parsed, City)
+    async with async_client.responses.stream(**asked) as stream:
+        deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        final = await stream.get_final_response()
+    assert "".join(deltas) == final.output_text
+    items = await async_client.responses.input_items.list(final.id)
+    assert [item.role async for item in items] == ["user"]
+
+
+def test_a_background_stream_is_taken_up_again(client):
+    stream = respond(client, background=True, stream=True)
+    seen = [next(stream) for _ in range(5)]
+    stream.close()
+    name = seen[0].response.id
+    seen += client.responses.retrieve(name, stream=True, starting_after=seen[-1].sequence_number)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    text = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
+    assert text == client.responses.retrieve(name).output_text == respond(client).output_text
+    assert list(client.responses.retrieve(name, stream=True)) == seen
+
+
+def test_echo_and_best_of(client):
+    asked = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    plain = client.completions.create(**asked).choices[0].text
+    assert client.completions.create(**asked, echo=True).choices[0].text == asked["prompt"] + plain
+    several = client.completions.create(**{**asked, "temperature": 1.5}, n=2, best_of=4, seed=1)
+    assert [choice.index for choice in several.choices] == [0, 1]
+    guided = client.completions.create(**asked, extra_body={"guided_regex": " (Lyon|Paris)"}).choices[0].text
+    assert guided in (" Lyon", " Paris")
+
+
 def test_parse(client):
     answer = client.chat.completions.parse(
         model="smollm2", messages=QUESTION, response_format=City, max_tokens=80, temperature=0

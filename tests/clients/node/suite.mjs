@@ -1,12 +1,13 @@
-// Runs the Node clients against a gateway: node suite.mjs BASE_URL MODEL. Prints {check: "ok" | what went wrong}.
+// Runs the Node clients against a gateway: node suite.mjs BASE_URL MODEL ENCODER. Prints {check: "ok" | what went wrong}.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
-import { Output, generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
+import { zodResponseFormat } from "openai/helpers/zod";
+import { Output, cosineSimilarity, embedMany, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } from "ai";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { z } from "zod";
 
-const [baseURL, model, only] = process.argv.slice(2);
+const [baseURL, model, encoder, only] = process.argv.slice(2);
 const settings = { baseURL, apiKey: "test", maxRetries: 0 };
 const client = new OpenAI(settings);
 const providers = {
@@ -53,6 +54,61 @@ checks["openai streamed tool call"] = async () => {
   assert.equal(call.function.name, "get_weather");
   assert.equal(typeof JSON.parse(call.function.arguments).city, "string");
 };
+
+checks["openai structured output"] = async () => {
+  const answer = await client.chat.completions.parse({
+    model, messages: [{ role: "user", content: question }], max_tokens: 60, temperature: 0,
+    response_format: zodResponseFormat(city, "city"),
+  });
+  city.parse(answer.choices[0].message.parsed);
+};
+
+checks["openai responses"] = async () => {
+  const whole = await client.responses.create({ model, input: question, max_output_tokens: 12, temperature: 0 });
+  assert.match(whole.output_text, /Paris/);
+  const stream = client.responses.stream({ model, input: question, max_output_tokens: 12, temperature: 0 });
+  let text = "";
+  stream.on("response.output_text.delta", (event) => (text += event.delta));
+  assert.equal((await stream.finalResponse()).output_text, text);
+  assert.equal(text, whole.output_text);
+};
+
+checks["openai background"] = async () => {
+  const stream = await client.responses.create({
+    model, input: question, max_output_tokens: 12, temperature: 0, background: true, stream: true,
+  });
+  const seen = [];
+  for await (const event of stream) if (seen.push(event) === 4) break;
+  const id = seen[0].response.id;
+  for await (const event of await client.responses.retrieve(id, { stream: true, starting_after: 3 })) seen.push(event);
+  assert.deepEqual(seen.map((event) => event.sequence_number), [...seen.keys()]);
+  assert.equal(seen.at(-1).response.output_text ?? seen.at(-1).response.output[0].content[0].text,
+    (await client.responses.retrieve(id)).output_text);
+};
+
+checks["openai embeddings"] = async () => {
+  const { data } = await client.embeddings.create({ model: encoder, input: ["capital of France", "Paris", "a recipe for soup"] });
+  const [query, near, far] = data.map((entry) => entry.embedding);
+  assert.ok(cosineSimilarity(query, near) > cosineSimilarity(query, far) + 0.1);
+};
+
+const encoders = { "ai embed": createOpenAI(settings).embedding(encoder) };
+encoders["ai compatible embed"] = createOpenAICompatible({ ...settings, name: "llmops" }).embeddingModel(encoder);
+for (const [name, encoderModel] of Object.entries(encoders)) {
+  checks[name] = async () => {
+    const { embeddings } = await embedMany({ model: encoderModel, values: ["capital of France", "Paris", "a recipe for soup"] });
+    const [query, near, far] = embeddings;
+    assert.ok(cosineSimilarity(query, near) > cosineSimilarity(query, far) + 0.1);
+  };
+}
+
+for (const name of ["responses", "compatible"]) {
+  checks[`ai ${name} streamObject`] = async () => {
+    const result = streamObject({ model: providers[name], prompt: question, schema: city, temperature: 0, maxOutputTokens: 60 });
+    for await (const _ of result.partialObjectStream);
+    city.parse(await result.object);
+  };
+}
 
 checks["openai abort"] = async () => {
   const stream = await client.chat.completions.create({
