@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -31,7 +30,7 @@ from llmops.model_repository.embedded import Installation, find_installation
 from llmops.model_repository.marker import Marker
 from llmops.model_repository.match import check_server
 from llmops.model_repository.multi_gpu import plan_launch, with_mpi
-from llmops.model_repository.processes import Process, descendants, kill_left, model_processes, rank_zero
+from llmops.model_repository.processes import Process, descendants, kill_left, model_processes, rank_zero, tied
 from llmops.model_repository.repository import check_repository
 from llmops.model_repository.triton_log import LogLine, explain_failure, parse_line
 
@@ -43,8 +42,6 @@ _REQUESTS_DONE = "All models are stopped, unloading models"
 UNLOAD_GRACE = 5.0
 # Seconds that mpirun gets to end the ranks that only wait for work.
 _MPI_GRACE = 10.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class TritonServer:
@@ -236,13 +233,12 @@ def start_triton(
     environment = {**os.environ, **installation.environment, **environment}
     _check_program(command[0], environment["PATH"])
     process = subprocess.Popen(
-        command,
+        tied(command),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=_end_with_parent,
     )
     return TritonServer(process, options, on_log, under_mpi=plan.launch != "single")
 
@@ -253,10 +249,6 @@ def _check_program(program: str, path: str) -> None:
             f"{program} is not on PATH, and engines of several GPUs start with it: run this in NVIDIA's image, or "
             "install Open MPI."
         )
-
-
-def _end_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _choose_ports(host: str, ports: Ports) -> Ports:

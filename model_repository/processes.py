@@ -5,11 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 _STUB = "triton_python_backend_stub"
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
+# 1 is PR_SET_PDEATHSIG. The parent may have gone before it was set.
+_TIED = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Process(NamedTuple):
@@ -25,6 +35,14 @@ class Process(NamedTuple):
         """A process that has ended stays a zombie until its parent looks."""
         now = _read(self.pid)
         return now is not None and now.started == self.started and not now.zombie
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """`command` for Popen, which gets SIGTERM when the thread that starts it ends, also by SIGKILL.
+
+    A `preexec_fn` would do the same in a fork of this process, and gRPC's fork handlers have left streams hanging.
+    """
+    return [sys.executable, "-ISc", _TIED, str(os.getpid()), *command]
 
 
 def descendants(pid: int) -> list[Process]:

@@ -20,9 +20,10 @@ import click
 
 from llmops.errors import LlmopsError, MissingDependencyError
 from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.model_repository.processes import tied
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
-from llmops.perf.harness.stack import Service, end_with_parent, gateway, triton
+from llmops.perf.harness.stack import Service, gateway, triton
 from llmops.perf.peers.llamacpp import llamacpp, tokens_per_second
 
 STREAMS = {1: 3, 8: 16, 32: 64}  # concurrency: requests
@@ -39,7 +40,7 @@ def bare(engine: Path) -> Iterator[Measure]:
     """The pipeline in a process of its own."""
     command = [sys.executable, "-m", "llmops.perf.engine.bare", str(engine)]
     pipe = subprocess.PIPE
-    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, preexec_fn=end_with_parent)
+    child = subprocess.Popen(tied(command), stdin=pipe, stdout=pipe, text=True)
     assert child.stdin is not None
     assert child.stdout is not None
     try:

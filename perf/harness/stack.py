@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -18,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.errors import ServerError
+from llmops.model_repository.processes import tied
 from llmops.perf.harness.processes import descendants
 
 READY_SECONDS = 120.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -67,12 +64,11 @@ def process(
     The process is ended on leaving.
     """
     child = subprocess.Popen(
-        command,
+        tied(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
-        preexec_fn=end_with_parent,
     )
     found = _Reader(child, re.compile((address_pattern or "").encode()))
     try:
@@ -84,11 +80,6 @@ def process(
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-
-
-def end_with_parent() -> None:
-    """For `preexec_fn`: a benchmark that is killed must not leave servers behind."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class _Reader(threading.Thread):

@@ -17,8 +17,8 @@ from pathlib import Path
 import click
 
 from llmops.errors import InputError
+from llmops.model_repository.processes import tied
 from llmops.perf.harness.processes import descendants
-from llmops.perf.harness.stack import end_with_parent
 from llmops.perf.peers.environment import install
 from llmops.perf.suite import results
 from llmops.perf.suite.page import page
@@ -68,7 +68,7 @@ def _run(part: Part, engine: Path, deadline: float) -> None:
         results.set_missing(part, "no time was left for it")
         return
     command = [sys.executable, "-m", "llmops.perf.suite", "--engine", str(engine), "--child", part.name]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+    process = subprocess.Popen(tied(command), stderr=subprocess.PIPE, text=True)
     try:
         _, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -4,6 +4,7 @@ Prints {check: "ok" | what went wrong}. Lives in an environment of its own, so i
 """
 
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -167,6 +168,9 @@ def llama_index_abort():
     stream = llama_index(max_tokens=4000, additional_kwargs={"extra_body": {"ignore_eos": True}}).stream_chat(question)
     next(stream)
     stream.close()
+    # its generators hold the HTTP response in a cycle, and close nothing themselves
+    del stream
+    gc.collect()
     becomes_idle()
 
 
