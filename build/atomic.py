@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
-import signal
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import TracebackType
 
-from llmops.errors import BuildError, ResourceError
+from llmops.errors import BuildError, LlmopsError, ResourceError
 
-_PREFIX, _SUFFIX, _ASIDE = ".", ".building", ".replaced"
+_SUFFIX, _ASIDE = ".building", ".replaced"
 _MARGIN = 64 << 20
 
 
@@ -44,25 +40,45 @@ def existing_parent(path: Path) -> Path:
     return parent
 
 
+# too large for the disk, for the user's quota, for `ulimit -f`
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_TEXT = tuple(f"os error {number})" for number in _FULL) + tuple(os.strerror(number) for number in _FULL)
+
+
+@contextlib.contextmanager
+def full_disk_named(output: Path) -> Iterator[None]:
+    """A write that found no room, in whatever library, becomes a ResourceError."""
+    try:
+        yield
+    except LlmopsError:
+        raise
+    except Exception as error:
+        if not _no_room(error):
+            raise
+        raise ResourceError(
+            f"{existing_parent(output)} has no room for more (disk, quota or file size limit); nothing half written "
+            "was left. Make room and run the same command again."
+        ) from error
+
+
+def _no_room(error: BaseException) -> bool:
+    """safetensors and torch say it in words only."""
+    return getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXT)
+
+
 class Workplace:
     """`with Workplace(output) as folder:` fills a hidden sibling of `output` and moves it there at the end.
 
-    On any exception, Ctrl-C and SIGTERM included, the sibling is removed and `output` stays as it was. A sibling left
-    by a process that was killed is found by its lock, which nobody holds any more, and removed by the next build.
+    On any exception, Ctrl-C and SIGTERM included, the sibling is removed and `output` stays as it was. One build at a
+    time (`sole_build`) works for an `output`, so what a killed one left is known for what it is.
     """
 
     def __init__(self, output: Path) -> None:
         self.output = output.absolute()
-        self.folder = self.output.with_name(f"{_PREFIX}{self.output.name}.{uuid.uuid4().hex[:8]}{_SUFFIX}")
-        self.lock: int | None = None
-        self.previous_handler: Any = None
+        self.folder = _sibling(self.output, _SUFFIX)
 
     def __enter__(self) -> Path:
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.mkdir()
-        self.lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._catch_sigterm()
+        self.folder.mkdir(parents=True)
         return self.folder
 
     def __exit__(
@@ -72,69 +88,37 @@ class Workplace:
             if error is None:
                 self._publish()
         finally:
-            self._clean_up()
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(f"the disk of {self.output.parent} is full; nothing was left behind.") from error
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _publish(self) -> None:
         try:
             sync_tree(self.folder)
-            with _locked(self.output.parent):
-                replace_folder(self.folder, self.output)
+            replace_folder(self.folder, self.output)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise ResourceError(f"the disk of {self.output.parent} is full; nothing was left behind.") from error
+            if _no_room(error):
+                raise
             raise BuildError(f"the engine could not be moved to {self.output}: {error}.") from error
 
-    def _clean_up(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if self.lock is not None:
-            os.close(self.lock)
-        if self.previous_handler is not None:
-            signal.signal(signal.SIGTERM, self.previous_handler)
 
-    def _catch_sigterm(self) -> None:
-        """SIGTERM would end Python without unwinding; a handler that is already there is somebody else's choice."""
-        on_main = threading.current_thread() is threading.main_thread()
-        if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self.previous_handler = signal.signal(signal.SIGTERM, _raise_exit)
-
-
-def _raise_exit(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Two builds for the same place finish one after the other. Raises OSError when `wait` is off and it is taken."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
+def _sibling(output: Path, suffix: str) -> Path:
+    return output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}{suffix}")
 
 
 def remove_leftovers(output: Path) -> None:
-    """Folders of builds for `output` that were killed. A build that still runs holds its lock and is left alone.
+    """Folders of builds for `output` that were killed; the caller holds its lock.
 
     An engine that was moved aside is put back when nothing has taken its place.
     """
-    found = [f for f in output.parent.glob(f"{_PREFIX}{output.name}.*") if f.suffix in (_SUFFIX, _ASIDE)]
-    if not found:
-        return
-    with _locked(output.parent):
-        for folder in found:
-            with contextlib.suppress(OSError), _locked(folder, wait=False):
-                if folder.suffix == _ASIDE and not output.exists():
-                    os.rename(folder, output)
-                else:
-                    shutil.rmtree(folder, ignore_errors=True)
+    for folder in output.parent.glob(f".{output.name}.*"):
+        if folder.suffix == _ASIDE and not output.exists():
+            os.rename(folder, output)
+        elif folder.suffix in (_SUFFIX, _ASIDE):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def replace_folder(new: Path, place: Path) -> None:
     """Rename `new` to `place`; what was there goes aside first, and comes back if the second rename fails."""
-    aside = place.with_name(f"{_PREFIX}{place.name}.{uuid.uuid4().hex[:8]}{_ASIDE}")
+    aside = _sibling(place, _ASIDE)
     occupied = place.exists()
     if occupied:
         os.rename(place, aside)
@@ -145,7 +129,11 @@ def replace_folder(new: Path, place: Path) -> None:
             os.rename(aside, place)
         raise
     _sync(place.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    if occupied:
+        # while it is being removed it must not look like an engine to put back
+        rubbish = aside.with_suffix(_SUFFIX)
+        os.rename(aside, rubbish)
+        shutil.rmtree(rubbish, ignore_errors=True)
 
 
 def sync_tree(folder: Path) -> None:

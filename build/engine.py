@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from llmops import __version__
 from llmops.build.adapters import adapters_digest
-from llmops.build.atomic import Workplace, check_space, remove_leftovers
+from llmops.build.atomic import Workplace, check_space, full_disk_named, remove_leftovers
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
+from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.encoder import build_encoder, open_encoder
+from llmops.build.lock import sole_build
 from llmops.build.manifest import FILE_NAME, EngineManifest, Source
 from llmops.build.plan.buildplan import BuildPlan
 from llmops.build.sampling import sampling_defaults
 from llmops.build.spec import BuildSpec
+from llmops.build.stages import clean_stages, drop_stages
 from llmops.build.targets.base import Progress, SilentProgress, Target
 from llmops.build.targets.registry import get_target
 from llmops.build.tokenizer import check_tokenizer, write_tokenizer
@@ -33,33 +38,54 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
     progress = progress or SilentProgress()
     encoder = open_encoder(spec.checkpoint)
     if encoder is not None:
-        _check_output(spec.output)
-        return build_encoder(spec, encoder, progress)
+        with _only_build(spec.output, progress):
+            return build_encoder(spec, encoder, progress)
     checkpoint = open_checkpoint(spec.checkpoint)
     if spec.plan:
         BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
     target = get_target(spec.target)
     target.validate(spec, checkpoint)
-    check_machine = getattr(target, "check_machine", None)
-    if check_machine is not None:
-        check_machine(spec, checkpoint)
     check_tokenizer(checkpoint)
     sampling_defaults(checkpoint)
     _check_output(spec.output)
+    with _only_build(spec.output, progress):
+        return _build(spec, checkpoint, target, progress)
+
+
+@contextlib.contextmanager
+def _only_build(output: Path, progress: Progress) -> Iterator[None]:
+    """What a killed build left is cleared away first."""
+    with full_disk_named(output), sole_build(output, progress.note):
+        _check_output(output)
+        remove_leftovers(output.absolute())
+        clean_stages(output)
+        yield
+
+
+def _build(spec: BuildSpec, checkpoint: Checkpoint, target: Target, progress: Progress) -> tuple[EngineManifest, bool]:
+    fresh = not (spec.output / FILE_NAME).is_file()
+    if fresh:  # what cannot be is said before minutes of hashing
+        _check_machine(spec, checkpoint, target)
     with progress.stage("Hashing the checkpoint"):
         source = checkpoint.source()
     key = build_key(spec, source, target)
-    remove_leftovers(spec.output.absolute())
     present = _present(spec.output, key)
-    if present is not None:
-        return present, True
-    check_space(spec.output, target.disk_bytes(spec, checkpoint))
-    with Workplace(spec.output) as workdir:
-        manifest = _make(spec, checkpoint, target, source, key, workdir, progress)
-    published = getattr(target, "published", None)
-    if published is not None:
-        published(spec)
-    return manifest, False
+    if present is None:
+        if not fresh:
+            _check_machine(spec, checkpoint, target)
+        kept = getattr(target, "kept_bytes", lambda spec, checkpoint: 0)(spec, checkpoint)
+        check_space(spec.output, max(0, target.disk_bytes(spec, checkpoint) - kept))
+        with Workplace(spec.output) as workdir:
+            manifest = _make(spec, checkpoint, target, source, key, workdir, progress)
+    # the engine is in its place: what was kept for a restart is not needed any more
+    drop_stages(spec.output)
+    return (manifest, False) if present is None else (present, True)
+
+
+def _check_machine(spec: BuildSpec, checkpoint: Checkpoint, target: Target) -> None:
+    check = getattr(target, "check_machine", None)
+    if check is not None:
+        check(spec, checkpoint)
 
 
 def build_key(spec: BuildSpec, source: Source, target: Target) -> str:
@@ -71,6 +97,8 @@ def build_key(spec: BuildSpec, source: Source, target: Target) -> str:
         "versions": target.versions(),
         "adapters": adapters_digest(spec.options.get("adapters")),
     }
+    if spec.calib_dataset:
+        content["calibration"] = digest_if_file(spec.calib_dataset)
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -107,7 +107,10 @@ class EngineManifest(_Part):
     extra: dict[str, Any] = Field(default_factory=dict)
 
     def save(self, directory: Path) -> None:
-        (directory / FILE_NAME).write_text(self.model_dump_json(indent=2) + "\n")
+        (directory / FILE_NAME).write_text(self.text())
+
+    def text(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
     def load(cls, directory: Path) -> EngineManifest:

@@ -34,6 +34,9 @@ class PlainProgress:
     def warn(self, sentence: str) -> None:
         print(f"Warning: {sentence}", file=self.stream, flush=True)
 
+    def note(self, sentence: str) -> None:
+        print(sentence, file=self.stream, flush=True)
+
 
 class RichProgress:
     """One line per stage, with a bar while it runs and its time when it is done."""
@@ -64,3 +67,6 @@ class RichProgress:
 
     def warn(self, sentence: str) -> None:
         self.console.print(f"[yellow]Warning:[/yellow] {sentence}", highlight=False)
+
+    def note(self, sentence: str) -> None:
+        self.console.print(sentence, highlight=False)

@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from llmops.build.atomic import full_disk_named, sync_tree
+from llmops.build.lock import sole_build
 from llmops.build.manifest import FILE_NAME, EngineManifest
 from llmops.build.targets.base import Progress, SilentProgress
 from llmops.build.targets.nvidia import engine
@@ -20,24 +22,29 @@ def resume(folder: Path, in_container: bool = False, progress: Progress | None =
     stays as it was, but for the log.
     """
     progress = progress or SilentProgress()
-    manifest = EngineManifest.load(folder)
-    if manifest.complete:
-        return manifest, True
+    EngineManifest.load(folder)
+    with full_disk_named(folder), sole_build(folder, progress.note):
+        manifest = EngineManifest.load(folder)
+        if manifest.complete:
+            return manifest, True
+        return _finish(manifest, folder, in_container, progress), False
+
+
+def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress: Progress) -> EngineManifest:
     argv = manifest.extra.get("trtllm_build")
     if manifest.target != "tensorrt" or not argv:
         raise InputError(f"{folder} is not complete, but nothing can be resumed in it; build it again.")
     image = image_of(str(manifest.extra["image"]))
-    ranks = manifest.parallelism.world_size
-    _clear(folder / engine.ENGINE_DIR)
     if in_container:
         _require_docker()
-        engine.run(engine.docker_command(folder, image), folder, ranks, progress)
+        argv = engine.docker_command(folder, image)
     else:
         engine.check_version(image)
-        engine.run(argv, folder, ranks, progress)
+    _clear(folder / engine.ENGINE_DIR)
+    engine.run(argv, folder, manifest.parallelism.world_size, folder / engine.LOG, progress)
     finished = manifest.model_copy(update={"complete": True})
     _save(finished, folder)
-    return finished, False
+    return finished
 
 
 def _require_docker() -> None:
@@ -56,8 +63,7 @@ def _clear(engine_dir: Path) -> None:
 
 def _save(manifest: EngineManifest, folder: Path) -> None:
     """engine.json says `complete` only when it is; the rename makes that one step."""
+    sync_tree(folder / engine.ENGINE_DIR)
     part = folder / f".{FILE_NAME}.part"
-    part.mkdir(exist_ok=True)
-    manifest.save(part)
-    os.replace(part / FILE_NAME, folder / FILE_NAME)
-    part.rmdir()
+    part.write_text(manifest.text())
+    os.replace(part, folder / FILE_NAME)

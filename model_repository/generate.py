@@ -120,7 +120,7 @@ def _read_engine(argument: str) -> EngineEntry:
     if not _NAME.fullmatch(name):
         raise InputError(f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', at most 128 of them.")
     if not manifest.complete:
-        raise InputError(f"{directory} is not finished: run the step that `llmops build` printed, then try again.")
+        raise InputError(f"{directory} is not finished: `llmops build --resume {directory}` does what is left.")
     if not (directory / manifest.tokenizer.directory / "tokenizer.json").is_file():
         raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
     target = find_target(manifest.target)

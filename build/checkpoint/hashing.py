@@ -36,6 +36,12 @@ def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
     return digest
 
 
+def digest_if_file(name: str) -> str | None:
+    """Hex digest of what may be a file, may be a name for something else."""
+    path = Path(name).expanduser()
+    return sha256_of(path) if path.is_file() else None
+
+
 def _stamp(path: Path) -> list[int]:
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]

@@ -125,13 +125,14 @@ def put_parameter(model: Any, name: str, value: Any) -> None:
     setattr(model.get_submodule(module), attribute, torch.nn.Parameter(value, requires_grad=False))
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """A GGUF's through the files that the engine gets: faster, and the ones that will be used."""
+def load_tokenizer(checkpoint: Checkpoint, written: Path | None = None) -> Any:
+    """A GGUF's through the files that the engine gets (in `written`, where they are already): faster, and the ones
+    that will be used."""
     from transformers import AutoTokenizer
 
-    if checkpoint.format != "gguf":
-        with quiet():
-            return AutoTokenizer.from_pretrained(checkpoint.path)
-    with tempfile.TemporaryDirectory(prefix="llmops-tokenizer-") as scratch, quiet():
-        write_tokenizer(checkpoint, Path(scratch) / "tokenizer", lambda sentence: None)
-        return AutoTokenizer.from_pretrained(Path(scratch) / "tokenizer")
+    if checkpoint.format == "gguf" and written is None:
+        with tempfile.TemporaryDirectory(prefix="llmops-tokenizer-") as scratch:
+            write_tokenizer(checkpoint, Path(scratch) / "tokenizer", lambda sentence: None)
+            return load_tokenizer(checkpoint, Path(scratch) / "tokenizer")
+    with quiet():
+        return AutoTokenizer.from_pretrained(written if checkpoint.format == "gguf" else checkpoint.path)

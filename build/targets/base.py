@@ -25,12 +25,16 @@ class Progress(Protocol):
     def warn(self, sentence: str) -> None:
         """Something the user must see but that does not stop the build."""
 
+    def note(self, sentence: str) -> None:
+        """Something good to know."""
+
 
 class SilentProgress:
-    """No output; for library use and tests. `warnings` keeps what was said."""
+    """No output; for library use and tests. `warnings` and `notes` keep what was said."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.notes: list[str] = []
 
     @contextmanager
     def stage(self, title: str, total: float | None = None) -> Iterator[None]:
@@ -40,6 +44,9 @@ class SilentProgress:
 
     def warn(self, sentence: str) -> None:
         self.warnings.append(sentence)
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
 
 
 @dataclass(frozen=True)

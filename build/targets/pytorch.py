@@ -10,11 +10,11 @@ from llmops.build.adapters import Adapter, read_adapters
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
+from llmops.build.stages import link_file, link_tree
 from llmops.build.targets.base import Progress, TargetResult
 from llmops.build.targets.nvidia.needs import check_memory, needs, planned_on_gpu, stored_bytes
-from llmops.build.targets.nvidia.quantised import library_versions, quantised_checkpoint
+from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions, quantised_checkpoint
 from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options
-from llmops.build.targets.nvidia.stages import drop_stages, link_file, link_tree
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
 from llmops.build.trtllm.lora import copy_adapters
 from llmops.errors import InputError
@@ -67,7 +67,7 @@ class PytorchTarget:
             with progress.stage("Taking the checkpoint over"):
                 _take_over(checkpoint, model_dir)
         else:
-            folder, record = quantised_checkpoint(spec, checkpoint, request, progress)
+            folder, record = quantised_checkpoint(spec, checkpoint, request, workdir / "tokenizer", progress)
             link_tree(folder / "checkpoint", model_dir)
         _add_tokenizer(workdir, model_dir)
         arguments = llm_args(spec, checkpoint, request)
@@ -78,9 +78,8 @@ class PytorchTarget:
         result.extra["adapters"] = [{"name": one.name, "id": one.task_id} for one in adapters]
         return result
 
-    def published(self, spec: BuildSpec) -> None:
-        """The engine is in its place: the stages kept for a restart are not needed any more."""
-        drop_stages(spec.output)
+    def kept_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
+        return kept_bytes(spec, checkpoint, make_request(spec, checkpoint))
 
 
 def _take_over(checkpoint: Checkpoint, model_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from llmops.build.adapters import Adapter, read_adapters
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
+from llmops.build.stages import link_tree, stage
 from llmops.build.targets.base import Progress, TargetResult
 from llmops.build.targets.nvidia import engine
 from llmops.build.targets.nvidia.needs import check_memory, needs, planned_on_gpu, stored_bytes
-from llmops.build.targets.nvidia.quantised import library_versions, quantised_checkpoint
+from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions, quantised_checkpoint
 from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, switch, unknown_options, whole
-from llmops.build.targets.nvidia.stages import drop_stages, link_tree
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.flags import Value, from_argv, to_argv
 from llmops.build.trtllm.lora import copy_adapters, write_prefetch
@@ -73,7 +74,7 @@ class TensorrtTarget:
 
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
         request = make_request(spec, checkpoint)
-        folder, record = quantised_checkpoint(spec, checkpoint, request, progress)
+        folder, record = quantised_checkpoint(spec, checkpoint, request, workdir / TOKENIZER_DIR, progress)
         link_tree(folder / "checkpoint", workdir / engine.CHECKPOINT_DIR)
         argv = engine_arguments(spec, checkpoint, request)
         write_script(workdir, argv, request)
@@ -86,8 +87,7 @@ class TensorrtTarget:
         (workdir / engine.ENGINE_DIR).mkdir()
         complete = shutil.which(engine.PROGRAM) is not None
         if complete:
-            engine.check_version(request.image)
-            engine.run(argv, workdir, spec.tp * spec.pp, progress)
+            _build_engine(spec, request, argv, folder, workdir, progress)
         else:
             progress.warn(
                 f"{engine.PROGRAM} is not on this machine: the folder is complete up to that step. Finish it with "
@@ -98,9 +98,28 @@ class TensorrtTarget:
         result.extra["lora_bytes"] = lora_bytes
         return result
 
-    def published(self, spec: BuildSpec) -> None:
-        """The engine is in its place: the stages kept for a restart are not needed any more."""
-        drop_stages(spec.output)
+    def kept_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
+        return kept_bytes(spec, checkpoint, make_request(spec, checkpoint))
+
+
+def _build_engine(
+    spec: BuildSpec, request: Request, argv: list[str], quantised: Path, workdir: Path, progress: Progress
+) -> None:
+    """A stage of its own: it takes hours, and the log of one that failed must be there to be read."""
+    engine.check_version(request.image)
+    log = quantised.with_name(engine.LOG)
+
+    def make(part: Path) -> None:
+        link_tree(quantised / "checkpoint", part / engine.CHECKPOINT_DIR)
+        engine.run(argv, part, spec.tp * spec.pp, log, progress)
+        shutil.rmtree(part / engine.CHECKPOINT_DIR)
+        os.replace(log, part / engine.LOG)
+
+    content = {"quantised": quantised.name, "argv": argv, "tensorrt_llm": request.image.tensorrt_llm}
+    built, cached = stage(spec.output, "engine", content, make)
+    if cached:
+        progress.note("Taken from an earlier, unfinished build: the engine.")
+    link_tree(built, workdir)
 
 
 def _result(spec: BuildSpec, request: Request, record: dict[str, Any], argv: list[str], complete: bool) -> TargetResult:

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +138,13 @@ def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
     done = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("mount namespaces are not allowed here")
-    assert done.stdout.startswith(f"ResourceError the disk of {disk} is full; nothing was left behind."), done
+    assert done.stdout.startswith(f"ResourceError {disk} has no room for more"), done
     assert done.stdout.rstrip().endswith("[]")
 
 
 def test_no_space_from_the_operating_system_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="is full; nothing was left"), atomic.Workplace(tmp_path / "engine"):
+    output = tmp_path / "engine"
+    with pytest.raises(ResourceError, match="has no room"), atomic.full_disk_named(output), atomic.Workplace(output):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert list(tmp_path.iterdir()) == []
 
@@ -149,8 +152,9 @@ def test_no_space_from_the_operating_system_is_named(tmp_path: Path) -> None:
 def start_slow_build(tiny: Path, output: Path) -> subprocess.Popen[str]:
     """A build that waits, half done, with files already written."""
     script = (
-        "import sys, time; from pathlib import Path; from llmops.build import engine\n"
+        "import signal, sys, time; from pathlib import Path; from llmops.build import engine\n"
         "from llmops.build.targets.openvino import target\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run behind a shell's &
         "def wait(*args): print('half way', flush=True); time.sleep(60)\n"
         "type(target).build = wait\n"
         "sys.argv = ['llmops', 'build', sys.argv[1], '-o', sys.argv[2]]\n"
@@ -171,7 +175,7 @@ def start_slow_build(tiny: Path, output: Path) -> subprocess.Popen[str]:
 def test_an_interrupted_build_leaves_nothing(number: signal.Signals, code: int, tiny: Path, tmp_path: Path) -> None:
     output = tmp_path / "out" / "engine"
     child = start_slow_build(tiny, output)
-    assert len(beside(output)) == 1
+    assert len(beside(output)) == 2
     child.send_signal(number)
     _, errors = child.communicate(timeout=30)
     assert child.returncode == code, errors
@@ -180,8 +184,6 @@ def test_an_interrupted_build_leaves_nothing(number: signal.Signals, code: int, 
 
 
 def test_an_interrupted_rebuild_keeps_the_old_engine(spec: BuildSpec, tiny: Path) -> None:
-    from dataclasses import replace
-
     build(replace(spec, max_seq_len=128))
     before = contents(spec.output)
     child = start_slow_build(tiny, spec.output)
@@ -195,20 +197,37 @@ def test_what_a_killed_build_left_is_removed_by_the_next(spec: BuildSpec, tiny: 
     child = start_slow_build(tiny, spec.output)
     child.kill()
     child.communicate(timeout=30)
-    assert len(beside(spec.output)) == 1
+    assert len(beside(spec.output)) == 2
     build(spec)
     assert beside(spec.output) == []
 
 
-def test_a_build_that_still_runs_is_not_taken_for_a_killed_one(spec: BuildSpec, tiny: Path) -> None:
+def test_a_second_build_waits_for_the_first(spec: BuildSpec, tiny: Path) -> None:
+    """It says for whom, and goes on when that one is gone."""
     child = start_slow_build(tiny, spec.output)
+    progress = SilentProgress()
+    progress.note = lambda sentence: (progress.notes.append(sentence), child.kill())  # type: ignore[method-assign]
     try:
-        running = beside(spec.output)
-        build(spec)
-        assert beside(spec.output) == running
+        _, cached = build(spec, progress)
     finally:
         child.kill()
         child.communicate(timeout=30)
+    assert not cached
+    assert progress.notes == [f"another build for {spec.output} is under way (process {child.pid}); waiting for it."]
+    assert beside(spec.output) == []
+
+
+def test_two_equal_builds_at_once_do_the_work_once(spec: BuildSpec) -> None:
+    """Threads here; they meet at the same lock as processes do."""
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: build(spec), range(4)))
+    assert sorted(cached for _, cached in results) == [False, True, True, True]
+    assert beside(spec.output) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(spec: BuildSpec) -> None:
+    with pytest.raises(InputError, match=r"^-o /proc/engines/e: /proc/engines cannot be written \("):
+        build(replace(spec, output=Path("/proc/engines/e")))
 
 
 def test_an_engine_that_was_moved_aside_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def write_checkpoint(folder: Path, family: str, seed: int = 0, train_steps: int = 0, **overrides: Any) -> Path:
-    """A checkpoint of `family` in `folder`: float32, random weights, `train_steps` away from random."""
+def write_checkpoint(folder: Path, family: str, seed: int = 0, fitted: bool = False, **overrides: Any) -> Path:
+    """A checkpoint of `family` in `folder`: float32, random weights but for an output matrix that is `fitted`."""
     import torch
     import transformers
 
@@ -40,28 +40,30 @@ def write_checkpoint(folder: Path, family: str, seed: int = 0, train_steps: int 
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     write_tokenizer(folder)
-    if train_steps:
-        train(model, folder, train_steps)
+    if fitted:
+        fit_output(model, folder)
     model.save_pretrained(folder)
     return folder
 
 
-def train(model: Any, folder: Path, steps: int) -> None:
-    """A few steps on the calibration texts: a model that expects some bytes and not others, unlike a random one."""
+def fit_output(model: Any, folder: Path) -> None:
+    """Fit the output matrix to the calibration texts over the states of the random layers: a model that expects some
+    bytes and not others, for the price of one forward pass."""
     import torch
     from tokenizers import Tokenizer
 
     from llmops.build.quantize.calibration import bundled_texts
 
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("\n".join(bundled_texts())).ids
-    data = torch.tensor(ids[: len(ids) // 64 * 64]).view(-1, 64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(steps):
-        batch = data[torch.arange(step * 16, step * 16 + 16) % len(data)]
-        loss = model(input_ids=batch, labels=batch).loss
-        loss.backward()
-        optimizer.step()
+    data = torch.tensor(ids[: 64 * 64]).view(-1, 64)
+    with torch.no_grad():
+        states = model.model(data).last_hidden_state[:, :-1].flatten(0, 1)
+    targets, output = data[:, 1:].flatten(), model.lm_head.weight
+    optimizer = torch.optim.Adam([output], lr=0.02)
+    for _ in range(60):
         optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(states @ output.T, targets).backward()
+        optimizer.step()
 
 
 def write_tokenizer(folder: Path) -> None:

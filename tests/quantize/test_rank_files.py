@@ -12,6 +12,8 @@ from llmops.errors import BuildError
 
 LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2048,
          "num_hidden_layers": 1}  # fmt: skip
+# the same cuts; AWQ's search takes a sixteenth of the time
+SMALL = {**LARGE, "hidden_size": 256, "intermediate_size": 512}
 
 
 def check_within_bounds(weights, exported, tied=False, float16=False):
@@ -28,16 +30,18 @@ def check_within_bounds(weights, exported, tied=False, float16=False):
             assert float(exported.bounds[name].mean()) < 0.3 * float(weights[name].abs().mean()), name
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral"])
-def test_fp8_on_eight_gpus(export, family):
-    weights, folder, _ = export(family, "fp8", tp=8, **LARGE)
+@pytest.mark.parametrize(("family", "sizes"), [("llama", LARGE), ("qwen2", SMALL), ("mixtral", SMALL)])
+def test_fp8_on_eight_gpus(export, family, sizes):
+    weights, folder, _ = export(family, "fp8", tp=8, **sizes)
     assert len(list(folder.glob("rank*.safetensors"))) == 8
     check_within_bounds(weights, RankFiles(folder, family).model())
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral"])
-def test_int4_awq_on_eight_gpus(export, family):
-    weights, folder, _ = export(family, "int4_awq", tp=8, group=128, **LARGE)
+@pytest.mark.parametrize(
+    ("family", "sizes", "group"), [("llama", LARGE, 128), ("qwen2", SMALL, 32), ("mixtral", SMALL, 32)]
+)
+def test_int4_awq_on_eight_gpus(export, family, sizes, group):
+    weights, folder, _ = export(family, "int4_awq", tp=8, group=group, **sizes)
     check_within_bounds(weights, RankFiles(folder, family).model())
 
 

@@ -110,7 +110,8 @@ def test_faults_leave_the_folder_resumable(folder, program, monkeypatch, fault, 
 
 
 def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
-    code = "import sys; from pathlib import Path; from llmops.build.resume import resume\n"
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from pathlib import Path; from llmops.build.resume import resume\n"
     code += "import llmops.build.targets.nvidia.engine as e; e.installed_version = lambda: '1.2.1'\n"
     code += f"resume(Path({str(folder)!r}))"
     process = subprocess.Popen(
@@ -129,7 +130,7 @@ def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
 
 def test_build_sh_does_the_same(folder, program):
     subprocess.run(["sh", str(folder / engine.SCRIPT)], check=True, cwd="/", capture_output=True)
-    engine.check_engine(folder / "model", 2)
+    engine.check_engine(folder / "model", 2, folder / engine.LOG)
 
 
 def test_without_the_program_the_image_is_named(folder, monkeypatch):

@@ -6,14 +6,15 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from llmops.build.installed import installed_version as distribution_version
 from llmops.build.targets.base import Progress
+from llmops.build.targets.nvidia import guard
 from llmops.build.trtllm.versions import Image, check_installed
 from llmops.errors import BuildError, MissingDependencyError
 
@@ -53,7 +54,8 @@ def docker_command(folder: Path, image: Image) -> list[str]:
     """Runs the step in the image as the user who owns the folder, so that the files are theirs."""
     owner = f"{os.getuid()}:{os.getgid()}"
     mount = f"type=bind,source={folder.absolute()},target=/engine"
-    flags = ["--rm", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+    # --init: a shell as the container's first process would ignore the SIGTERM of a Ctrl-C, and live on
+    flags = ["--rm", "--init", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     return ["docker", "run", *flags, "--user", owner, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]
 
 
@@ -88,9 +90,8 @@ def check_version(image: Image) -> None:
         check_installed("tensorrt", image.tensorrt_llm, version)
 
 
-def run(argv: Sequence[str], folder: Path, ranks: int, progress: Progress) -> None:
-    """Run the step in `folder`, its output in trtllm-build.log. Raises BuildError with the last lines of the log."""
-    log_path = folder / LOG
+def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress: Progress) -> None:
+    """Run the step in `folder`, its output in `log_path`. Raises BuildError with the last lines of the log."""
     with progress.stage(f"Building {ranks} engine{'s' if ranks > 1 else ''}", total=ranks), log_path.open("w") as log:
         process = _start(argv, folder)
         tail: deque[str] = deque(maxlen=12)
@@ -102,46 +103,38 @@ def run(argv: Sequence[str], folder: Path, ranks: int, progress: Progress) -> No
                 if _RANK_DONE.search(line):
                     progress.advance()
             code = process.wait()
-        except BaseException:
-            _stop(process)
-            raise
+        finally:
+            _end(process)
     if code != 0:
         raise BuildError(_failure(argv, code, list(tail), log_path))
-    check_engine(folder / ENGINE_DIR, ranks)
+    check_engine(folder / ENGINE_DIR, ranks, log_path)
 
 
 def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    try:
-        return subprocess.Popen(
-            list(argv), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise BuildError(f"{argv[0]} could not be started: {error}.") from error
+    """Behind the guard, whose standard input is what keeps it running."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, *argv], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    """The program starts workers; the whole session goes."""
-    try:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    except ProcessLookupError:
-        process.wait()
+def _end(process: subprocess.Popen[str]) -> None:
+    """Where it still runs, the guard ends everything; the wait is longer than it gives the program."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(timeout=2 * guard.GRACE)
 
 
 def _failure(argv: Sequence[str], code: int, tail: list[str], log_path: Path) -> str:
-    ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    ended = f"was killed by signal {code - 128}" if code > 128 else f"ended with code {code}"
     text = "\n  ".join(tail) or "(it printed nothing)"
     reason = "; the disk is full" if any("No space left" in line for line in tail) else ""
-    return f"{Path(argv[0]).name} {ended}{reason}. The end of {log_path.name}:\n  {text}"
+    return f"{Path(argv[0]).name} {ended}{reason}. The end of {log_path}:\n  {text}"
 
 
-def check_engine(engine: Path, ranks: int) -> None:
+def check_engine(engine: Path, ranks: int, log_path: Path) -> None:
     """Raises BuildError unless config.json and one engine file per rank are there and not empty."""
     wanted = ["config.json", *(f"rank{rank}.engine" for rank in range(ranks))]
     bad = [name for name in wanted if not (engine / name).is_file() or (engine / name).stat().st_size == 0]
     if bad:
-        raise BuildError(f"{PROGRAM} ended well but left no {bad[0]} in {engine.name}; see {LOG}.")
+        raise BuildError(f"{PROGRAM} ended well but left no {bad[0]} in {engine.name}; see {log_path}.")

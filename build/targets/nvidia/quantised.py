@@ -1,24 +1,25 @@
-"""The stage that both targets share: source weights -> quantised checkpoint with its quality figures."""
+"""What both targets share: source weights -> quantised checkpoint with its quality figures, in stages."""
 
 from __future__ import annotations
 
 import gc
 import json
-import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.installed import installed_version
 from llmops.build.quality.gates import Quality
 from llmops.build.spec import BuildSpec
+from llmops.build.stages import finished_stage, stage
 from llmops.build.targets.base import Progress
 from llmops.build.targets.nvidia.request import Request
-from llmops.build.targets.nvidia.stages import stage
 
 # Raised when the same inputs give other files than before.
-_REVISION = 1
+_REVISION = 2
 LIBRARIES = ("nvidia-modelopt", "torch", "transformers")
 
 
@@ -27,75 +28,118 @@ def library_versions() -> dict[str, str]:
 
 
 def quantised_checkpoint(
-    spec: BuildSpec, checkpoint: Checkpoint, request: Request, progress: Progress
+    spec: BuildSpec, checkpoint: Checkpoint, request: Request, tokenizer: Path, progress: Progress
 ) -> tuple[Path, dict[str, Any]]:
-    """The stage's folder, holding `checkpoint/`, and its record (quality, calibration tokens).
+    """The finished stage's folder, holding `checkpoint/`, and its record (quality, calibration tokens). `tokenizer` is
+    the folder that the engine gets.
 
-    Raises BuildError when the gates are not met; the stage stays, so another limit needs no second calibration.
+    Raises BuildError when the gates are not met; the stages stay, so another limit needs no second calibration.
     """
-    content = _stage_content(spec, checkpoint, request)
-    folder, cached = stage(
-        spec.output, "quantised", content, lambda part: _make(spec, checkpoint, request, part, progress)
-    )
-    record: dict[str, Any] = json.loads((folder / "record.json").read_text())
-    if cached:
-        progress.warn("the quantised checkpoint of an earlier, unfinished build is used again.")
-    if record["quality"] is not None:
-        request.gates.check(Quality(**record["quality"]))
-    return folder, record
+    return _Quantising(spec, checkpoint, request, tokenizer, progress).run()
 
 
-def _stage_content(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
-    return {
+def kept_bytes(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> int:
+    """What an earlier build of the same left finished, and this one need not write."""
+    folder = finished_stage(spec.output, "quantised", stage_contents(spec, checkpoint, request)["quantised"])
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def stage_contents(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> dict[str, dict[str, Any]]:
+    """By stage, what decides its files: `source` the answers of the source model, `quantised`, and `quality`."""
+    source = {
         "revision": _REVISION,
         "files": [[file.path, file.sha256] for file in checkpoint.files],
+        "versions": library_versions(),
+    }
+    quantised = {
+        **source,
         "target": spec.target,
         "quant": [request.form.name, request.kv_cache, request.group_size],
         "calibration": asdict(request.calibration),
+        "calibration_file": digest_if_file(request.calibration.dataset),
         "parallel": [spec.tp, spec.pp] if spec.target == "tensorrt" else None,
-        "quality": request.measure_quality,
-        "versions": library_versions(),
     }
+    return {"source": source, "quantised": quantised, "quality": quantised}
 
 
-def _make(spec: BuildSpec, checkpoint: Checkpoint, request: Request, part: Path, progress: Progress) -> None:
-    from llmops.build.quality.reference import Reference
-    from llmops.build.quality.run import measure
+class _Quantising:
+    """Three stages, each taken from an earlier build where that finished it. The source is loaded when one needs it."""
 
-    reference_dir = part / "reference"
-    tokens = _quantise_and_export(spec, checkpoint, request, part, reference_dir, progress)
-    quality = None
-    if request.measure_quality:
-        with progress.stage("Measuring quality"):
-            quality = measure(part / "checkpoint", spec.target, checkpoint, Reference(reference_dir)).as_dict()
-        shutil.rmtree(reference_dir)
-    (part / "record.json").write_text(json.dumps({"quality": quality, "calibration_tokens": tokens}, indent=2))
+    def __init__(
+        self, spec: BuildSpec, checkpoint: Checkpoint, request: Request, tokenizer: Path, progress: Progress
+    ) -> None:
+        self.spec, self.checkpoint, self.request, self.progress = spec, checkpoint, request, progress
+        self.tokenizer_dir = tokenizer
+        self.contents = stage_contents(spec, checkpoint, request)
+        self.source: tuple[Any, Any] | None = None
+
+    def run(self) -> tuple[Path, dict[str, Any]]:
+        answers = self._answers() if self.request.measure_quality else None
+        folder = self._stage("quantised", "the quantised checkpoint", self._quantise)
+        self.source = None  # gone before the export is loaded
+        gc.collect()
+        record = dict(_read(folder / "record.json"))
+        record["quality"] = None if answers is None else self._quality(folder / "checkpoint", answers)
+        return folder, record
+
+    def _stage(self, name: str, title: str, make: Callable[[Path], None]) -> Path:
+        folder, cached = stage(self.spec.output, name, self.contents[name], make)
+        if cached:
+            self.progress.note(f"Taken from an earlier, unfinished build: {title}.")
+        return folder
+
+    def _loaded(self) -> tuple[Any, Any]:
+        """(model, tokenizer) of the source."""
+        from llmops.build.quantize.loading import load_model, load_tokenizer
+
+        if self.source is None:
+            with self.progress.stage("Loading the weights"):
+                self.source = load_model(self.checkpoint), load_tokenizer(self.checkpoint, self.tokenizer_dir)
+        return self.source
+
+    def _answers(self) -> Path:
+        return self._stage("source", "the source's answers", self._record)
+
+    def _record(self, part: Path) -> None:
+        from llmops.build.quality.reference import Reference
+        from llmops.build.quantize.loading import quiet
+
+        model, tokenizer = self._loaded()
+        with self.progress.stage("Recording the source"), quiet():
+            Reference.record(model, tokenizer, set(self.checkpoint.special_tokens.end), part)
+
+    def _quantise(self, part: Path) -> None:
+        from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
+        from llmops.build.quantize.quantizer import quantize
+
+        spec, request, arch = self.spec, self.request, self.checkpoint.architecture
+        model, tokenizer = self._loaded()
+        tokens = quantize(
+            model, tokenizer, request.form, request.kv_cache, request.group_size, request.calibration, self.progress
+        )
+        with self.progress.stage("Exporting"):
+            if spec.target == "tensorrt":
+                export_engine_checkpoint(model, arch, request.form, part / "checkpoint", spec.tp, spec.pp)
+            else:
+                export_hf_checkpoint(model, arch, part / "checkpoint")
+        (part / "record.json").write_text(json.dumps({"calibration_tokens": tokens}))
+
+    def _quality(self, exported: Path, answers: Path) -> dict[str, Any]:
+        """The figures, once they are within the limits."""
+        folder = self._stage("quality", "the quality figures", lambda part: self._measure(exported, answers, part))
+        figures = _read(folder / "quality.json")
+        self.request.gates.check(Quality(**figures))
+        return figures
+
+    def _measure(self, exported: Path, answers: Path, part: Path) -> None:
+        from llmops.build.quality.reference import Reference
+        from llmops.build.quality.run import measure
+
+        with self.progress.stage("Measuring quality"):
+            quality = measure(exported, self.spec.target, self.checkpoint, Reference(answers))
+        (part / "quality.json").write_text(json.dumps(quality.as_dict()))
 
 
-def _quantise_and_export(
-    spec: BuildSpec, checkpoint: Checkpoint, request: Request, part: Path, reference_dir: Path, progress: Progress
-) -> int:
-    """Its own function so that the source model is gone before the export is measured."""
-    from llmops.build.quality.reference import Reference
-    from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
-    from llmops.build.quantize.loading import load_model, load_tokenizer, quiet
-    from llmops.build.quantize.quantizer import quantize
-
-    with progress.stage("Loading the weights"):
-        model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-    if request.measure_quality:
-        with progress.stage("Recording the source"), quiet():
-            Reference.record(model, tokenizer, set(checkpoint.special_tokens.end), reference_dir)
-    tokens = quantize(
-        model, tokenizer, request.form, request.kv_cache, request.group_size, request.calibration, progress
-    )
-    with progress.stage("Exporting"):
-        if spec.target == "tensorrt":
-            export_engine_checkpoint(
-                model, checkpoint.architecture, request.form, part / "checkpoint", spec.tp, spec.pp
-            )
-        else:
-            export_hf_checkpoint(model, checkpoint.architecture, part / "checkpoint")
-    del model
-    gc.collect()
-    return tokens
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content

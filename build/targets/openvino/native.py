@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from llmops.build.targets.base import Progress
 from llmops.build.targets.openvino.graph import DecoderShape, build_decoder
 from llmops.build.targets.openvino.rope import inverse_frequencies
 from llmops.build.targets.openvino.storage import AsStored, Int4, Int8, Storage
-from llmops.errors import BuildError, ResourceError
+from llmops.errors import BuildError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +54,7 @@ def _save(model: ov.Model, path: Path) -> None:
         ov.save_model(model, path, compress_to_fp16=False)
     except RuntimeError as error:  # OpenVINO's stream error does not say that the disk is full
         if shutil.disk_usage(path.parent).free < _NEARLY_NOTHING:
-            raise ResourceError(f"the disk of {path.parent.parent.parent} is full; nothing was left behind.") from error
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise BuildError(f"OpenVINO could not write the model: {error}.") from error
 
 

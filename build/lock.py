@@ -1,0 +1,91 @@
+"""One build at a time for one output: a second one waits and then finds the first one's engine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from llmops.errors import InputError
+
+
+@contextlib.contextmanager
+def sole_build(output: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds `.NAME.lock` beside `output`; the file goes when the build ends. A build that is killed leaves it there,
+    locked by nobody. SIGTERM ends the build as Ctrl-C does. Raises InputError where the folder cannot be written."""
+    path = output.absolute().with_name(f".{output.absolute().name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = _locked(path, lambda: say(f"another build for {output} is under way{_by(path)}; waiting for it."))
+    except OSError as error:
+        raise InputError(f"-o {output}: {path.parent} cannot be written ({error.strerror}); give another.") from error
+    previous = _unwind_on_sigterm()
+    try:
+        with contextlib.suppress(OSError):  # a full disk has no room for a courtesy
+            os.truncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _unwind_on_sigterm() -> signal.Handlers | None:
+    """SIGTERM would end Python without unwinding; a handler that is already there is somebody else's choice."""
+    on_main = threading.current_thread() is threading.main_thread()
+    if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return None
+    signal.signal(signal.SIGTERM, _raise_exit)
+    return signal.SIG_DFL
+
+
+def _raise_exit(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+def _locked(path: Path, on_wait: Callable[[], None]) -> int:
+    """The open and locked file. One that was unlinked while we waited for it locks nobody out: again."""
+    told = False
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if not _try_lock(handle):
+                if not told:
+                    on_wait()
+                    told = True
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if _is_at(handle, path):
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _by(path: Path) -> str:
+    try:
+        return f" (process {int(path.read_text())})"
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,143 @@
+"""A process that has loaded everything `llmops build` loads, and forks one real command for each line of JSON.
+
+Loading takes seconds and a build of a tiny model a fraction of one: so every point of a build can be tried. A command
+runs in a process group of its own. `stop` says where it is stopped, from inside, as a signal from outside would:
+
+    {"argv": [...], "env": {...}, "stop": {"call": "module:name", "number": 2, "signal": 9}}
+
+stops the group at the second call of that function, and
+
+    {"stop": {"write": 17, "signal": 9}}
+
+at the 17th change of the file system. The answer tells exit code, output, and how many changes there were.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import llmops.cli.build
+import llmops.cli.main  # noqa: F401
+
+CHANGES = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.link", "os.truncate", "shutil.copyfile"}
+
+
+def warm_up(source: str) -> None:
+    """One build for each target: whatever is imported late is here when a fork begins."""
+    import torch
+
+    from llmops.build.engine import build
+    from llmops.build.quality import reference
+    from llmops.build.spec import BuildSpec
+
+    # a fork has no threads but its own: torch must not have started any
+    torch.set_num_threads(1)
+    texts = reference.bundled_texts
+    reference.bundled_texts = lambda name: [text[:100] for text in texts(name)][:3]
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["LLMOPS_CACHE"] = scratch
+        for target in ("pytorch", "tensorrt"):
+            output = Path(scratch) / target
+            build(BuildSpec(source, output, target=target, quant="fp8", calib_size=1, calib_seq_len=16))
+    # what is frozen no collection touches, so that forks go on sharing its memory
+    gc.freeze()
+
+
+def serve() -> None:
+    warm_up(sys.argv[1])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(run(json.loads(line))), flush=True)
+
+
+def run(order: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        out, err, count = (Path(scratch) / name for name in ("out", "err", "count"))
+        pid = os.fork()
+        if pid == 0:
+            child(order, out, err, count)
+        if "pid_file" in order:
+            Path(order["pid_file"]).write_text(str(pid))
+        _, status = os.waitpid(pid, 0)
+        changes = int(count.read_text()) if count.exists() else None
+        return {"code": os.waitstatus_to_exitcode(status), "out": out.read_text(), "err": err.read_text(),
+                "changes": changes}  # fmt: skip
+
+
+def child(order: dict[str, Any], out: Path, err: Path, count: Path) -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, path in ((1, out), (2, err)):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(handle, number)
+        os.close(handle)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    os.environ.update(order.get("env", {}))
+    changes = prepare(order.get("stop") or {})
+    sys.argv = ["llmops", *order["argv"]]
+    code = 1
+    try:
+        from llmops.cli.main import main
+
+        main()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        count.write_text(str(changes[0]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def prepare(stop: dict[str, Any]) -> list[int]:
+    """Sets the trap; returns the counter of changes to the file system."""
+    changes = [0]
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in CHANGES or (event == "open" and opens_to_write(arguments)):
+            changes[0] += 1
+            if changes[0] == stop.get("write"):
+                os.kill(0, stop["signal"])
+
+    sys.addaudithook(audit)
+    if "call" in stop:
+        trap(stop)
+    return changes
+
+
+def opens_to_write(arguments: tuple[Any, ...]) -> bool:
+    path, _, flags = arguments
+    return isinstance(path, str) and not path.startswith("/dev/") and bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def trap(stop: dict[str, Any]) -> None:
+    module, _, names = stop["call"].partition(":")
+    *owners, name = names.split(".")
+    place = importlib.import_module(module)
+    for owner in owners:
+        place = getattr(place, owner)
+    original, calls = getattr(place, name), [0]
+
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == stop.get("number", 1):
+            os.kill(0, stop["signal"])
+        return original(*args, **kwargs)
+
+    setattr(place, name, stopping)
+
+
+if __name__ == "__main__":
+    serve()

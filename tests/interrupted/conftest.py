@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("tiny_models", _HERE.parent / "quantize" / "models.py")
+_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_models)
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+class Builder:
+    """Runs `llmops` commands in forks of a process that has everything loaded; see builder.py."""
+
+    def __init__(self, source: Path, cache: Path):
+        self.cache = cache
+        self.process = subprocess.Popen(
+            [sys.executable, _HERE / "builder.py", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout.readline() == "ready\n"
+
+    def begin(self, *argv, stop=None, env=None, pid_file=None):
+        order = {"argv": list(map(str, argv)), "stop": stop, "env": {"LLMOPS_CACHE": str(self.cache), **(env or {})}}
+        if pid_file:
+            order["pid_file"] = str(pid_file)
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def end(self):
+        return json.loads(self.process.stdout.readline())
+
+    def __call__(self, *argv, stop=None, env=None):
+        self.begin(*argv, stop=stop, env=env)
+        return self.end()
+
+
+@pytest.fixture(scope="session")
+def builder(source, tmp_path_factory):
+    found = Builder(source, tmp_path_factory.mktemp("cache"))
+    yield found
+    found.process.stdin.close()
+    found.process.wait()
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory):
+    """A Llama of two layers whose quality figures pass the gates."""
+    return _models.write_checkpoint(tmp_path_factory.mktemp("source") / "tiny", "llama", fitted=True, **SIZES)

@@ -1,0 +1,233 @@
+"""A quantising build that is stopped anywhere: nothing half written is to be seen, nothing piles up, and the same
+command again finishes, with the stages that were finished, to the same bytes as a build that nobody stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("interrupted")
+
+SOURCE, QUANTISED, QUALITY, ENGINE = (
+    "the source's answers",
+    "the quantised checkpoint",
+    "the quality figures",
+    "the engine",
+)
+# where builds are stopped, one after the other, and what each finds finished
+POINTS = [
+    ("hashing", "llmops.build.checkpoint.base:sha256_of", []),
+    ("loading", "llmops.build.quantize.loading:load_tokenizer", []),
+    ("recording", "llmops.build.quality.reference:log_probs", []),
+    ("recorded", "os:rename", []),
+    ("calibrating", "llmops.build.progress:PlainProgress.advance", []),
+    ("exporting", "llmops.build.quantize.export:rewrite_config", [SOURCE]),
+    ("exported", "os:rename", [SOURCE]),
+    ("measuring", "llmops.build.quality.run:log_probs", [SOURCE]),
+    ("measured", "os:rename", [SOURCE, QUANTISED]),
+    ("linking", "llmops.build.targets.pytorch:link_file", [SOURCE, QUANTISED]),
+    ("moving", "llmops.build.atomic:replace_folder", [SOURCE, QUANTISED, QUALITY]),
+    ("moved", "llmops.build.engine:drop_stages", [SOURCE, QUANTISED, QUALITY]),
+]
+
+
+def command(target, source, output, *more):
+    words = ["build", source, "-o", output, "--target", target, "--quant", "fp8", "--calib-size", 2]
+    return [*words, "--calib-seq-len", 48, "--max-seq-len", 128, *more]
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def beside(output):
+    """Kinds of what lies next to the output."""
+    names = [path.name for path in output.parent.iterdir() if path != output]
+    return sorted(name.rpartition(".")[2] for name in names if name.startswith(f".{output.name}."))
+
+
+def taken(result):
+    start = "Taken from an earlier, unfinished build: "
+    return [line.removeprefix(start)[:-1] for line in result["err"].splitlines() if line.startswith(start)]
+
+
+@pytest.fixture(scope="session")
+def whole(builder, source, tmp_path_factory):
+    """Contents of the engine that an uninterrupted build makes, by target."""
+    made = {}
+
+    def get(target):
+        if target not in made:
+            output = tmp_path_factory.mktemp("whole") / "engine"
+            assert builder(*command(target, source, output))["code"] == 0
+            made[target] = contents(output)
+        return made[target]
+
+    return get
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_stopped_at_every_stage(builder, source, whole, tmp_path, number, code):
+    output = tmp_path / "engine"
+    unfinished = ("hashing", "loading", "recording", "recorded")
+    for point, call, finished in POINTS:
+        stopped = builder(*command("pytorch", source, output), stop={"call": call, "signal": number})
+        assert (point, stopped["code"], taken(stopped)) == (point, code, finished)
+        assert output.exists() == (point == "moved")
+        if number == signal.SIGINT:
+            assert stopped["err"].splitlines()[-1] == "Interrupted."
+            assert "Traceback" not in stopped["err"]
+            assert beside(output) == ([] if point in unfinished else ["stages"])
+        else:
+            assert beside(output).count("building") <= 1
+    again = builder(*command("pytorch", source, output))
+    assert (again["code"], "Already built" in again["out"]) == (0, True)
+    assert contents(output) == whole("pytorch")
+    assert beside(output) == []
+
+
+def test_kills_one_after_the_other(builder, source, whole, tmp_path):
+    """At every ninth change of the file system, each time further on, over an engine that was there before."""
+    output = tmp_path / "engine"
+    assert builder(*command("pytorch", source, output, "--max-batch-size", 2))["code"] == 0
+    old, new = contents(output), whole("pytorch")
+    for number in range(4, 1000, 9):
+        result = builder(*command("pytorch", source, output), stop={"write": number, "signal": signal.SIGKILL})
+        if result["code"] == 0:
+            break
+        assert result["code"] == -signal.SIGKILL
+        if output.exists():
+            assert contents(output) in (old, new)
+        else:  # between the two renames, where the next build puts it back
+            assert "replaced" in beside(output)
+        assert beside(output).count("building") <= 1
+    assert number > 30
+    assert contents(output) == new
+    assert beside(output) == []
+
+
+def test_the_calibration_texts_decide(builder, source, tmp_path):
+    """Finished stages and finished engines are of the file's content, not of its name."""
+    output, texts = tmp_path / "engine", tmp_path / "texts.txt"
+    argv = command("pytorch", source, output, "--calib-data", texts)
+    texts.write_text("The quick brown fox jumps over the lazy dog. " * 8)
+    stop = {"call": "llmops.build.quality.run:log_probs", "signal": signal.SIGKILL}
+    builder(*argv, stop=stop)
+    texts.write_text("Pack my box with five dozen liquor jugs! " * 8)
+    again = builder(*argv)
+    assert taken(again) == [SOURCE]
+    assert "Already built" in builder(*argv)["out"]
+    texts.write_text("Sphinx of black quartz, judge my vow. " * 8)
+    assert "Built" in builder(*argv)["out"].split()
+
+
+def test_stages_of_other_settings_do_not_pile_up(builder, source, tmp_path):
+    output = tmp_path / "engine"
+    stop = {"call": "llmops.build.quality.run:log_probs", "signal": signal.SIGKILL}
+    for seed in range(3):
+        builder(*command("pytorch", source, output, "--calib-seed", seed), stop=stop)
+    stages = [path.name.partition("-")[0] for path in (tmp_path / ".engine.stages").iterdir() if "." not in path.name]
+    assert sorted(stages) == ["quantised", "source"]
+
+
+@pytest.fixture
+def trtllm(tmp_path):
+    """PATH with trtllm-build of TensorRT-LLM 1.2.1 on it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("trtllm_build.py")} "$@"\n'
+    for name, text in (("trtllm-build", script), ("python3", "#!/bin/sh\necho 1.2.1\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755 | stat.S_IXUSR)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def engine_command(source, output):
+    return command("tensorrt", source, output, "--tp", 2)
+
+
+def stopped_in_trtllm_build(builder, argv, env, tmp_path, number):
+    """The command's process group gets the signal while a worker of trtllm-build has half of its engine written."""
+    fifo, pid_file = tmp_path / "fifo", tmp_path / "pid"
+    os.mkfifo(fifo)
+    builder.begin(*argv, env={**env, "HOLD": str(fifo)}, pid_file=pid_file)
+    with open(fifo) as told:
+        workers = [int(word) for word in told.read().split()]
+    os.killpg(int(pid_file.read_text()), number)
+    result = builder.end()
+    deadline = time.monotonic() + 60
+    while any(alive(pid) for pid in workers):
+        assert time.monotonic() < deadline, "trtllm-build outlived llmops"
+        time.sleep(0.02)
+    return result
+
+
+def engine_contents(folder):
+    """All but the log, whose lines come from two workers."""
+    return {name: data for name, data in contents(folder).items() if name != "trtllm-build.log"}
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopped_in_trtllm_build(builder, source, trtllm, tmp_path, number):
+    output, reference = tmp_path / "engine", tmp_path / "reference"
+    assert builder(*engine_command(source, reference), env=trtllm)["code"] == 0
+    stopped = stopped_in_trtllm_build(builder, engine_command(source, output), trtllm, tmp_path, number)
+    assert stopped["code"] == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+    assert not output.exists()
+    if number != signal.SIGKILL:
+        assert beside(output) == ["stages"]
+    again = builder(*engine_command(source, output), env=trtllm)
+    assert (again["code"], taken(again)) == (0, [SOURCE, QUANTISED, QUALITY])
+    assert engine_contents(output) == engine_contents(reference)
+    assert beside(output) == []
+
+
+def test_killed_after_trtllm_build(builder, source, trtllm, tmp_path):
+    """Hours of work: the engine is a stage too."""
+    output = tmp_path / "engine"
+    stop = {"call": "llmops.build.atomic:replace_folder", "signal": signal.SIGKILL}
+    assert builder(*engine_command(source, output), env=trtllm, stop=stop)["code"] == -signal.SIGKILL
+    again = builder(*engine_command(source, output), env=trtllm)
+    assert (again["code"], taken(again)) == (0, [SOURCE, QUANTISED, QUALITY, ENGINE])
+    assert "Building" not in again["err"]
+    assert sorted(path.name for path in (output / "model").iterdir()) == ["config.json", "rank0.engine", "rank1.engine"]
+
+
+def test_resume_killed_in_trtllm_build(builder, source, trtllm, tmp_path):
+    output, reference = tmp_path / "engine", tmp_path / "reference"
+    assert builder(*engine_command(source, reference), env=trtllm)["code"] == 0
+    assert builder(*engine_command(source, output), env={"PATH": "/usr/bin:/bin"})["code"] == 0
+    stopped_in_trtllm_build(builder, ["build", "--resume", output], trtllm, tmp_path, signal.SIGKILL)
+    refused = builder("repo", output, "-o", tmp_path / "repository")
+    assert refused["code"] == 2
+    assert f"llmops build --resume {output}" in refused["err"]
+    assert builder("build", "--resume", output, env=trtllm)["code"] == 0
+    assert engine_contents(output) == engine_contents(reference)
+    assert beside(output) == []
+
+
+def test_the_log_of_a_failed_trtllm_build_can_be_read(builder, source, trtllm, tmp_path):
+    output, program = tmp_path / "engine", tmp_path / "bin" / "trtllm-build"
+    program.write_text("#!/bin/sh\necho '[TRT-LLM] [E] out of memory'\nexit 3\n")
+    failed = builder(*engine_command(source, output), env=trtllm)
+    log = tmp_path / ".engine.stages" / "trtllm-build.log"
+    assert failed["code"] == 1
+    last = failed["err"].splitlines()[-2:]
+    assert last == [
+        f"Error: trtllm-build ended with code 3. The end of {log}:", "  [TRT-LLM] [E] out of memory"
+    ]  # fmt: skip
+    assert log.read_text() == "[TRT-LLM] [E] out of memory\n"
+    assert not output.exists()
