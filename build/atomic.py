@@ -42,7 +42,10 @@ def existing_parent(path: Path) -> Path:
 
 # too large for the disk, for the user's quota, for `ulimit -f`
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FULL_TEXT = tuple(f"os error {number})" for number in _FULL) + tuple(os.strerror(number) for number in _FULL)
+# safetensors and torch say it in words only; numpy says how much it wrote
+_FULL_TEXT = (
+    *(f"os error {number})" for number in _FULL), *(os.strerror(number) for number in _FULL), " requested and ",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -62,7 +65,6 @@ def full_disk_named(output: Path) -> Iterator[None]:
 
 
 def _no_room(error: BaseException) -> bool:
-    """safetensors and torch say it in words only."""
     return getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXT)
 
 

@@ -26,18 +26,16 @@ class Builder:
         )
         assert self.process.stdout.readline() == "ready\n"
 
-    def begin(self, *argv, stop=None, env=None, pid_file=None):
-        order = {"argv": list(map(str, argv)), "stop": stop, "env": {"LLMOPS_CACHE": str(self.cache), **(env or {})}}
-        if pid_file:
-            order["pid_file"] = str(pid_file)
+    def begin(self, *argv, env=None, **order):
+        order |= {"argv": list(map(str, argv)), "env": {"LLMOPS_CACHE": str(self.cache), **(env or {})}}
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
 
     def end(self):
         return json.loads(self.process.stdout.readline())
 
-    def __call__(self, *argv, stop=None, env=None):
-        self.begin(*argv, stop=stop, env=env)
+    def __call__(self, *argv, env=None, **order):
+        self.begin(*argv, env=env, **order)
         return self.end()
 
 

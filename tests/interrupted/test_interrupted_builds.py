@@ -156,7 +156,7 @@ def stopped_in_trtllm_build(builder, argv, env, tmp_path, number):
     """The command's process group gets the signal while a worker of trtllm-build has half of its engine written."""
     fifo, pid_file = tmp_path / "fifo", tmp_path / "pid"
     os.mkfifo(fifo)
-    builder.begin(*argv, env={**env, "HOLD": str(fifo)}, pid_file=pid_file)
+    builder.begin(*argv, env={**env, "HOLD": str(fifo)}, pid_file=str(pid_file))
     with open(fifo) as told:
         workers = [int(word) for word in told.read().split()]
     os.killpg(int(pid_file.read_text()), number)
@@ -231,3 +231,23 @@ def test_the_log_of_a_failed_trtllm_build_can_be_read(builder, source, trtllm, t
     ]  # fmt: skip
     assert log.read_text() == "[TRT-LLM] [E] out of memory\n"
     assert not output.exists()
+
+
+def test_disks_that_fill_up(builder, source, tmp_path):
+    """Ever larger ones, until the build fits: each is full at another moment."""
+    disk, sizes = tmp_path / "disk", range(60, 4000, 120)
+    disk.mkdir()
+    for size in sizes:
+        result = builder(*command("pytorch", source, disk / "engine"), disk={"at": str(disk), "kilobytes": size})
+        if result["code"] == 77:
+            pytest.skip("mount namespaces are not allowed here")
+        left = {Path(path).relative_to(disk).parts[0] for path in result["left"]}
+        if result["code"] == 0:
+            break
+        assert result["code"] == 1, result["err"]
+        error = result["err"].splitlines()[-1]
+        assert error.startswith(f"Error: {disk} has no room for more"), result["err"]
+        assert left <= {".engine.stages"}
+        assert not [path for path in result["left"] if path.endswith(".part")]
+    assert left == {"engine"}
+    assert size > sizes[3]
