@@ -26,7 +26,7 @@ from llmops.gateway.openai.sampling import (
 )
 from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
-from llmops.gateway.openai.structured import guide_field, guide_of
+from llmops.gateway.openai.structured import enforced, guide_field, guide_of, must_hold
 from llmops.gateway.openai.tools.harmony import FINAL, HarmonyParser, is_harmony
 from llmops.gateway.openai.tools.plan import FirstCallOnly, ToolPlan, plan_tools
 from llmops.gateway.openai.types.chat import ChatRequest
@@ -124,7 +124,7 @@ def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Calla
     template = model.template.source if model.template else ""
     own_guide = guide_of(body, schema_limits)
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)
-    check_guide(tools.guide, model.card, guide_field(body) if tools.guide == own_guide else "tool_choice")
+    guide = _enforced(body, tools, own_guide, model)
     prompt = render_chat(model, body, tools.definitions)
     if tools.guide is not None and is_harmony(template):
         prompt += FINAL
@@ -135,12 +135,21 @@ def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Calla
     visible = (*tools.special_tokens, *reading.markers)
     return ChatPlan(
         input_ids=input_ids,
-        guide=tools.guide,
+        guide=guide,
         processor=reading.processor,
         skip_special_tokens=body.skip_special_tokens is not False and not model.tokenizer.has_special(visible),
         bad_words=bad_words_of(body, model.tokenizer, limits),
         marker_ids=_marker_ids(model, reading.markers) if reading.markers else None,
     )
+
+
+def _enforced(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, model: ServedModel) -> Guide | None:
+    """The engine's guide. A function that is not `strict` is held to its schema as far as a grammar can."""
+    field = guide_field(body) if tools.guide == own_guide else "tool_choice"
+    check_guide(tools.guide, model.card, field)
+    strict = must_hold(body) if own_guide is not None else any(tool.function.strict for tool in body.tools or ())
+    named = field if tools.guide == own_guide else "tools"
+    return enforced(tools.guide, model.card.capabilities.guided, strict, named)
 
 
 class Reading(NamedTuple):

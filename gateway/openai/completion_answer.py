@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import EngineRequest
+from llmops.gateway.messages import EngineRequest, Guide
 from llmops.gateway.openai.answer import Answer
 from llmops.gateway.openai.choice import Choice, LogprobLog
 from llmops.gateway.openai.sampling import (
@@ -19,7 +19,7 @@ from llmops.gateway.openai.sampling import (
 )
 from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
-from llmops.gateway.openai.structured import guide_field, guide_of
+from llmops.gateway.openai.structured import enforced, guide_field, guide_of, must_hold
 from llmops.gateway.openai.types.completions import CompletionRequest
 from llmops.gateway.serving import ServedModel
 
@@ -72,10 +72,14 @@ async def start_completion(
     """Submit one engine request per prompt. Choices are numbered prompt by prompt. Raises what is wrong with it."""
     prompts = prompts_of(body, service.limits.prompts)
     size = sum(map(len, prompts))
-    encoded = await service.workers.run(lambda: [encode(model, one, body) for one in prompts], size)
+
+    def prepare() -> tuple[list[list[int]], Guide | None]:
+        return [encode(model, one, body) for one in prompts], _guide(body, model, service)
+
+    encoded, guide = await service.workers.run(prepare, size)
     context.mark("tokenise")
     endings = endings_of(body, model.card, service.limits)
-    requests = _engine_requests(body, model, encoded, endings, answer_id, service)
+    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide)
     choices = [
         Choice(
             at * request.n + sequence,
@@ -95,6 +99,13 @@ async def start_completion(
     return Answer(stream, choices, meter, service.timeouts, prompt_tokens)
 
 
+def _guide(body: CompletionRequest, model: ServedModel, service: Service) -> Guide | None:
+    guide = guide_of(body, SchemaLimits(size=service.limits.schema_bytes))
+    field = guide_field(body)
+    check_guide(guide, model.card, field)
+    return enforced(guide, model.card.capabilities.guided, must_hold(body), field)
+
+
 def _engine_requests(
     body: CompletionRequest,
     model: ServedModel,
@@ -102,9 +113,8 @@ def _engine_requests(
     endings: Endings,
     answer_id: str,
     service: Service,
+    guide: Guide | None,
 ) -> list[EngineRequest]:
-    guide = guide_of(body, SchemaLimits(size=service.limits.schema_bytes))
-    check_guide(guide, model.card, guide_field(body))
     sampling = sampling_of(body, model.card)
     bad_words = bad_words_of(body, model.tokenizer, service.limits)
     return [

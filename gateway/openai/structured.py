@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
+from llmops.gateway.openai.grammar import NotEnforceableError, choice_grammar, grammar_of, pattern_grammar
 from llmops.gateway.openai.schemas import DEFAULT_LIMITS, SchemaLimits, checked_schema, pattern_problem
 from llmops.gateway.openai.types.common import ResponseFormat, SamplingFields
 
@@ -39,6 +40,27 @@ def guide_field(request: SamplingFields) -> str:
     """The field that `guide_of` takes its guide from, to be named in errors."""
     given = (name for name, (value, _) in _sources(request).items() if value is not None)
     return next((name for name in given if _is_guide(name, request)), "response_format")
+
+
+def must_hold(request: SamplingFields) -> bool:
+    """Whether what `request` asks for may not be weakened: everything but a response_format that is not `strict`."""
+    form = request.response_format
+    by_format = guide_field(request) == "response_format" and form is not None and form.json_schema is not None
+    return not by_format or form.json_schema.strict is True  # type: ignore[union-attr]
+
+
+def enforced(guide: Guide | None, kinds: Sequence[str], strict: bool, param: str) -> Guide | None:
+    """`guide` as a grammar of our own making where the engine takes one (`kinds`).
+
+    Raises InvalidRequestError naming keyword and place for what cannot be enforced; without `strict` that is left out.
+    """
+    if guide is None or "ebnf_grammar" not in kinds or guide.kind not in ("json_schema", "regex"):
+        return guide
+    try:
+        made = pattern_grammar(guide.text) if guide.kind == "regex" else grammar_of(guide.text, strict)
+    except NotEnforceableError as error:
+        raise InvalidRequestError(f"'{param}' cannot be enforced: {error}.", param=param) from None
+    return Guide("ebnf_grammar", made)
 
 
 def _is_guide(name: str, request: SamplingFields) -> bool:
@@ -94,7 +116,10 @@ def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
         raise InvalidRequestError(
             f"'{param}' must have 1 to {_MAX_CHOICES} choices and {limits.size} characters at most.", param=param
         )
-    return Guide("ebnf_grammar", "root ::= " + " | ".join(json.dumps(choice) for choice in value))
+    try:
+        return Guide("ebnf_grammar", choice_grammar(tuple(value)))
+    except NotEnforceableError as error:
+        raise InvalidRequestError(f"'{param}' cannot be used: {error}.", param=param) from None
 
 
 def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:

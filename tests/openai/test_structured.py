@@ -34,10 +34,8 @@ def json_schema(schema):
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Guide("json_schema", '{"type":"object"}')),
         ({"guided_regex": r"\d+"}, Guide("regex", r"\d+")),
-        ({"guided_choice": ["a", 'b"']}, Guide("ebnf_grammar", 'root ::= "a" | "b\\""')),
         ({"guided_grammar": GRAMMAR}, Guide("ebnf_grammar", GRAMMAR)),
         ({"guided_grammar": 'root ::= "x"'}, Guide("ebnf_grammar", 'root ::= "x"')),
-        ({"structured_outputs": {"choice": ["a"]}}, Guide("ebnf_grammar", 'root ::= "a"')),
         ({"response_format": {"type": "text"}, "guided_regex": "a"}, Guide("regex", "a")),
     ],
 )

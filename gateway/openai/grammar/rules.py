@@ -1,0 +1,154 @@
+"""The rules of one grammar in xgrammar's notation, each written once, and languages as deterministic rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from llmops.gateway.openai.grammar.language import EMPTY, NOTHING, Language, Ranges, after, alphabet, chars
+
+SPACE = "space"
+# bounded: some models go on with white space for ever
+_SPACE = '"" | " " | "\\n" [ \\t]{0,20}'
+_MAX_STATES = 4000
+
+
+class NotEnforceableError(Exception):
+    """Something asked for that no grammar made here can hold an answer to. The text says what."""
+
+
+class NothingError(NotEnforceableError):
+    """A schema that no value satisfies."""
+
+
+class Rules:
+    """No rule's alternatives begin with the same character: xgrammar 0.1.31, which OpenVINO GenAI carries, joins states
+    of such rules that are not equal, and lets `178` through where 177 is the maximum (0607)."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, str] = {SPACE: _SPACE}
+        self._names: dict[str, str] = {}
+        self._languages: dict[Language, str] = {}
+
+    def add(self, body: str) -> str:
+        """The name of a rule with this body."""
+        if body in self._bodies:
+            return body
+        if body not in self._names:
+            name = self.reserve()
+            self.define(name, body)
+        return self._names[body]
+
+    def reserve(self) -> str:
+        """A name for a rule that is defined later, as recursion needs it."""
+        name = f"r{len(self._bodies)}"
+        self._bodies[name] = ""
+        return name
+
+    def define(self, name: str, body: str) -> None:
+        self._bodies[name] = body
+        self._names.setdefault(body, name)
+
+    def language(self, language: Language) -> str:
+        """The name of a rule for all texts of `language`, which must have one that is not empty."""
+        if language not in self._languages:
+            self._languages[language] = self._automaton(language)
+        return self._languages[language]
+
+    def text(self, root: str) -> str:
+        """The whole grammar."""
+        lines = [f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())]
+        return "\n".join(lines)
+
+    def _automaton(self, start: Language) -> str:
+        edges = _live(_edges(start))
+        if start not in edges:
+            raise NothingError("nothing is left that would be allowed")
+        entries = Counter(target for targets in edges.values() for target in targets.values())
+        names: dict[Language, str] = {start: self.reserve()}
+        stack = [start]
+        while stack:
+            state = stack.pop()
+            choices = []
+            for ranges, target in edges[state].items():
+                run, target = _run(ranges, target, edges, entries)
+                if target is not EMPTY and target not in names:
+                    names[target] = self.reserve()
+                    stack.append(target)
+                choices.append(run if target is EMPTY else f"{run} {names[target]}")
+            self._bodies[names[state]] = " | ".join(['""', *choices] if state.nullable else choices)
+        return names[start]
+
+
+Edges = dict[Language, dict[Ranges, Language]]
+
+
+def _edges(start: Language) -> Edges:
+    """All states that can be reached, with the characters that lead on."""
+    edges: Edges = {}
+    parts, stack = alphabet(start), [start]
+    while stack:
+        state = stack.pop()
+        if state in edges:
+            continue
+        if len(edges) >= _MAX_STATES:
+            raise NotEnforceableError("it would take a grammar that is too large")
+        targets: dict[Language, list[tuple[int, int]]] = {}
+        for low, high in parts:
+            target = after(state, low)
+            if target != NOTHING:
+                targets.setdefault(target, []).append((low, high))
+        edges[state] = {chars(ranges).parts: target for target, ranges in targets.items()}
+        stack.extend(targets)
+    return edges
+
+
+def _live(edges: Edges) -> Edges:
+    """Without the states from which no text ends."""
+    before: dict[Language, list[Language]] = {}
+    for state, targets in edges.items():
+        for target in targets.values():
+            before.setdefault(target, []).append(state)
+    alive, stack = set(), [state for state in edges if state.nullable]
+    while stack:
+        state = stack.pop()
+        if state not in alive:
+            alive.add(state)
+            stack.extend(before.get(state, ()))
+    return {
+        state: {ranges: target for ranges, target in targets.items() if target in alive}
+        for state, targets in edges.items()
+        if state in alive
+    }
+
+
+def _run(ranges: Ranges, target: Language, edges: Edges, entries: Counter[Language]) -> tuple[str, Language]:
+    """Characters that can only follow each other, as one literal."""
+    text = _single(ranges)
+    if text is None:
+        return _class(ranges), target
+    while not target.nullable and entries[target] == 1 and len(edges[target]) == 1:
+        ((following, further),) = edges[target].items()
+        more = _single(following)
+        if more is None:
+            break
+        text, target = text + more, further
+    return terminal(text), target
+
+
+def terminal(text: str) -> str:
+    """`text` itself."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+def _single(ranges: Ranges) -> str | None:
+    return chr(ranges[0][0]) if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else None
+
+
+def _class(ranges: Ranges) -> str:
+    return "[" + "".join(_in_class(low) + (f"-{_in_class(high)}" if high > low else "") for low, high in ranges) + "]"
+
+
+def _in_class(code: int) -> str:
+    one = chr(code)
+    return one if code < 128 and one.isalnum() else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
