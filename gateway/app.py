@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 
 from llmops import __version__
 from llmops.gateway.embeddings.base import Embedder
@@ -45,6 +49,13 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
+class DirectRoute(APIRoute):
+    """Our endpoints take the request as it is: FastAPI's reading of parameters would find nothing to do in them."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return self.endpoint
+
+
 def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
     """The application for any ASGI server. Nothing is connected before its lifespan starts."""
     metrics = Metrics()
@@ -72,6 +83,7 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
         description="OpenAI's API over models on NVIDIA Triton Inference Server.",
         lifespan=lifespan,
     )
+    app.router.route_class = DirectRoute
     add_handlers(app)
     app.add_middleware(ContextMiddleware, metrics=metrics)
     service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
@@ -93,17 +105,16 @@ def _add_openai_routes(app: FastAPI, service: Service, embedder: Embedder, respo
     embeddings = Embeddings(service, embedder)
     tokens = Tokens(service)
     chat, completions = ChatCompletions(service), Completions(service)
-    router = APIRouter(prefix="/v1", tags=["openai"])
-    router.post("/chat/completions", openapi_extra=body_of(ChatRequest))(chat.handle)
-    router.post("/completions", openapi_extra=body_of(CompletionRequest))(completions.handle)
-    router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest))(embeddings.handle)
-    router.post("/responses", openapi_extra=body_of(ResponsesRequest))(responses.create)
-    router.get("/responses/{response_id}")(responses.get)
-    router.delete("/responses/{response_id}")(responses.delete)
-    router.post("/responses/{response_id}/cancel")(responses.cancel)
-    router.get("/responses/{response_id}/input_items")(responses.input_items)
-    app.post("/tokenize", tags=["tokens"], openapi_extra=body_of(TokenizeRequest))(tokens.tokenize)
-    app.post("/detokenize", tags=["tokens"], openapi_extra=body_of(DetokenizeRequest))(tokens.detokenize)
-    router.get("/models")(models.handle)
-    router.get("/models/{model:path}")(models.handle_one)
-    app.include_router(router)
+    router = app.router
+    router.post("/v1/chat/completions", tags=["openai"], openapi_extra=body_of(ChatRequest))(chat.handle)
+    router.post("/v1/completions", tags=["openai"], openapi_extra=body_of(CompletionRequest))(completions.handle)
+    router.post("/v1/embeddings", tags=["openai"], openapi_extra=body_of(EmbeddingRequest))(embeddings.handle)
+    router.post("/v1/responses", tags=["openai"], openapi_extra=body_of(ResponsesRequest))(responses.create)
+    router.get("/v1/responses/{response_id}", tags=["openai"])(responses.get)
+    router.delete("/v1/responses/{response_id}", tags=["openai"])(responses.delete)
+    router.post("/v1/responses/{response_id}/cancel", tags=["openai"])(responses.cancel)
+    router.get("/v1/responses/{response_id}/input_items", tags=["openai"])(responses.input_items)
+    router.get("/v1/models", tags=["openai"])(models.handle)
+    router.get("/v1/models/{model:path}", tags=["openai"])(models.handle_one)
+    router.post("/tokenize", tags=["tokens"], openapi_extra=body_of(TokenizeRequest))(tokens.tokenize)
+    router.post("/detokenize", tags=["tokens"], openapi_extra=body_of(DetokenizeRequest))(tokens.detokenize)
