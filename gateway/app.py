@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -67,8 +68,7 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await registry.start()
-        await embedder.start()
+        await asyncio.gather(registry.start(), embedder.start())
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from dataclasses import replace
@@ -39,6 +40,7 @@ class ModelRegistry:
         self._problem: str | None = "The gateway has not reached Triton yet."
         self._reading = asyncio.Lock()
         self._watcher: asyncio.Task | None = None
+        self._looked = asyncio.Event()
 
     @property
     def _triton(self) -> TritonClient:
@@ -100,9 +102,14 @@ class ModelRegistry:
             self._problem = None
 
     async def start(self) -> None:
-        """Connect, and keep the list fresh in the background until `close`."""
+        """Connect, look once if Triton answers in time, and keep the list fresh in the background until `close`.
+
+        A gateway has several workers behind one port: each must know the models before it takes a request.
+        """
         self._client = TritonClient(self._settings.triton, timeout=self._settings.timeouts.connect)
         self._watcher = asyncio.create_task(self._watch(), name="model-registry")
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._looked.wait(), self._settings.timeouts.connect)
 
     async def close(self) -> None:
         if self._watcher is not None:
@@ -120,6 +127,7 @@ class ModelRegistry:
             except Exception:
                 # the list as it was is better than none; a bug must not stop the watch for ever
                 log.exception("reading Triton's models failed")
+            self._looked.set()
             await asyncio.sleep(self._settings.refresh_seconds)
 
     async def _read_models(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class TritonEmbedder:
         self._models: dict[str, EmbeddingModel] = {}
         self._reached = False
         self._watcher: asyncio.Task | None = None
+        self._looked = asyncio.Event()
 
     def get(self, name: str) -> EmbeddingModel:
         if name in self._models:
@@ -49,6 +51,8 @@ class TritonEmbedder:
     async def start(self) -> None:
         self._client = TritonClient(self._address, timeout=self._timeout)
         self._watcher = asyncio.create_task(self._watch(), name="embedding-models")
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._looked.wait(), self._timeout)
 
     async def close(self) -> None:
         if self._watcher is not None:
@@ -70,6 +74,7 @@ class TritonEmbedder:
                 await self._read_models()
             except UnavailableError as error:
                 log.debug("embedding models: %s", error.message)
+            self._looked.set()
             await asyncio.sleep(self._refresh_seconds)
 
     async def _read_models(self) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
 import re
 import signal
@@ -14,38 +17,36 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from scripted_triton import ScriptedTriton
+
+
+@contextlib.contextmanager
+def started(log: Path, triton: str, count: int):
+    """Workers in front of `triton`: the supervisor and its address."""
+    command = [sys.executable, "-m", "llmops.cli", "gateway", "--triton", triton, "--port", "0"]
+    with log.open("w") as file:
+        process = subprocess.Popen([*command, "--workers", str(count)], stdout=file, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := re.search(r"listens on (http://\S+)", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        while len(workers(process.pid)) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
 def gateway(tmp_path):
     """Three workers in front of no Triton: /health/live and /metrics need none."""
     log = tmp_path / "gateway.log"
-    command = [
-        sys.executable,
-        "-m",
-        "llmops.cli",
-        "gateway",
-        "--triton",
-        "127.0.0.1:9",
-        "--port",
-        "0",
-        "--workers",
-        "3",
-    ]
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 60
-    url = None
-    while time.monotonic() < deadline and url is None:
-        assert process.poll() is None, log.read_text()
-        if found := re.search(r"listens on (http://\S+)", log.read_text()):
-            url = found[1]
-        time.sleep(0.05)
-    while time.monotonic() < deadline and len(workers(process.pid)) < 3:
-        time.sleep(0.05)
-    yield process, url, log
-    process.kill()
-    process.wait()
+    with started(log, "127.0.0.1:9", 3) as (process, url):
+        yield process, url, log
 
 
 def workers(pid: int) -> set[int]:
@@ -108,3 +109,28 @@ def test_workers_end_with_a_supervisor_that_is_killed(gateway) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+class SlowTriton(ScriptedTriton):
+    """Takes its time to say what a model can do."""
+
+    async def ModelConfig(self, request, context):
+        await asyncio.sleep(1)
+        return await super().ModelConfig(request, context)
+
+
+async def test_every_worker_knows_the_models_from_its_first_answer_on(card, tmp_path) -> None:
+    triton = SlowTriton(card, lambda tensors: [])
+    await triton.start()
+
+    def listed() -> list[list[str]]:
+        with started(tmp_path / "gateway.log", f"127.0.0.1:{triton.port}", 3) as (_, url):
+            # a connection each, so that all workers have their turn
+            with ThreadPoolExecutor(16) as pool:
+                answers = list(pool.map(lambda _: json.loads(get(f"{url}/v1/models")), range(48)))
+            return [[model["id"] for model in answer["data"]] for answer in answers]
+
+    try:
+        assert await asyncio.to_thread(listed) == [["tiny"]] * 48
+    finally:
+        await triton.stop()
