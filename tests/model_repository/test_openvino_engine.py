@@ -207,6 +207,24 @@ def test_after_a_failed_step_everybody_hears_of_it_and_the_next_requests_are_ser
     assert len(engine.errors) == 1
 
 
+def test_the_memory_of_grammars_is_bounded_and_freed_when_the_engine_rests(start: Callable[..., Engine]) -> None:
+    engine = start(total=0)  # any grammar fills it
+    stream = engine.ask(10**3)
+    while not stream.ids:
+        threading.Event().wait(0.01)
+    known, other = bounded(20), bounded(21)
+    assert engine.ask(8, known).finish().error is None
+    assert engine.ask(8, other).finish().error == (
+        "unavailable for new grammars: their memory is full until the engine has a moment's rest"
+    )
+    assert engine.ask(8, known).finish().error is None, "what is compiled can still be used"
+    stream.cancelled = True
+    stream.finish()
+    while engine.ask(8, other).finish().error is not None:
+        threading.Event().wait(0.1)
+    assert engine.errors == []
+
+
 def test_nothing_is_left_when_the_engine_closes_in_the_middle_of_a_compilation(start: Callable[..., Engine]) -> None:
     engine = start()
     engine.ask(8, bounded(100, 2))

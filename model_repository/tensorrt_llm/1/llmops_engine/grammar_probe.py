@@ -27,7 +27,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """CPU seconds to compile, to join a batch and per token; bytes of memory for the compiled grammar.
+    """CPU seconds to compile, to join a batch and per token; bytes of memory for the compiled grammar, and for all
+    that are kept in `total`.
 
     `niceness` of whatever compiles: at 19, the lowest priority, running streams hardly notice.
     """
@@ -36,6 +37,7 @@ class GrammarLimits:
     join_seconds: float = 0.25
     token_seconds: float = 0.05
     memory: int = 512 << 20
+    total: int = 2 << 30
     niceness: int = 19
 
 
@@ -76,7 +78,10 @@ class GrammarProbe:
             process.stdin.flush()
             while not select.select([process.stdout], [], [], _POLL)[0]:
                 _check(usage(process.pid), start, limits)
-            return Measured(**json.loads(process.stdout.readline()))
+            measured = Measured(**json.loads(process.stdout.readline()))
+            if usage(process.pid)[1] > limits.total:
+                self.close()  # it forgets no grammar either
+            return measured
         except OverLimitError:
             self.close()
             raise

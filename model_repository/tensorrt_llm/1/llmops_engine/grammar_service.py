@@ -47,12 +47,21 @@ class GrammarService:
         slow = _Lane("grammar-slow", limits, new_probe, new_compiler, wake)
         quick = replace(limits, compile_seconds=min(_MOMENT, limits.compile_seconds))
         self._lanes = [_Lane("grammar", quick, new_probe, new_compiler, wake, slow), slow]
+        self._total = limits.total
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all grammars that were compiled, about; the library keeps them as long as its tokenizer."""
+        return sum(lane.memory for lane in self._lanes)
 
     def prepare(self, guide: Guide) -> Preparation | None:
-        """None when `guide` can join the batch at once. Raises Refused when it is known to be no good."""
+        """None when `guide` can join the batch at once. Raises Refused when it is known to be no good, or when there is
+        no memory left for one that is not known."""
         key = hashlib.sha256(repr(guide).encode()).digest()
         known = self._known.get(key)
         if known is None or not known.join():
+            if self.memory > self._total:
+                raise Refused("unavailable for new grammars: their memory is full until the engine has a moment's rest")
             known = self._known[key] = _Task(guide)
             known.join()
             self._lanes[0].put(known)
@@ -97,6 +106,7 @@ class _Lane:
         self._compiler: Compiler | None = None
         self._wake = wake
         self._slower = slower
+        self.memory = 0
         self._tasks: queue.Queue[_Task | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -145,6 +155,7 @@ class _Lane:
             return refusal
         if self._compiler is None:
             self._compiler = self._new_compiler()
+        self.memory += measured.memory
         return self._compiler.compile(guide)
 
 

@@ -81,6 +81,8 @@ class EngineLoop:
         while self._running:
             if not self._inbox and not self._runtime.has_work():
                 self._report_stats(force=True)
+                if not self._preparing:
+                    self._rest()
                 self._wake.wait(self._longest_pause())
             self._wake.clear()
             while self._inbox:
@@ -92,6 +94,12 @@ class EngineLoop:
                 self._step()
             self._pause = self.after_step(not working and not self._preparing)
             self._report_stats()
+
+    def _rest(self) -> None:
+        try:
+            self._runtime.rest()
+        except Exception as error:  # noqa: BLE001 - each request hears of it when it is submitted
+            self._log_error(f"the engine failed while it had nothing to do: {error}")
 
     def _longest_pause(self) -> float | None:
         if not self._preparing:

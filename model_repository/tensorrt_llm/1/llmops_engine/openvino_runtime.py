@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ TOKENS_PER_BLOCK = 32
 _RUNNING = genai.GenerationStatus.RUNNING
 _IGNORED = genai.GenerationStatus.IGNORED
 _RECOVERY_STEPS = 3
+_libc = ctypes.CDLL(None)
 _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
 
 
@@ -62,11 +64,15 @@ class OpenVINORuntime(EngineRuntime):
     def __init__(self, options: OpenVINOOptions) -> None:
         self._options = options
         self._blocks = _kv_blocks(options)
+        self._sequences: dict[int, _Sequence] = {}
+        self._iteration = 0
+        self._load()
+
+    def _load(self) -> None:
+        options = self._options
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(options.model_path), _scheduler(options, self._blocks), options.device, options.properties
         )
-        self._sequences: dict[int, _Sequence] = {}
-        self._iteration = 0
         self._warm_up()
         probe = command(options.model_path, options.vocab_size, options.grammars.niceness)
         tokenizer = self._pipeline.get_tokenizer()
@@ -116,6 +122,15 @@ class OpenVINORuntime(EngineRuntime):
                 if output.finish:
                     self._sequences.pop(key, None)
                 yield output
+
+    def rest(self) -> None:
+        # Compiled grammars live as long as the pipeline's tokenizer. Before a new pipeline is made, the old one's
+        # memory has to be free: it holds the weights.
+        if self._grammars.memory > self._options.grammars.total // 2:
+            self._grammars.close()
+            del self._grammars, self._pipeline
+            _libc.malloc_trim(0)
+            self._load()
 
     def recover(self) -> None:
         # A step that fails leaves its sequences marked as scheduled, and each further step fails because of them. They

@@ -102,6 +102,10 @@ class EngineRuntime(ABC):
     def step(self) -> Iterable[StepOutput]:
         """Advance all sequences by (at least) one token and return what is new; blocks meanwhile."""
 
+    def rest(self) -> None:
+        """Called when there is nothing to do: the moment for what would hold up running sequences."""
+        return
+
     def recover(self) -> None:
         """Called after a step failed and every sequence was cancelled: make the next request possible."""
         return
