@@ -82,6 +82,8 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
         version=__version__,
         description="OpenAI's API over models on NVIDIA Triton Inference Server.",
         lifespan=lifespan,
+        # a redirect is no answer that an OpenAI client knows; its own 404 is
+        redirect_slashes=False,
     )
     app.router.route_class = DirectRoute
     add_handlers(app)

@@ -104,7 +104,10 @@ class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model '{model}' does not exist. GET /v1/models lists those that do.", param="model")
+        super().__init__(
+            f"The model '{model}' does not exist, or not for this endpoint. GET /v1/models lists what there is.",
+            param="model",
+        )
 
 
 class MethodNotAllowedError(ApiError):

@@ -44,6 +44,10 @@ class Embedder(Protocol):
 
     def all(self) -> list[EmbeddingModel]: ...
 
+    def is_ready(self, name: str) -> bool:
+        """Whether the model could serve when Triton was last asked."""
+        ...
+
     async def embed(self, model: EmbeddingModel, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Vectors FP32 [len(rows), dimensions] in order. Raises ApiError for what Triton refuses or breaks on."""
         ...

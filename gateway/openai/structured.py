@@ -59,7 +59,7 @@ def enforced(guide: Guide | None, kinds: Sequence[str], strict: bool, param: str
     try:
         made = pattern_grammar(guide.text) if guide.kind == "regex" else grammar_of(guide.text, strict)
     except NotEnforceableError as error:
-        raise InvalidRequestError(f"'{param}' cannot be enforced: {error}.", param=param) from None
+        raise InvalidRequestError(f"'{param}' cannot be used: {error}.", param=param) from None
     return Guide("ebnf_grammar", made)
 
 

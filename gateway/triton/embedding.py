@@ -34,7 +34,7 @@ class TritonEmbedder:
         self._address, self._timeout, self._refresh_seconds = address, timeout, refresh_seconds
         self._client: TritonClient | None = None
         self._models: dict[str, EmbeddingModel] = {}
-        self._reached = False
+        self._reached = self._answers = False
         self._watcher: asyncio.Task | None = None
         self._looked = asyncio.Event()
 
@@ -47,6 +47,9 @@ class TritonEmbedder:
 
     def all(self) -> list[EmbeddingModel]:
         return list(self._models.values())
+
+    def is_ready(self, name: str) -> bool:
+        return self._answers and name in self._models
 
     async def start(self) -> None:
         self._client = TritonClient(self._address, timeout=self._timeout)
@@ -73,6 +76,7 @@ class TritonEmbedder:
             try:
                 await self._read_models()
             except UnavailableError as error:
+                self._answers = False
                 log.debug("embedding models: %s", error.message)
             self._looked.set()
             await asyncio.sleep(self._refresh_seconds)
@@ -87,7 +91,7 @@ class TritonEmbedder:
                 log.warning("the embedding model %s cannot be served: %s", triton_name, error)
                 continue
             found[model.card.name] = model
-        self._models, self._reached = found, True
+        self._models, self._reached, self._answers = found, True, True
 
     async def _load(self, text: str) -> EmbeddingModel:
         card = _card(json.loads(text))

@@ -86,6 +86,13 @@ async def test_every_error_says_whether_to_try_again(stack):
     assert (broken.status_code, broken.headers["x-should-retry"]) == (500, "true")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1/models/", "/v1/embeddings/", "/"])
+async def test_no_path_is_answered_by_a_redirect(stack, path):
+    answer = await stack.client.post(path, json={}, follow_redirects=False)
+    assert answer.status_code in (404, 405)
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
 async def test_ignored_fields_are_named_and_counted_everywhere(stack):
     stack.say("Hello")
     extra = {"priority": 3, "what": 1, "stream": True, "stream_options": {"include_obfuscation": False}}

@@ -109,6 +109,8 @@ async def test_the_models_own_sampling_holds_where_a_request_is_silent(card, tok
         assert "repetition_penalty" not in sent
         shown = (await stack.client.get("/v1/models/tiny")).json()
         assert shown["sampling"] == card["sampling"]
+        response = (await stack.client.post("/v1/responses", json={"model": "tiny", "input": "x"})).json()
+        assert (response["temperature"], response["top_p"]) == (0.6, 0.9), "a response shows what was used"
 
 
 async def test_a_gateway_can_go_back_to_openais_sampling(card, tokenizer):

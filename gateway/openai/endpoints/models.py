@@ -23,16 +23,19 @@ class ModelList:
     async def handle(self, request: Request) -> Response:
         models = self._service.models
         data = [describe(model, models.is_ready(model.name)) for model in models.all()]
-        data += map(describe_encoder, self._embedder.all())
+        data += [self._encoder(model) for model in self._embedder.all()]
         return json_response({"object": "list", "data": data})
 
     async def handle_one(self, request: Request) -> Response:
         name = request.path_params["model"]
         encoder = next((model for model in self._embedder.all() if model.card.name == name), None)
         if encoder is not None:
-            return json_response(describe_encoder(encoder))
+            return json_response(self._encoder(encoder))
         models = self._service.models
         return json_response(describe(models.get(name), models.is_ready(name)))
+
+    def _encoder(self, model: EmbeddingModel) -> dict[str, Any]:
+        return describe_encoder(model, self._embedder.is_ready(model.card.name))
 
 
 def describe(model: ServedModel, ready: bool) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def describe(model: ServedModel, ready: bool) -> dict[str, Any]:
     }
 
 
-def describe_encoder(model: EmbeddingModel) -> dict[str, Any]:
+def describe_encoder(model: EmbeddingModel, ready: bool) -> dict[str, Any]:
     """The same of an embedding model."""
     card = model.card
     return {
@@ -63,6 +66,7 @@ def describe_encoder(model: EmbeddingModel) -> dict[str, Any]:
         "parent": None,
         "root": card.name,
         "max_model_len": card.max_seq_len,
+        "ready": ready,
         "target": card.target,
         "capabilities": {"embeddings": True, "dimensions": card.dimensions, "chat": False},
     }
