@@ -26,7 +26,7 @@ from llmops.gateway.openai.sampling import (
 )
 from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
-from llmops.gateway.openai.structured import enforced, guide_field, guide_of, must_hold
+from llmops.gateway.openai.structured import GUIDE_CHARACTERS, enforced, guide_field, guide_of, must_hold, work_of
 from llmops.gateway.openai.tools.harmony import FINAL, HarmonyParser, is_harmony
 from llmops.gateway.openai.tools.plan import FirstCallOnly, ToolPlan, plan_tools
 from llmops.gateway.openai.types.chat import ChatRequest
@@ -79,7 +79,7 @@ async def start_chat(
     limits = service.limits
     # a message costs its template some work however short it is
     size = sum(64 + (len(m.content) if isinstance(m.content, str) else 4096) for m in body.messages)
-    size += 1024 * len(body.tools or ())
+    size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
     plan = await service.workers.run(lambda: plan_chat(model, body, limits, context.mark), size)
     wanted, field = _wanted_length(body)
     length = output_length(wanted, len(plan.input_ids), model.card, param=field)

@@ -19,7 +19,7 @@ from llmops.gateway.openai.sampling import (
 )
 from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
-from llmops.gateway.openai.structured import enforced, guide_field, guide_of, must_hold
+from llmops.gateway.openai.structured import enforced, guide_field, guide_of, must_hold, work_of
 from llmops.gateway.openai.types.completions import CompletionRequest
 from llmops.gateway.serving import ServedModel
 
@@ -71,7 +71,7 @@ async def start_completion(
 ) -> Answer:
     """Submit one engine request per prompt. Choices are numbered prompt by prompt. Raises what is wrong with it."""
     prompts = prompts_of(body, service.limits.prompts)
-    size = sum(map(len, prompts))
+    size = sum(map(len, prompts)) + work_of(body)
 
     def prepare() -> tuple[list[list[int]], Guide | None]:
         return [encode(model, one, body) for one in prompts], _guide(body, model, service)

@@ -12,10 +12,12 @@ from llmops.gateway.messages import Guide
 from llmops.gateway.openai.grammar import NotEnforceableError, choice_grammar, grammar_of, pattern_grammar
 from llmops.gateway.openai.schemas import DEFAULT_LIMITS, SchemaLimits, checked_schema, pattern_problem
 from llmops.gateway.openai.types.common import ResponseFormat, SamplingFields
+from llmops.gateway.workers import INLINE_CHARACTERS
 
 # engines' own guide `json` lets any JSON value through, a bare string as well
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
 _MAX_CHOICES = 1024
+GUIDE_CHARACTERS = INLINE_CHARACTERS + 1
 _LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*')
 _RULE = re.compile(r"([A-Za-z_][\w.-]*)\s*::=")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -40,6 +42,11 @@ def guide_field(request: SamplingFields) -> str:
     """The field that `guide_of` takes its guide from, to be named in errors."""
     given = (name for name, (value, _) in _sources(request).items() if value is not None)
     return next((name for name in given if _is_guide(name, request)), "response_format")
+
+
+def work_of(request: SamplingFields) -> int:
+    """What making its guide counts for, in characters of a prompt: always enough for a thread of its own."""
+    return GUIDE_CHARACTERS if any(value is not None for value, _ in _sources(request).values()) else 0
 
 
 def must_hold(request: SamplingFields) -> bool:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
-from llmops.gateway.openai.grammar import NotEnforceableError, choice_grammar, grammar_of
-from llmops.gateway.openai.grammar.language import LAST, contains
+from llmops.gateway.openai.grammar import NotEnforceableError, choice_grammar, grammar_of, pattern_grammar, rules
+from llmops.gateway.openai.grammar.language import LAST, contains, words
 from llmops.gateway.openai.grammar.numbers import Bounds, integer, number
 from llmops.gateway.openai.grammar.patterns import as_it_is, pattern_language
 from llmops.gateway.openai.grammar.strings import in_json, quoted
@@ -166,3 +166,24 @@ def test_all_characters_are_in_the_alphabet():
     anything = pattern_language("^[\\s\\S]$", as_it_is)
     assert contains(anything, chr(LAST))
     assert not contains(anything, "\ud800")
+
+
+@given(st.lists(st.text("abc", max_size=6), min_size=1), st.text("abc", max_size=6))
+def test_words_are_exactly_the_given_ones(texts, other):
+    assert all(contains(words(texts), text) for text in texts)
+    assert contains(words(texts), other) == (other in texts)
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_not_tried_again(monkeypatch):
+    pattern = "((a{0,30}){0,30}){0,30}"
+    monkeypatch.setattr(rules, "_SECONDS", 0.05)
+    with pytest.raises(NotEnforceableError, match=r"it takes more than 0.05 s to make a grammar of it"):
+        pattern_grammar(pattern)
+    monkeypatch.setattr(rules, "_SECONDS", 60)
+    with pytest.raises(NotEnforceableError, match=r"more than 0.05 s"):
+        pattern_grammar(pattern)
+
+
+def test_an_enum_that_is_nested_beyond_the_interpreters_stack_is_refused():
+    with pytest.raises(NotEnforceableError, match="nested too deeply"):
+        choice_grammar(tuple("a" * length for length in range(1, 1024)))

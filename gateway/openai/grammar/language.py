@@ -57,6 +57,22 @@ def literal(text: str) -> Language:
     return cat(*(chars([(ord(one), ord(one))]) for one in text))
 
 
+def words(texts: Iterable[str]) -> Language:
+    """One of `texts`. What they begin with in common is said once, so that a step looks at one branch of them."""
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[:1], []).append(text)
+    return any_of(_branch(branch) for branch in by_first.values())
+
+
+def _branch(texts: list[str]) -> Language:
+    if len(set(texts)) == 1:
+        return literal(texts[0])
+    least, most = min(texts), max(texts)
+    shared = next((at for at, one in enumerate(least) if one != most[at]), len(least))
+    return cat(literal(least[:shared]), words(text[shared:] for text in texts))
+
+
 def cat(*parts: Language) -> Language:
     """One after the other."""
     result = EMPTY

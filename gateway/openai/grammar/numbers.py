@@ -17,6 +17,7 @@ from llmops.gateway.openai.grammar.language import (
     multiples,
     optional,
     repeat,
+    words,
 )
 from llmops.gateway.openai.grammar.rules import NotEnforceableError
 
@@ -58,7 +59,7 @@ def integer(bounds: Bounds, step: Decimal | None = None) -> Language:
         return whole
     if step == step.to_integral_value() and step <= _LARGEST_STEP:
         return all_of((whole, cat(optional(literal("-")), multiples(int(step)))))
-    return any_of(literal(text) for text in _multiples(bounds, step) if "." not in text)
+    return words(text for text in _multiples(bounds, step) if "." not in text)
 
 
 def number(bounds: Bounds, step: Decimal | None = None) -> Language:
@@ -71,7 +72,7 @@ def number(bounds: Bounds, step: Decimal | None = None) -> Language:
     if step == Decimal(1).scaleb(-places):
         short = cat(_INTEGER, optional(cat(_POINT, repeat(_DIGIT, 1, places))))
         return all_of((_signed(bounds, fraction=True), short))
-    return any_of(literal(text) for text in _multiples(bounds, step))
+    return words(_multiples(bounds, step))
 
 
 def _multiples(bounds: Bounds, step: Decimal) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from time import thread_time
 
 from llmops.gateway.openai.grammar.language import EMPTY, NOTHING, Language, Ranges, after, alphabet, chars
 
@@ -10,6 +11,11 @@ SPACE = "space"
 # bounded: some models go on with white space for ever
 _SPACE = '"" | " " | "\\n" [ \\t]{0,20}'
 _MAX_STATES = 4000
+# of CPU, for one grammar
+_SECONDS = 5.0
+
+
+Edges = dict[Language, dict[Ranges, Language]]
 
 
 class NotEnforceableError(Exception):
@@ -28,6 +34,12 @@ class Rules:
         self._bodies: dict[str, str] = {SPACE: _SPACE}
         self._names: dict[str, str] = {}
         self._languages: dict[Language, str] = {}
+        self._deadline = thread_time() + _SECONDS
+
+    def check_time(self) -> None:
+        """Raises NotEnforceableError when this grammar has taken too long."""
+        if thread_time() > self._deadline:
+            raise NotEnforceableError(f"it takes more than {_SECONDS:g} s to make a grammar of it")
 
     def add(self, body: str) -> str:
         """The name of a rule with this body."""
@@ -40,6 +52,7 @@ class Rules:
 
     def reserve(self) -> str:
         """A name for a rule that is defined later, as recursion needs it."""
+        self.check_time()
         name = f"r{len(self._bodies)}"
         self._bodies[name] = ""
         return name
@@ -60,7 +73,7 @@ class Rules:
         return "\n".join(lines)
 
     def _automaton(self, start: Language) -> str:
-        edges = _live(_edges(start))
+        edges = _live(self._edges(start))
         if start not in edges:
             raise NothingError("nothing is left that would be allowed")
         entries = Counter(target for targets in edges.values() for target in targets.values())
@@ -78,28 +91,25 @@ class Rules:
             self._bodies[names[state]] = " | ".join(['""', *choices] if state.nullable else choices)
         return names[start]
 
-
-Edges = dict[Language, dict[Ranges, Language]]
-
-
-def _edges(start: Language) -> Edges:
-    """All states that can be reached, with the characters that lead on."""
-    edges: Edges = {}
-    parts, stack = alphabet(start), [start]
-    while stack:
-        state = stack.pop()
-        if state in edges:
-            continue
-        if len(edges) >= _MAX_STATES:
-            raise NotEnforceableError("it would take a grammar that is too large")
-        targets: dict[Language, list[tuple[int, int]]] = {}
-        for low, high in parts:
-            target = after(state, low)
-            if target != NOTHING:
-                targets.setdefault(target, []).append((low, high))
-        edges[state] = {chars(ranges).parts: target for target, ranges in targets.items()}
-        stack.extend(targets)
-    return edges
+    def _edges(self, start: Language) -> Edges:
+        """All states that can be reached, with the characters that lead on."""
+        edges: Edges = {}
+        parts, stack = alphabet(start), [start]
+        while stack:
+            state = stack.pop()
+            if state in edges:
+                continue
+            if len(edges) >= _MAX_STATES:
+                raise NotEnforceableError("it would take a grammar that is too large")
+            targets: dict[Language, list[tuple[int, int]]] = {}
+            for low, high in parts:
+                self.check_time()
+                target = after(state, low)
+                if target != NOTHING:
+                    targets.setdefault(target, []).append((low, high))
+            edges[state] = {chars(ranges).parts: target for target, ranges in targets.items()}
+            stack.extend(targets)
+        return edges
 
 
 def _live(edges: Edges) -> Edges:

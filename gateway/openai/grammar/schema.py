@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from llmops.gateway.openai.grammar import containers, strings
-from llmops.gateway.openai.grammar.language import Language, any_of, literal
+from llmops.gateway.openai.grammar.language import Language, any_of, literal, words
 from llmops.gateway.openai.grammar.merge import UNENFORCED, Flat, Schema, own, types_of, ways
 from llmops.gateway.openai.grammar.numbers import Bounds, integer, number
 from llmops.gateway.openai.grammar.overlap import overlap
@@ -160,7 +160,7 @@ class Compiler:
         values = [value for value in flat["enum"] if self._allowed(value, flat)]
         if not values:
             raise NothingError("no value of 'enum' is allowed by what else holds")
-        return any_of(literal(strings.json_literal(value)) for value in values)
+        return words(strings.json_literal(value) for value in values)
 
     def _allowed(self, value: Any, flat: Flat) -> bool:
         """Whether a listed value meets the rest of its schema."""
