@@ -19,7 +19,7 @@ import click
 @click.option("--max-token-kl", type=float, help="Fail when any token's KL divergence is larger (nats).")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> None:
-    """How far the quantised ENGINE is from its source.
+    """How far the quantised ENGINE is from its source. A quantised Hugging Face folder will do as well.
 
     Without --against it shows what `llmops build` measured and stored. With it, the source answers the bundled texts
     and prompts again, and the weights on disk are dequantised and compared.

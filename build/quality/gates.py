@@ -94,6 +94,8 @@ DEFAULTS = {
     "int4_awq": Gates(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35),
     "w4a8_awq": Gates(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35),
     "int4_wo": Gates(max_ppl_ratio=3.0, min_top1=0.35, max_mean_kl=1.5, max_weight_error=0.6),
+    # moves scales from weights into norms, so that single weights are not the source's
+    "awq": Gates(),
 }
 # passed on as it came, or of a format of another target
 _UNKNOWN = Gates(max_weight_error=0.6)

@@ -1,4 +1,4 @@
-"""A ModelOpt Hugging Face export, read back: transformers itself does not know quant_method `modelopt`."""
+"""A quantised Hugging Face checkpoint, read back: transformers knows some formats only, and those on GPUs."""
 
 from __future__ import annotations
 
@@ -9,53 +9,56 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from llmops.build.quantize.reading import ExportedModel, InputRounding, StoredLinear
+from llmops.build.quantize.reading import ExportedModel, StoredLinear
+from llmops.build.quantize.stored import LayerReader, reader_of
 
-_SUFFIXES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "k_scale", "v_scale")
-_INPUT_KINDS = {"FP8": "e4m3", "W4A8_AWQ": "e4m3", "FP8_PER_CHANNEL_PER_TOKEN": "e4m3_token"}
 # older names on disk -> the modules of transformers 5
 _RENAMES = (("block_sparse_moe.", "mlp."),)
 
 
 class HfFiles:
-    """The export in `folder`. Raises BuildError when the files do not fit together."""
+    """The checkpoint in `folder`. Raises InputError for a format that cannot be read."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        path = folder / "hf_quant_config.json"
-        self.quantization: dict[str, Any] = json.loads(path.read_text())["quantization"] if path.is_file() else {}
-        self.tensors: dict[str, Tensor] = {}
+        self.config = _json(folder / "config.json")
+        self.reader = check_readable(folder)
+        self.modules: dict[str, dict[str, Tensor]] = {}
         for file in sorted(folder.glob("*.safetensors")):
-            self.tensors.update(load_file(file))
+            for name, tensor in load_file(file).items():
+                module, _, last = _renamed(name).rpartition(".")
+                self.modules.setdefault(module, {})[last] = tensor
 
     def model(self, bounds: bool = True) -> ExportedModel:
-        """Everything, in float32."""
+        """Everything, in float32. `bounds` are known for ModelOpt's formats only."""
         model = ExportedModel()
-        for name, tensor in self.tensors.items():
-            if not name.endswith(_SUFFIXES):
-                self._weight(model, name, tensor, bounds)
+        for module, stored in self.modules.items():
+            self._layer(model, module, stored, bounds)
         return model
 
-    def _weight(self, model: ExportedModel, name: str, tensor: Tensor, bounds: bool) -> None:
-        module = name.rpartition(".")[0]
-        get = self.tensors.get
-        prequant = get(f"{module}.pre_quant_scale")
-        stored = StoredLinear(tensor)
-        if name.endswith(".weight") and f"{module}.weight_scale" in self.tensors:
-            stored = StoredLinear(tensor, get(f"{module}.weight_scale"), prequant)
-            self._input(model, module, prequant)
-        model.put(_renamed(name), [stored.part(bounds)])
-
-    def _input(self, model: ExportedModel, module: str, prequant: Tensor | None) -> None:
-        kind = _INPUT_KINDS.get(str(self.quantization.get("quant_algo")))
-        if kind is not None:
-            scale = self.tensors.get(f"{module}.input_scale")
-            model.inputs[_renamed(module)] = InputRounding(kind, scale, prequant)
+    def _layer(self, model: ExportedModel, module: str, stored: dict[str, Tensor], bounds: bool) -> None:
+        quantised = self.reader.quantised(stored)
+        if quantised:
+            model.put(f"{module}.weight", [self.reader.part(stored, bounds)])
+            rounding = self.reader.rounding(stored)
+            if rounding is not None:
+                model.inputs[module] = rounding
+        for name, tensor in stored.items():
+            if name not in self.reader.names and not (quantised and name == "weight"):
+                model.put(f"{module}.{name}", [StoredLinear(tensor).part(bounds)])
         for side in ("k", "v"):
-            scale = self.tensors.get(f"{module}.{side}_scale")
-            if scale is not None:
-                model.kv_scales[_renamed(module)] = ("e4m3", scale.float())
+            if f"{side}_scale" in stored and module.endswith(f"{side}_proj"):
+                model.kv_scales[module] = ("e4m3", stored[f"{side}_scale"].float())
+
+
+def check_readable(folder: Path) -> LayerReader:
+    """The reader of its format, before any weight is touched. Raises InputError."""
+    modelopt = folder / "hf_quant_config.json"
+    return reader_of(_json(folder / "config.json"), _json(modelopt)["quantization"] if modelopt.is_file() else {})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 def _renamed(name: str) -> str:

@@ -17,11 +17,13 @@ Part = tuple[Tensor, Tensor | None]
 @dataclass(frozen=True)
 class InputRounding:
     """What happens to the input of a linear layer: multiplied by `prequant` (in,), then rounded to `kind` (`e4m3`,
-    `int8`, `e4m3_token` with a scale per token) with `scale`."""
+    `int8`) with `scale`, or at run time with a scale per token (`e4m3_token`, `int8_token`) or per token and `block`
+    inputs (`e4m3_block`)."""
 
     kind: str | None = None
     scale: Tensor | None = None
     prequant: Tensor | None = None
+    block: int = 0
 
     def largest(self) -> Tensor | None:
         """The input beyond which values are clipped: a number, or one per input with `prequant`; None without."""
@@ -37,8 +39,12 @@ class InputRounding:
         if self.kind == "int8" and self.scale is not None:
             return numbers.round_to_int8(value, self._steps(value))
         if self.kind == "e4m3_token":
-            largest = value.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
-            return numbers.round_to_e4m3(value, largest / numbers.E4M3_MAX)
+            return numbers.round_to_e4m3(value, _largest(value) / numbers.E4M3_MAX)
+        if self.kind == "int8_token":
+            return numbers.round_to_int8(value, _largest(value) / 127)
+        if self.kind == "e4m3_block":
+            parts = value.split(self.block, dim=-1)
+            return torch.cat([numbers.round_to_e4m3(part, _largest(part) / numbers.E4M3_MAX) for part in parts], dim=-1)
         return value
 
     def _steps(self, value: Tensor) -> Tensor:
@@ -46,6 +52,10 @@ class InputRounding:
         assert self.scale is not None
         scale = self.scale.to(value)
         return scale / self.prequant.to(value) if self.prequant is not None else scale
+
+
+def _largest(value: Tensor) -> Tensor:
+    return value.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
 
 
 @dataclass

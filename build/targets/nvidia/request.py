@@ -14,13 +14,12 @@ from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings
 from llmops.build.quantize.formats import FORMATS, Format, check_kv_cache, format_of
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
+from llmops.build.targets.nvidia.existing import passed_on
 from llmops.build.trtllm.versions import DEFAULT_TAG, Image, image_for, image_of
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
-# HF quantisations that TensorRT-LLM's PyTorch backend loads by itself (tensorrt_llm/_torch/model_config.py)
-PASSED_ON = {"fp8": None, "modelopt": None, "mxfp4": "gpt_oss"}
 # ModelOpt 0.47 cannot pack stacked experts as INT8 weight-only
 _MOE_ENGINE = ("none", "fp8", "int4_awq", "int4_wo")
 
@@ -49,9 +48,9 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
         raise CheckpointError(_wrong_target(arch, spec.target))
     form = format_of(spec.quant, spec.target)
     check_kv_cache(spec.kv_cache, spec.target)
-    passed_on = _passed_on(spec, checkpoint)
-    _check_family_format(arch, form, spec, passed_on)
-    copied = passed_on or _copied(spec, checkpoint)
+    unchanged = passed_on(spec, checkpoint)
+    _check_family_format(arch, form, spec, unchanged)
+    copied = unchanged or _copied(spec, checkpoint)
     group_size = _group_size(arch, form, spec)
     check_sharding(arch, spec.tp, spec.pp, group_size)
     return Request(
@@ -62,7 +61,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
         gates=Gates.from_options(spec.options, form.name),
         limits=_limits(spec, arch),
         image=_image(spec),
-        passed_on=passed_on,
+        passed_on=unchanged,
         copied=copied,
         measure_quality=not copied and switch(spec, "quality", True),
     )
@@ -71,26 +70,6 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
 def _wrong_target(arch: Architecture, target: str) -> str:
     others = ", ".join(sorted(arch.targets))
     return f"--target {target} cannot serve {arch.hf_class}; use --target {others}."
-
-
-def _passed_on(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
-    found = checkpoint.quantisation
-    if found is None or found.method == "gguf":
-        return False
-    if spec.target == "tensorrt" or found.method not in PASSED_ON:
-        raise CheckpointError(
-            f"{checkpoint.ref} is already quantised ({found.method}), which --target {spec.target} cannot take; give "
-            "the full-precision checkpoint and choose --quant."
-        )
-    family = PASSED_ON[found.method]
-    if family is not None and checkpoint.architecture.family != family:
-        raise CheckpointError(f"{checkpoint.ref} is quantised as {found.method}, which runs for {family} only.")
-    if spec.quant != "none":
-        raise InputError(
-            f"{checkpoint.ref} is already quantised ({found.method}) and is passed on as it is; leave out --quant "
-            f"{spec.quant}."
-        )
-    return True
 
 
 def _copied(spec: BuildSpec, checkpoint: Checkpoint) -> bool:

@@ -1,0 +1,6 @@
+"""How quantised Hugging Face checkpoints store a linear layer, one format per file; `reader_of` picks the one."""
+
+from llmops.build.quantize.stored.base import LayerReader, Stored
+from llmops.build.quantize.stored.registry import reader_of
+
+__all__ = ["LayerReader", "Stored", "reader_of"]

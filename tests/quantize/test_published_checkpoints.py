@@ -1,0 +1,207 @@
+"""Checkpoints as others publish them, quantised: passed on or refused in one sentence, and `llmops eval` of those that
+can be read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}
+
+
+def compressed(layout, bits, kind, inputs=None):
+    group = {"weights": {"num_bits": bits, "type": kind}, "input_activations": inputs, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
+def integers(weight, size, bits, zero):
+    """(values, scales) of a symmetric grid, a scale per `size` inputs; values are shifted by `zero`."""
+    groups = weight.reshape(len(weight), -1, size)
+    scales = groups.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+    values = (groups / scales).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) + zero
+    return values.reshape(weight.shape).to(torch.int64), scales.squeeze(-1)
+
+
+def packed(values, bits=4, order=None):
+    """(rows, columns) -> (rows, columns * bits / 32)."""
+    places = order or list(range(32 // bits))
+    words = values.reshape(len(values), -1, 32 // bits)[..., places] << (torch.arange(32 // bits) * bits)
+    return words.sum(-1).to(torch.int64).view(torch.int32)[..., ::2].contiguous()  # the lower halves
+
+
+def as_fp8(weight):
+    blocks = weight.reshape(len(weight) // 128, 128, -1, 128)
+    scale = blocks.abs().amax((1, 3), keepdim=True) / 448
+    values = (blocks / scale).to(torch.float8_e4m3fn).reshape(weight.shape)
+    return {"weight": values, "weight_scale_inv": scale[:, 0, :, 0]}
+
+
+def as_awq(weight):
+    values, scales = integers(weight, 32, 4, 8)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    zeros = torch.full((scales.shape[1], len(weight)), 8)
+    return {"qweight": packed(values.T, order=order), "qzeros": packed(zeros, order=order),
+            "scales": scales.T.half().contiguous()}  # fmt: skip
+
+
+def as_gptq(weight):
+    values, scales = integers(weight, 32, 4, 8)
+    zeros, size = torch.full((scales.shape[1], len(weight)), 7), weight.shape[1]
+    return {"qweight": packed(values).T.contiguous(), "qzeros": packed(zeros), "scales": scales.T.half().contiguous(),
+            "g_idx": (torch.arange(size) // 32).int()}  # fmt: skip
+
+
+def as_packed(weight):
+    values, scales = integers(weight, 32, 4, 8)
+    return {"weight_packed": packed(values), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
+
+
+def as_float(weight):
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
+
+
+PER_TOKEN = {"num_bits": 8, "type": "float", "dynamic": True}
+FORMATS = {
+    "fp8": (FP8, as_fp8),
+    "awq": (AWQ, as_awq),
+    "gptq": (GPTQ, as_gptq),
+    "packed": (compressed("pack-quantized", 4, "int"), as_packed),
+    "float": (compressed("float-quantized", 8, "float", PER_TOKEN), as_float),
+}
+FITTED = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
+          "fitted": True}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch):
+    from llmops.build.quality import reference
+
+    texts = reference.bundled_texts
+    monkeypatch.setattr(reference, "bundled_texts", lambda name: [text[:150] for text in texts(name)][:4])
+
+
+@pytest.fixture
+def published(checkpoint, tmp_path):
+    """`published(format)`: (a checkpoint as such formats are published, its full-precision source)."""
+
+    def make(form):
+        quantised, store = FORMATS[form]
+        source = checkpoint("llama", **FITTED)
+        folder = tmp_path / form
+        shutil.copytree(source.path, folder)
+        tensors = {}
+        for name, tensor in load_file(folder / "model.safetensors").items():
+            module, _, last = name.rpartition(".")
+            stored = store(tensor) if module.endswith("_proj") else {last: tensor}
+            tensors |= {f"{module}.{part}": value.contiguous() for part, value in stored.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+        return folder, source.path
+
+    return make
+
+
+def run(*words):
+    from click.testing import CliRunner
+
+    from llmops.cli.main import cli
+
+    result = CliRunner().invoke(cli, list(map(str, words)))
+    return result, result.exception.message if hasattr(result.exception, "message") else None
+
+
+# rounding moves a weight by 3% (E4M3, 3 bits of mantissa) or 9% (15 steps over 32 values)
+@pytest.mark.parametrize(("form", "low", "high"), [
+    ("fp8", 0.02, 0.04), ("awq", 0.05, 0.15), ("gptq", 0.05, 0.15), ("packed", 0.05, 0.15), ("float", 0.02, 0.04),
+])  # fmt: skip
+def test_eval_of_a_published_checkpoint(published, form, low, high):
+    folder, source = published(form)
+    result, error = run("eval", folder, "--against", source, "--json")
+    assert error is None
+    figures = json.loads(result.stdout)
+    assert low < figures["weight_error"] < high
+    assert 0.9 < figures["perplexity_ratio"] < 1.1
+    assert 0 < figures["mean_kl"] < 0.3
+    assert figures["top1_agreement"] > 0.7
+
+
+def test_an_engine_that_passes_block_fp8_on(published, tmp_path):
+    folder, source = published("fp8")
+    engine = tmp_path / "engine"
+    result, error = run("build", folder, "-o", engine, "--target", "pytorch")
+    assert error is None, result.output
+    built = load_file(engine / "model" / "model.safetensors")
+    assert all(torch.equal(t.float(), built[n].float()) for n, t in load_file(folder / "model.safetensors").items())
+    assert "has no figures" in run("eval", engine)[1]
+    result, error = run("eval", engine, "--against", source)
+    assert error is None
+    assert "perplexity ratio" in result.stdout
+    # a fault in one block of one layer
+    built["model.layers.1.mlp.down_proj.weight_scale_inv"] *= 1.2
+    save_file(built, engine / "model" / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.1.mlp.down_proj.weight is off by 20%" in run("eval", engine, "--against", source)[1]
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "target", "says"),
+    [
+        ("fp8", {"weight_block_size": None}, "pytorch", "(fp8), with one scale per tensor, where TensorRT-LLM's "
+         "PyTorch backend takes blocks of 128 x 128 only; give the full-precision checkpoint with --quant fp8."),
+        ("fp8", {"weight_block_size": [64, 64]}, "pytorch", "in blocks of 64 x 64"),
+        ("fp8", {}, "tensorrt", "(fp8), which --target tensorrt cannot take; give the full-precision checkpoint with "
+         "--quant fp8."),
+        ("awq", {}, "pytorch", "(awq), which TensorRT-LLM's PyTorch backend does not load; give the full-precision "
+         "checkpoint with --quant int4_awq."),
+        ("gptq", {}, "pytorch", "(gptq), which TensorRT-LLM's PyTorch backend does not load"),
+        ("packed", {}, "pytorch", "(compressed-tensors), which TensorRT-LLM's PyTorch backend does not load; give the "
+         "full-precision checkpoint with --quant int4_awq."),
+        ("float", {}, "pytorch", "full-precision checkpoint with --quant fp8."),
+        ("awq", {}, "openvino", "is already quantised (awq)"),
+        ("fp8", {"quant_method": "modelopt", "quant_algo": "FP8"}, "pytorch", "(modelopt FP8), but TensorRT-LLM 1.2 "
+         "reads that from hf_quant_config.json, which is not there"),
+    ],
+)  # fmt: skip
+def test_refused_in_one_sentence(published, tmp_path, form, change, target, says):
+    folder, _ = published(form)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= change
+    (folder / "config.json").write_text(json.dumps(config))
+    for more in ([], ["--dry-run"]):
+        result, error = run("build", folder, "-o", tmp_path / "engine", "--target", target, *more)
+        assert error is not None, result.output
+        assert says in error
+        assert error.startswith(f"{folder} is already quantised")
+    assert not (tmp_path / "engine").exists()
+
+
+def test_modelopt_checkpoints(export, checkpoint, tmp_path):
+    _, folder, source = export("llama", "fp8", target="pytorch", **FITTED)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source.path / name, folder)
+    engine = tmp_path / "engine"
+    assert run("build", folder, "-o", engine, "--target", "pytorch")[1] is None
+    result, error = run("eval", engine, "--against", source.path, "--json")
+    assert error is None
+    assert 0.02 < json.loads(result.stdout)["weight_error"] < 0.04
+    assert "leave out --quant fp8" in run("build", folder, "-o", engine, "--target", "pytorch", "--quant", "fp8")[1]
+    assert f"--against {folder} is quantised itself (modelopt)" in run("eval", engine, "--against", folder)[1]
+    path = folder / "hf_quant_config.json"
+    path.write_text(path.read_text().replace('"FP8"', '"NVFP4"'))
+    says = "(modelopt NVFP4), which needs a Blackwell GPU, not --gpu h100-sxm"
+    assert says in run("build", folder, "-o", engine, "--target", "pytorch", "--gpu", "h100-sxm")[1]
+    assert "ModelOpt's NVFP4 weights cannot be read back" in run("eval", folder, "--against", source.path)[1]
+
+
+def test_a_checkpoint_needs_something_to_be_compared_with(published):
+    folder, _ = published("awq")
+    assert run("eval", folder)[1] == (
+        f"{folder} is a checkpoint, not an engine; give what to compare it with: --against SOURCE."
+    )
