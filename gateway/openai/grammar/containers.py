@@ -159,7 +159,7 @@ def _extra(compiler: Compiler, flat: Flat, path: str, properties: Mapping[str, S
     """A member with another name than the declared ones. None where there may be none, or where the schema does not
     ask for any: then only what is declared is written, as OpenAI does."""
     rules, patterns, names = compiler.rules, flat.get("patternProperties", {}), flat.get("propertyNames", True)
-    rest: Schema = flat.get("additionalProperties", flat.get("unevaluatedProperties", not properties))
+    rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", not properties))
     if names is not True and not properties and not patterns and rest is not False:
         key = rules.add(compiler.value({"type": "string", **names}, f"{path}/propertyNames"))
         value = rules.add(compiler.value(rest, f"{path}/additionalProperties"))

@@ -12,6 +12,7 @@ from typing import Any
 
 Ranges = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
 
 
 class Language:

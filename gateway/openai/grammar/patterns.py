@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from llmops.gateway.openai.grammar.language import LAST, Language, any_of, cat, chars, repeat
+from llmops.gateway.openai.grammar.language import LAST, SURROGATES, Language, any_of, cat, chars, repeat
 from llmops.gateway.openai.grammar.rules import NotEnforceableError
 
 if sys.version_info >= (3, 11):
@@ -24,7 +24,6 @@ Ranges = list[tuple[int, int]]
 # what a character of the pattern is in the text: itself, or its form in a JSON string
 Encode = Callable[[Ranges], Language]
 
-_SURROGATES = (0xD800, 0xDFFF)
 _SETS: dict[Any, Ranges] = {
     sre.CATEGORY_DIGIT: [(48, 57)],
     sre.CATEGORY_WORD: [(48, 57), (65, 90), (95, 95), (97, 122)],
@@ -41,7 +40,7 @@ _ENDS = ((sre.AT, sre.AT_END), (sre.AT, sre.AT_END_STRING))
 
 def as_it_is(ranges: Ranges) -> Language:
     """A character that stands for itself."""
-    return any_of(chars([part]) for part in without(ranges, [_SURROGATES]))
+    return any_of(chars([part]) for part in without(ranges, [SURROGATES]))
 
 
 def pattern_language(pattern: str, encode: Encode) -> Language:
@@ -96,7 +95,7 @@ def _ranges(op: Any, value: Any) -> Ranges:
     if op is sre.LITERAL:
         return [(value, value)]
     if op is sre.ANY:
-        return without([(0, LAST)], [(10, 10), (13, 13), (0x2028, 0x2029)])
+        return without([(0, LAST)], [(10, 10), (13, 13)])
     if op is sre.NOT_LITERAL:
         return without([(0, LAST)], [(value, value)])
     if op is sre.RANGE:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
 from time import thread_time
 
-from llmops.gateway.openai.grammar.language import EMPTY, NOTHING, Language, Ranges, after, alphabet, chars
+from llmops.gateway.openai.grammar.language import (
+    EMPTY,
+    LAST,
+    NOTHING,
+    SURROGATES,
+    Language,
+    Ranges,
+    after,
+    alphabet,
+    chars,
+)
 
 SPACE = "space"
 # bounded: some models go on with white space for ever
 _SPACE = '"" | " " | "\\n" [ \\t]{0,20}'
 _MAX_STATES = 4000
+_BEYOND_ASCII = [(0x80, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST)]
 # of CPU, for one grammar
 _SECONDS = 5.0
 
@@ -156,9 +169,23 @@ def _single(ranges: Ranges) -> str | None:
 
 
 def _class(ranges: Ranges) -> str:
-    return "[" + "".join(_in_class(low) + (f"-{_in_class(high)}" if high > low else "") for low, high in ranges) + "]"
+    """xgrammar 0.1.25 knows characters beyond ASCII only as part of what a class does not exclude; and classes that
+    exclude some of them are not known to any version."""
+    beyond = [(max(low, 0x80), high) for low, high in ranges if high >= 0x80]
+    if beyond != _BEYOND_ASCII:
+        return f"[{_in_class(ranges)}]"
+    within = [(low, min(high, 0x7F)) for low, high in ranges if low < 0x80]
+    ends = [(-1, -1), *within, (0x80, 0x80)]
+    return f"[^{_in_class([(before[1] + 1, after[0] - 1) for before, after in pairwise(ends)])}]"
 
 
-def _in_class(code: int) -> str:
-    one = chr(code)
-    return one if code < 128 and one.isalnum() else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+def _in_class(ranges: Iterable[tuple[int, int]]) -> str:
+    parts = [part for part in ranges if part[0] <= part[1]]
+    ends = [chr(code) for part in parts for code in part]
+    # all or none escaped: a letter after an escape may be taken for one more of its digits
+    spelt = str if all(one.isascii() and one.isalnum() for one in ends) else _escaped
+    return "".join(spelt(chr(low)) + (f"-{spelt(chr(high))}" if high > low else "") for low, high in parts)
+
+
+def _escaped(one: str) -> str:
+    return f"\\u{ord(one):04x}" if ord(one) < 0x10000 else f"\\U{ord(one):08x}"

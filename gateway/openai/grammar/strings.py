@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import json
 
-from llmops.gateway.openai.grammar.language import LAST, Language, all_of, any_of, cat, chars, literal, repeat
+from llmops.gateway.openai.grammar.language import (
+    LAST,
+    SURROGATES,
+    Language,
+    all_of,
+    any_of,
+    cat,
+    chars,
+    literal,
+    repeat,
+)
 from llmops.gateway.openai.grammar.patterns import Ranges, pattern_language, without
 from llmops.gateway.openai.grammar.rules import NotEnforceableError, Rules, terminal
 
@@ -32,7 +42,7 @@ CHAR = r'[^"\\\x00-\x1f]'
 _COUNTED_WITH_PATTERN = 256
 _BLOCK = 64
 _SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\"}
-_NOT_PLAIN: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
+_NOT_PLAIN: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), SURROGATES]
 
 
 def json_literal(value: object) -> str:
@@ -126,7 +136,9 @@ def _besides(rules: Rules, names: list[str]) -> str:
     for head in heads:
         rest = _besides(rules, [name[1:] for name in names if name[:1] == head])
         choices.append(f"{terminal(head)} {rest}")
-    others = chars(without([(0, LAST)], [*_NOT_PLAIN, *((ord(head), ord(head)) for head in heads)]))
+    # where a declared name begins beyond ASCII, no other does: xgrammar has no class for the rest of those characters
+    last = LAST if all(head.isascii() for head in heads) else 0x7F
+    others = chars(without([(0, last)], [*_NOT_PLAIN, *((ord(head), ord(head)) for head in heads)]))
     name = "rest_of_name"
     rules.define(name, rf'"\"" | {CHAR} {name}')
     first = rules.language(others)
