@@ -58,13 +58,19 @@ class EventStream(Response):
             outlet = outlet_of(scope)
             if outlet is not None:
                 source.attach(outlet)
-            while (data := await source.next()) is not None:
+            while (data := await self._next(outlet)) is not None:
                 if data:
                     await self._wait(write({"type": "http.response.body", "body": data, "more_body": True}), outlet)
             await self._wait(send({"type": "http.response.body", "body": b"", "more_body": False}), outlet)
         finally:
             source.close()
             self._watch.close()
+
+    async def _next(self, outlet: Outlet | None) -> bytes | None:
+        data = await self._source.next()
+        if outlet is not None:
+            outlet.flush()
+        return data
 
     async def _wait(self, writing: Awaitable[None], outlet: Outlet | None) -> None:
         if outlet is None or not outlet.blocked:

@@ -25,11 +25,10 @@ class Burst:
 
     def add(self, write: Callable[[bytes], None], data: bytes) -> None:
         if not self._writes:
-            # whatever is made ready by what runs now comes later, so nothing can overtake these writes
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._writes.append((write, data))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         writes, self._writes = self._writes, []
         for write, data in writes:
             write(data)
@@ -72,6 +71,11 @@ class Outlet:
     def write(self, data: bytes) -> None:
         """One chunk (RFC 9112, 7.1) in one write. `data` must not be empty, which would end the body."""
         self._burst.add(self._write, b"%x\r\n%b\r\n" % (len(data), data))
+
+    def flush(self) -> None:
+        """Have done what was asked of `write`. Needed before `send`: the coroutine that calls it may have been woken
+        before the write, in the same turn of the loop, and would overtake it."""
+        self._burst.flush()
 
     def abort(self) -> None:
         """Drop the connection with all that the client has not taken."""

@@ -11,7 +11,10 @@ LEAVES = st.sampled_from(
     [
         {"type": "boolean"},
         {"type": "null"},
-        {"type": "integer", "minimum": 0, "maximum": 99},
+        {"type": "integer", "minimum": 5, "maximum": 177},
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "number", "exclusiveMinimum": -0.5, "exclusiveMaximum": 0.25},
+        {"type": "string", "minLength": 1, "maxLength": 5},
         {"enum": ["red", "green", 3, None]},
         {"const": 'fixed \u00e9 " text'},
         {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,3}$"},

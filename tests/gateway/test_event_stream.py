@@ -1,0 +1,64 @@
+"""The order of what goes to the socket by plain calls and by the stream's coroutine, on a real server."""
+
+import asyncio
+import contextlib
+
+import httpx
+import uvicorn
+from starlette.responses import Response
+
+from llmops.gateway.http.events import EventSource, EventStream
+from llmops.gateway.http.outlet import Outlet, ServerSend
+
+
+class Ending(EventSource):
+    """Wakes its reader before it writes the last event, both in one turn of the loop: as a stop string does."""
+
+    def __init__(self) -> None:
+        self._woken = asyncio.get_running_loop().create_future()
+        self._ends = [b"data: [DONE]\n\n", None]
+
+    async def next(self) -> bytes | None:
+        await self._woken
+        return self._ends.pop(0)
+
+    def attach(self, outlet: Outlet) -> None:
+        asyncio.get_running_loop().call_later(0.01, self._finish, outlet)
+
+    def _finish(self, outlet: Outlet) -> None:
+        self._woken.set_result(None)
+        outlet.write(b"data: last\n\n")
+
+    def cancel(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class NoWatch:
+    def close(self) -> None:
+        return
+
+
+async def app(scope, receive, send) -> None:
+    if scope["type"] == "http":
+        answer: Response = EventStream(Ending(), NoWatch(), {}, patience=5)
+        await answer(scope, receive, send)
+
+
+async def test_the_end_never_overtakes_what_was_written_before():
+    server = uvicorn.Server(
+        uvicorn.Config(ServerSend(app), port=0, http="httptools", lifespan="off", log_level="error")
+    )
+    running = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        # a second one on the same connection reads whatever came after the end of the first
+        for _ in range(2):
+            assert (await client.get("/")).text == "data: last\n\ndata: [DONE]\n\n"
+    server.should_exit = True
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
