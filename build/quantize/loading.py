@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import logging
 import tempfile
 import warnings
@@ -48,6 +50,20 @@ def require_quantize_extra() -> None:
         raise MissingDependencyError(
             f"Quantising needs {', '.join(missing)}, which is not installed: pip install 'llmops[quantize]'."
         )
+
+
+def import_libraries() -> None:
+    """To be called where no caller has a model among its local variables: ModelOpt imports pulp, which keeps the traceback
+    of an import that failed, and with it the frames of all callers. A model in one of them would never be freed."""
+    import modelopt.torch.export
+    import modelopt.torch.quantization  # noqa: F401
+
+
+def release_memory() -> None:
+    """Give freed memory back. glibc keeps the holes that a model's tensors leave, and the next model does not fit them."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def has_gpu() -> bool:

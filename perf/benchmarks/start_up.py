@@ -30,10 +30,11 @@ def build_command(checkpoint: str, output: Path, quant: str = "int8") -> list[st
 
 
 class Usage(NamedTuple):
-    """Wall clock and largest resident set of a process."""
+    """Wall clock, largest resident set and CPU seconds of a process."""
 
     seconds: float
     peak_mib: float
+    cpu: float
 
 
 def usage(command: list[str], cache: Path | None = None) -> Usage:
@@ -47,7 +48,7 @@ def usage(command: list[str], cache: Path | None = None) -> Usage:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)
-    return Usage(seconds, used.ru_maxrss / 1024)
+    return Usage(seconds, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
 
 
 def measure(tokenizer: Path) -> Section:

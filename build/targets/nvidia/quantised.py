@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -72,21 +71,42 @@ class _Quantising:
         self.tokenizer_dir = tokenizer
         self.contents = stage_contents(spec, checkpoint, request)
         self.source: tuple[Any, Any] | None = None
+        self.imported = False
 
     def run(self) -> tuple[Path, dict[str, Any]]:
         answers = self._answers() if self.request.measure_quality else None
         folder = self._stage("quantised", "the quantised checkpoint", self._quantise)
-        self.source = None  # gone before the export is loaded
-        gc.collect()
+        self._free()
         record = dict(_read(folder / "record.json"))
         record["quality"] = None if answers is None else self._quality(folder / "checkpoint", answers)
         return folder, record
 
+    def _free(self) -> None:
+        """The source is gone before the export is loaded."""
+        if self.source is not None:
+            from llmops.build.quantize.loading import release_memory
+
+            self.source = None
+            release_memory()
+
     def _stage(self, name: str, title: str, make: Callable[[Path], None]) -> Path:
-        folder, cached = stage(self.spec.output, name, self.contents[name], make)
+        def prepared(part: Path) -> None:
+            self._import_libraries()
+            make(part)
+
+        folder, cached = stage(self.spec.output, name, self.contents[name], prepared)
         if cached:
             self.progress.note(f"Taken from an earlier, unfinished build: {title}.")
         return folder
+
+    def _import_libraries(self) -> None:
+        """Here, where no caller holds a model."""
+        if not self.imported:
+            from llmops.build.quantize.loading import import_libraries
+
+            with self.progress.stage("Loading the libraries"):
+                import_libraries()
+            self.imported = True
 
     def _loaded(self) -> tuple[Any, Any]:
         """(model, tokenizer) of the source."""
