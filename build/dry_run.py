@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.base import TensorInfo
@@ -13,6 +14,9 @@ from llmops.build.targets.base import Target
 from llmops.build.targets.registry import get_target
 from llmops.errors import MissingDependencyError, ResourceError
 
+if TYPE_CHECKING:
+    from llmops.build.targets.nvidia.request import Request
+
 
 def describe(spec: BuildSpec) -> str:
     """The plan as text. Raises what the build itself would raise for what was asked; what only this machine lacks is
@@ -22,19 +26,33 @@ def describe(spec: BuildSpec) -> str:
     target.validate(spec, checkpoint)
     arch = checkpoint.architecture
     lines = [
-        f"{checkpoint.ref}: {arch.hf_class}, {checkpoint.parameters / 1e9:.2f} billion parameters, {arch.dtype}",
+        f"{checkpoint.ref}: {arch.hf_class}, {_count(checkpoint.parameters)} parameters, {arch.dtype}",
         f"target {spec.target}, weights {spec.quant}, KV cache {spec.kv_cache}, tp {spec.tp}, pp {spec.pp}",
         f"writes up to {target.disk_bytes(spec, checkpoint) / 2**30:.1f} GiB to {spec.output}",
         *_here(spec, checkpoint, target),
     ]
     plan_lines = getattr(target, "plan_lines", None)
     if plan_lines is not None:
-        from llmops.build.targets.nvidia.needs import HEADER
+        from llmops.build.targets.nvidia.needs import HEADER, planned_on_gpu
+        from llmops.build.targets.nvidia.request import make_request
 
         stages, commands = plan_lines(spec, checkpoint)
+        lines += _quantising(make_request(spec, checkpoint), planned_on_gpu(spec))
         lines += ["", HEADER, *(stage.line() for stage in stages), ""]
         lines += [command for part in commands for command in (part, "")]
     return "\n".join(lines).rstrip()
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
+
+
+def _quantising(request: Request, gpu: bool) -> list[str]:
+    """How it will be calibrated and what it may cost, where that is known beforehand."""
+    lines = [f"scales groups of {request.group_size} inputs"] if request.group_size else []
+    if request.form.calibrated or request.kv_cache != "auto":
+        lines.append(request.calibration.describe(gpu, request.form.calib_limit))
+    return lines + ([f"quality gate: {request.gates.describe()}"] if request.measure_quality else [])
 
 
 def _with_size(checkpoint: Checkpoint) -> Checkpoint:

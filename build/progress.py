@@ -51,11 +51,13 @@ class RichProgress:
     def stage(self, title: str, total: float | None = None) -> Iterator[None]:
         from rich import progress as rich_progress
 
-        columns = (
+        columns: list[rich_progress.ProgressColumn] = [
             rich_progress.TextColumn("{task.description}"),
             rich_progress.BarColumn(),
             rich_progress.TimeElapsedColumn(),
-        )
+        ]
+        if total is not None:
+            columns += [rich_progress.TextColumn("left"), rich_progress.TimeRemainingColumn()]
         with rich_progress.Progress(*columns, console=self.console) as bar:
             task = bar.add_task(f"{title:<24}", total=total)
             self._advance = lambda amount: bar.advance(task, amount)

@@ -147,7 +147,7 @@ def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
     limits, weights = manifest.limits, manifest.quantisation.weights
     quality = _quality(manifest) if manifest.quality else ""
     if not manifest.complete:
-        return quality + _left_over(manifest, output)
+        return quality + _left_over(manifest, output, size)
     return quality + (
         f"{state} {manifest.name} ({manifest.architecture}, {manifest.target}, weights {weights}) "
         f"in {output}: {size / 2**20:.0f} MiB, batch {limits.max_batch_size}, {limits.max_seq_len} tokens.\n"
@@ -156,18 +156,18 @@ def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
 
 
 def _quality(manifest: EngineManifest) -> str:
-    quality = manifest.quality or {}
-    return (
-        f"Quality against the source on {quality['tokens']} tokens: perplexity x{quality['perplexity_ratio']:.4f}, "
-        f"top-1 agreement {quality['top1_agreement']:.1%}, mean KL {quality['mean_kl']:.4f}, "
-        f"worst token {quality['worst_token_kl']:.3f}; golden answers {quality['golden_agreement']:.1%}.\n"
-    )
+    from llmops.build.quality.gates import Gates, Quality
+    from llmops.cli.quality import quality_lines
+
+    return "\n".join([*quality_lines(Quality(**manifest.quality or {}), Gates.of_engine(manifest)), ""])
 
 
-def _left_over(manifest: EngineManifest, output: Path) -> str:
+def _left_over(manifest: EngineManifest, output: Path, size: int) -> str:
+    gpus = manifest.parallelism.world_size
     return (
-        f"Quantised {manifest.name} for {manifest.parallelism.world_size} GPUs in {output}. trtllm-build is still to "
-        f"run, on the GPUs, with {manifest.extra.get('image')}:\n"
+        f"Quantised {manifest.name} ({manifest.architecture}, weights {manifest.quantisation.weights}) for {gpus} "
+        f"GPU{'s' if gpus > 1 else ''} in {output}: {size / 2**20:.0f} MiB.\n"
+        f"trtllm-build is still to run, where the GPUs are, in {manifest.extra.get('image')}:\n"
         f"  llmops build --resume {output}                  inside the image\n"
         f"  llmops build --resume {output} --in-container   on a machine with docker"
     )

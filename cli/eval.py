@@ -26,29 +26,13 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
     """
     import json
 
+    from llmops.build.progress import make_progress
     from llmops.build.quality.evaluate import evaluate
-    from llmops.build.quality.gates import Gates
+    from llmops.cli.quality import quality_lines
 
-    quality, quant = evaluate(engine, against)
+    quality, gates = evaluate(engine, against, limits, make_progress())
     if as_json:
         click.echo(json.dumps(quality.as_dict(), indent=2))
     else:
-        for label, value in _lines(quality.as_dict()):
-            click.echo(f"{label:<26} {value}")
-    Gates.from_options(limits, quant).check(quality)
-
-
-_LABELS = {
-    "perplexity": ("perplexity of the source", "{:.3f}"),
-    "perplexity_ratio": ("perplexity ratio", "{:.4f}"),
-    "top1_agreement": ("top-1 agreement", "{:.2%}"),
-    "mean_kl": ("mean KL (nats)", "{:.5f}"),
-    "worst_token_kl": ("worst token's KL (nats)", "{:.3f}"),
-    "golden_agreement": ("golden answers", "{:.2%}"),
-    "tokens": ("tokens", "{}"),
-}
-
-
-def _lines(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    known = ((label, form, figures.get(name)) for name, (label, form) in _LABELS.items())
-    return [(label, form.format(value)) for label, form, value in known if value is not None]
+        click.echo("\n".join(quality_lines(quality, gates)))
+    gates.check(quality)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmops.errors import BuildError, InputError
+
+if TYPE_CHECKING:
+    from llmops.build.manifest import EngineManifest
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,18 @@ class Gates:
     max_weight_error: float | None = None
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], quant: str) -> Gates:
-        """The defaults of that format, overridden by what the user gave. Raises InputError."""
+    def from_options(cls, options: Mapping[str, Any], quant: str, kv_cache: str = "auto") -> Gates:
+        """The defaults of that format and KV cache, overridden by what the user gave. Raises InputError."""
         given = {name: _number(name, options[name]) for name in GATES if options.get(name) is not None}
-        return replace(DEFAULTS.get(quant, _UNKNOWN), **given)
+        default = DEFAULTS.get(quant, _UNKNOWN)
+        return replace(default if kv_cache == "auto" else _with_cache(default), **given)
+
+    @classmethod
+    def of_engine(cls, manifest: EngineManifest, given: Mapping[str, Any] | None = None) -> Gates:
+        """The limits that the engine was built with, overridden by those given now."""
+        stored = dict(manifest.extra.get(LIMITS) or {})
+        stored |= {name: value for name, value in (given or {}).items() if value is not None}
+        return cls.from_options(stored, manifest.quantisation.weights, manifest.quantisation.kv_cache)
 
     def check(self, quality: Quality) -> None:
         """Raises BuildError for files that are wrong, else for every gate that is not met."""
@@ -67,6 +78,16 @@ class Gates:
                 f"the quantised model is too far from its source: {'; '.join(failures)}. Try another --quant, more "
                 "or other --calib-data, a smaller --group-size, or set the limit yourself."
             )
+
+    def describe(self) -> str:
+        """The limits in one line."""
+        limits = (
+            ("perplexity at most x{:g}", self.max_ppl_ratio),
+            ("top-1 agreement at least {:.0%}", self.min_top1),
+            ("mean KL at most {:g}", self.max_mean_kl),
+            ("worst token's KL at most {:g}", self.max_token_kl),
+        )
+        return ", ".join(form.format(limit) for form, limit in limits if limit is not None)
 
     def failures(self, quality: Quality) -> list[str]:
         """One clause per gate that is not met."""
@@ -97,20 +118,32 @@ DEFAULTS = {
     # moves scales from weights into norms, so that single weights are not the source's
     "awq": Gates(),
 }
+# what a KV cache of 8 bits may cost besides
+_CACHE = Gates(max_ppl_ratio=1.03, min_top1=0.95, max_mean_kl=0.03)
 # passed on as it came, or of a format of another target
 _UNKNOWN = Gates(max_weight_error=0.6)
 # calibration saw this part, or this many times, of what the evaluation texts reach
-_NARROWEST, _WIDEST = 0.2, 32.0
+NARROWEST, WIDEST = 0.2, 32.0
+
+
+def _with_cache(gates: Gates) -> Gates:
+    """Both costs together. A limit that is None stays open."""
+    return replace(
+        gates,
+        max_ppl_ratio=gates.max_ppl_ratio and gates.max_ppl_ratio * (_CACHE.max_ppl_ratio or 1),
+        min_top1=gates.min_top1 and gates.min_top1 * (_CACHE.min_top1 or 1),
+        max_mean_kl=gates.max_mean_kl and gates.max_mean_kl + (_CACHE.max_mean_kl or 0),
+    )
 
 
 def _check_ranges(quality: Quality) -> None:
-    if quality.narrowest is not None and quality.narrowest[0] < _NARROWEST:
+    if quality.narrowest is not None and quality.narrowest[0] < NARROWEST:
         part, layer = quality.narrowest
         raise BuildError(
             f"the calibrated range of {layer} covers only {part:.0%} of what it meets in the evaluation texts, so its "
             "inputs are clipped; give more --calib-data, like the texts the model will see."
         )
-    if quality.widest is not None and quality.widest[0] > _WIDEST:
+    if quality.widest is not None and quality.widest[0] > WIDEST:
         times, layer = quality.widest
         raise BuildError(
             f"the calibrated range of {layer} is {times:.0f} times what it meets in the evaluation texts: a wrong "
@@ -119,6 +152,13 @@ def _check_ranges(quality: Quality) -> None:
 
 
 GATES = ("max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
+# of `extra` in engine.json: those that the user set
+LIMITS = "quality_limits"
+
+
+def limits_given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Gates.of_engine` finds again."""
+    return {name: options[name] for name in GATES if options.get(name) is not None}
 
 
 def _number(name: str, value: Any) -> float:

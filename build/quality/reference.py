@@ -14,10 +14,12 @@ from torch import Tensor
 
 from llmops.build.quality.fidelity import sketch
 from llmops.build.quality.ranges import input_ranges
-from llmops.build.quantize.calibration import bundled_texts
+from llmops.build.quantize.advance import layer_progress, work
+from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.experts import split_experts
+from llmops.build.quantize.loading import quiet
+from llmops.build.targets.base import Progress, SilentProgress
 
-_EVALUATION_LENGTH = 256
 _GOLDEN_TOKENS = 24
 
 
@@ -49,7 +51,7 @@ def _until_end(tokens: list[int], end: set[int]) -> list[int]:
 def evaluation_ids(tokenizer: Any) -> list[list[int]]:
     """The bundled evaluation texts as token ids, at most 256 each."""
     texts = bundled_texts("evaluation")
-    encoded = (tokenizer(text, truncation=True, max_length=_EVALUATION_LENGTH)["input_ids"] for text in texts)
+    encoded = (tokenizer(text, truncation=True, max_length=EVALUATION_LENGTH)["input_ids"] for text in texts)
     return [list(ids) for ids in encoded if len(ids) > 1]
 
 
@@ -66,6 +68,12 @@ def _ids(encoded: Any) -> list[int]:
     return list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
 
 
+def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
+    """What `Reference.record` advances by: the texts one by one, the prompts as one batch, then token by token."""
+    batch = len(prompts) * max(map(len, prompts), default=0)
+    return work([len(ids) for ids in texts] + [batch] + [len(prompts)] * (_GOLDEN_TOKENS - 1))
+
+
 class Reference:
     """`folder` holds reference.json (token ids, golden answers), logprobs-N.npy, one per text, and the sketches of the
     weights and the ranges of the layers' inputs in safetensors."""
@@ -80,20 +88,32 @@ class Reference:
         self.sketches: dict[str, Tensor] = load_file(folder / "sketches.safetensors")
         self.ranges: dict[str, Tensor] = load_file(folder / "ranges.safetensors")
 
+    def work(self) -> int:
+        """What comparing a model with it advances by: texts and prompts with their answers, one by one."""
+        answered = zip(self.prompts, self.answers, strict=True)
+        return work([len(ids) for ids in self.texts] + [len(prompt) + len(answer) for prompt, answer in answered])
+
     def __iter__(self) -> Iterator[tuple[list[int], Tensor]]:
         for number, ids in enumerate(self.texts):
             yield ids, torch.from_numpy(np.load(self.folder / f"logprobs-{number}.npy"))
 
     @classmethod
-    def record(cls, model: Any, tokenizer: Any, end: set[int], folder: Path) -> Reference:
+    def record(
+        cls, model: Any, tokenizer: Any, end: set[int], folder: Path, progress: Progress | None = None
+    ) -> Reference:
         """Run the source model once over everything. Its experts are split as they are in an export."""
         folder.mkdir(parents=True, exist_ok=True)
         split_experts(model)
         texts, prompts = evaluation_ids(tokenizer), golden_ids(tokenizer)
-        with input_ranges(model) as ranges:
-            for number, ids in enumerate(texts):
-                np.save(folder / f"logprobs-{number}.npy", log_probs(model, ids).numpy())
-        answers = greedy(model, prompts, _GOLDEN_TOKENS, end)
+        progress = progress or SilentProgress()
+        with (
+            progress.stage("Recording the source", reference_work(texts, prompts)), quiet(),
+            layer_progress(model, progress),
+        ):  # fmt: skip
+            with input_ranges(model) as ranges:
+                for number, ids in enumerate(texts):
+                    np.save(folder / f"logprobs-{number}.npy", log_probs(model, ids).numpy())
+            answers = greedy(model, prompts, _GOLDEN_TOKENS, end)
         content = {"texts": texts, "prompts": prompts, "answers": answers, "end": sorted(end)}
         save_file(sketch(model), folder / "sketches.safetensors")
         save_file(ranges, folder / "ranges.safetensors")

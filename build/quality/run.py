@@ -13,23 +13,33 @@ from llmops.build.quality.gates import Quality
 from llmops.build.quality.metrics import Comparison
 from llmops.build.quality.ranges import cover
 from llmops.build.quality.reference import Reference, golden_agreement, log_probs
+from llmops.build.quantize.advance import layer_progress
+from llmops.build.targets.base import Progress, SilentProgress
 
 # JSON has no infinity
 _WORST = 1e9
 
 
-def measure(folder: Path, target: str, checkpoint: Checkpoint, reference: Reference) -> Quality:
+def measure(
+    folder: Path, target: str, checkpoint: Checkpoint, reference: Reference, progress: Progress | None = None
+) -> Quality:
     """Load the export in `folder` and measure it. Raises BuildError when it cannot be loaded."""
-    return compare(load_exported(folder, target, checkpoint), reference)
+    progress = progress or SilentProgress()
+    with progress.stage("Reading the export back"):
+        exported = load_exported(folder, target, checkpoint)
+    return compare(exported, reference, progress)
 
 
-def compare(exported: Exported, reference: Reference) -> Quality:
+def compare(exported: Exported, reference: Reference, progress: Progress | None = None) -> Quality:
     """All figures of a loaded export against the reference."""
     comparison, model = Comparison(), exported.model
-    error, name = furthest(sketch(model), reference.sketches)
-    for ids, expected in reference:
-        candidate = log_probs(model, ids)[:, : expected.shape[-1]]
-        comparison.add(expected, candidate, torch.tensor(ids[1:]))
+    progress = progress or SilentProgress()
+    with progress.stage("Measuring quality", reference.work()), layer_progress(model, progress):
+        error, name = furthest(sketch(model), reference.sketches)
+        for ids, expected in reference:
+            candidate = log_probs(model, ids)[:, : expected.shape[-1]]
+            comparison.add(expected, candidate, torch.tensor(ids[1:]))
+        golden = golden_agreement(model, reference)
     covers = [(value, name) for name, value in cover(exported.inputs, reference.ranges).items()]
     return Quality(
         perplexity=comparison.perplexity,
@@ -37,7 +47,7 @@ def compare(exported: Exported, reference: Reference) -> Quality:
         top1_agreement=comparison.top1_agreement,
         mean_kl=comparison.mean_kl,
         worst_token_kl=comparison.kl_worst,
-        golden_agreement=golden_agreement(model, reference),
+        golden_agreement=golden,
         tokens=comparison.tokens,
         prompts=len(reference.prompts),
         weight_error=min(error, _WORST),

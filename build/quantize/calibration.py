@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 BUNDLED = "bundled"
+# tokens of a text that the quality gate reads
+EVALUATION_LENGTH = 256
 _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 
 
@@ -38,6 +40,12 @@ class CalibrationSettings:
         eighth of that, and eight at a time, because AWQ quantises all weights eleven times for every batch."""
         size = min(512, limit) if gpu else min(64, max(limit // 4, 8))
         return self.size or size, self.batch_size or (1 if gpu else 8)
+
+    def describe(self, gpu: bool, limit: int) -> str:
+        """For the plan, before the texts are read."""
+        size, batch = self.resolved(gpu, limit)
+        source = "the bundled texts" if self.dataset == BUNDLED else self.dataset
+        return f"calibrates on up to {size} sequences of {self.seq_len} tokens, {batch} at a time, of {source}"
 
 
 def bundled_texts(name: str = "calibration") -> list[str]:

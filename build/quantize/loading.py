@@ -53,14 +53,14 @@ def require_quantize_extra() -> None:
 
 
 def import_libraries() -> None:
-    """To be called where no caller has a model among its local variables: ModelOpt imports pulp, which keeps the traceback
-    of an import that failed, and with it the frames of all callers. A model in one of them would never be freed."""
+    """To be called where no caller has a model among its local variables: ModelOpt imports pulp, which keeps the
+    traceback of an import that failed, and so the frames of all callers. A model in one would never be freed."""
     import modelopt.torch.export
     import modelopt.torch.quantization  # noqa: F401
 
 
 def release_memory() -> None:
-    """Give freed memory back. glibc keeps the holes that a model's tensors leave, and the next model does not fit them."""
+    """Give freed memory back: glibc keeps the holes that a model's tensors leave, which the next one does not fit."""
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

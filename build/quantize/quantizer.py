@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from llmops.build.quantize.advance import Meter, layer_progress, work
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, batches, load_texts, sequences
 from llmops.build.quantize.experts import split_experts
 from llmops.build.quantize.formats import Format
@@ -14,6 +15,8 @@ from llmops.build.quantize.presets import modelopt_config
 from llmops.errors import BuildError
 
 if TYPE_CHECKING:
+    import torch
+
     from llmops.build.targets.base import Progress
 
 
@@ -41,14 +44,29 @@ def quantize(
     found = sequences(load_texts(settings), tokenizer, size, settings.seq_len)
     tokens = sum(len(ids) for ids in found)
     passes = _AWQ_PASSES if form.grouped else (1,)
-    title = _title(form, len(found), tokens, settings)
+    total = sum(passes) * work([ids.numel() for ids in batches(found, batch_size)])
     with (
-        progress.stage(title, total=sum(passes) * tokens), quiet(), torch.inference_mode(), _bfloat16_products(),
-        _layer_progress(model, passes, progress) as forward,
+        progress.stage(_title(form, len(found), tokens, settings), total), quiet(), torch.inference_mode(),
+        _bfloat16_products(), layer_progress(model, progress) as meter,
     ):  # fmt: skip
-        _run(model, config, lambda target: forward(target, batches(found, batch_size)))
+        _run(model, config, _forward_loop(meter, passes, lambda: batches(found, batch_size)))
     _check_finite(model)
     return tokens
+
+
+def _forward_loop(
+    meter: Meter, passes: tuple[int, ...], prepared: Callable[[], Iterator[torch.Tensor]]
+) -> Callable[[Any], None]:
+    """What ModelOpt calls once for every pass over the calibration data."""
+    costs = iter(passes)
+
+    def forward(model: Any) -> None:
+        meter.cost = next(costs, passes[-1])
+        for ids in prepared():
+            # without the output matrix, which is not quantised; a cache would keep every key and value
+            model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
+
+    return forward
 
 
 def _title(form: Format, count: int, tokens: int, settings: CalibrationSettings) -> str:
@@ -68,27 +86,6 @@ def _bfloat16_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def _layer_progress(model: Any, passes: tuple[int, ...], progress: Progress) -> Iterator[Callable[..., None]]:
-    """Gives the forward loop; the progress advances layer by layer, in tokens times the cost of the pass."""
-    decoder = model.get_decoder()
-    layers, costs, share = decoder.layers, iter(passes), [0.0]
-
-    def forward(target: Any, prepared: Iterator[Any]) -> None:
-        cost = next(costs, passes[-1])
-        for ids in prepared:
-            share[0] = cost * ids.numel() / len(layers)
-            # without the output matrix, which is not quantised; a cache would keep every key and value
-            target.get_decoder()(input_ids=ids.to(target.device), use_cache=False)
-
-    handles = [layer.register_forward_hook(lambda *_: progress.advance(share[0])) for layer in layers]
-    try:
-        yield forward
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _run(model: Any, config: dict[str, Any], forward_loop: Callable[[Any], None]) -> None:

@@ -13,7 +13,7 @@ from llmops.build.architecture import Architecture
 from llmops.errors import InputError
 
 GROUP_SIZES = (128, 64, 32)
-TP_SIZES = (1, 2, 4, 8, 16)
+TP_SIZES = range(1, 17)
 
 
 @dataclass(frozen=True)

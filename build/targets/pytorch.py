@@ -9,10 +9,18 @@ from typing import Any
 from llmops.build.adapters import Adapter, read_adapters
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import Parallelism, Quantisation, TargetName
+from llmops.build.quality.gates import LIMITS, limits_given
 from llmops.build.spec import BuildSpec
 from llmops.build.stages import link_file, link_tree
 from llmops.build.targets.base import Progress, TargetResult
-from llmops.build.targets.nvidia.needs import check_memory, needs, planned_on_gpu, stored_bytes
+from llmops.build.targets.nvidia.needs import (
+    OTHER_FILES,
+    check_memory,
+    needs,
+    planned_on_gpu,
+    recorded_bytes,
+    stored_bytes,
+)
 from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions, quantised_checkpoint
 from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
@@ -46,7 +54,8 @@ class PytorchTarget:
 
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
         request = make_request(spec, checkpoint)
-        return stored_bytes(checkpoint, request) + (0 if request.copied else 1 << 30)
+        recorded = recorded_bytes(checkpoint) if request.measure_quality else 0
+        return stored_bytes(checkpoint, request) + recorded + OTHER_FILES
 
     def versions(self) -> dict[str, str]:
         return library_versions()
@@ -148,6 +157,7 @@ def _result(
             "image": request.image.reference,
             "llm_args": arguments,
             "calibration_tokens": record["calibration_tokens"],
+            LIMITS: limits_given(spec.options),
         },
     )
 

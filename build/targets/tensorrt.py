@@ -10,11 +10,19 @@ from typing import Any
 from llmops.build.adapters import Adapter, read_adapters
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.manifest import Parallelism, Quantisation, TargetName
+from llmops.build.quality.gates import LIMITS, limits_given
 from llmops.build.spec import BuildSpec
 from llmops.build.stages import link_tree, stage
 from llmops.build.targets.base import Progress, TargetResult
 from llmops.build.targets.nvidia import engine
-from llmops.build.targets.nvidia.needs import check_memory, needs, planned_on_gpu, stored_bytes
+from llmops.build.targets.nvidia.needs import (
+    OTHER_FILES,
+    check_memory,
+    needs,
+    planned_on_gpu,
+    recorded_bytes,
+    stored_bytes,
+)
 from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions, quantised_checkpoint
 from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, switch, unknown_options, whole
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
@@ -56,8 +64,10 @@ class TensorrtTarget:
         check_memory(needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu), gpu)
 
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        """Checkpoint and engine, and the recorded answers of the source."""
-        return 2 * stored_bytes(checkpoint, make_request(spec, checkpoint)) + (1 << 30)
+        """Checkpoint and engine, what the gate records, and the tokenizer."""
+        request = make_request(spec, checkpoint)
+        recorded = recorded_bytes(checkpoint) if request.measure_quality else 0
+        return 2 * stored_bytes(checkpoint, request) + recorded + OTHER_FILES
 
     def versions(self) -> dict[str, str]:
         return library_versions()
@@ -88,11 +98,6 @@ class TensorrtTarget:
         complete = shutil.which(engine.PROGRAM) is not None
         if complete:
             _build_engine(spec, request, argv, folder, workdir, progress)
-        else:
-            progress.warn(
-                f"{engine.PROGRAM} is not on this machine: the folder is complete up to that step. Finish it with "
-                f"`llmops build --resume {spec.output}` in {request.image.reference}."
-            )
         result = _result(spec, request, record, argv, complete)
         result.extra["adapters"] = [{"name": one.name, "id": one.task_id} for one in adapters]
         result.extra["lora_bytes"] = lora_bytes
@@ -134,6 +139,7 @@ def _result(spec: BuildSpec, request: Request, record: dict[str, Any], argv: lis
             "image": request.image.reference,
             "trtllm_build": argv,
             "calibration_tokens": record["calibration_tokens"],
+            LIMITS: limits_given(spec.options),
             "max_input_len": _max_input_len(spec, request),
             "speculative": lookahead_sizes(spec),
             "guided": switch(spec, "guided", True),

@@ -1,7 +1,8 @@
 """Every recipe of the NVIDIA targets on one checkpoint: what it costs in answers, time and memory.
 
-`python -m llmops.perf.benchmarks.quantisation [RECIPE]… [--checkpoint smollm2] [--write docs/quantisation.md]`. A recipe is
-TARGET/FORMAT; without any, all. Figures are kept under .cache/bench/quantisation, so that recipes can be measured one by one.
+`python -m llmops.perf.benchmarks.quantisation [RECIPE]… [--checkpoint smollm2] [--write docs/quantisation.md]`. A
+recipe is TARGET/FORMAT or TARGET/FORMAT/KV-CACHE; without any, all. Figures are kept under .cache/bench/quantisation,
+so that recipes can be measured one by one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ RESULTS = Path(".cache/bench/quantisation")
 BEGIN, END = "<!-- recipes -->", "<!-- end of recipes -->"
 # so that a recipe that loses much is measured too; whether it meets the default limits is a column
 OPEN = ("--max-ppl-ratio", "1e9", "--min-top1", "0", "--max-mean-kl", "1e9")
+# all formats are measured with a cache of 16 bits; these with another
+WITH_KV_CACHE = ("pytorch/none/fp8", "tensorrt/none/int8", "tensorrt/fp8/fp8")
 HEADER = ("", "weights", "perplexity", "top-1", "mean KL", "worst token", "one weight", "wall", "CPU", "peak", "limits")
 
 
@@ -45,7 +48,8 @@ class Row:
     def within_limits(self) -> bool:
         """Whether `llmops build` lets it through without being asked to."""
         try:
-            Gates.from_options({}, self.recipe.partition("/")[2]).check(Quality(**self.quality))
+            _, form, kv_cache = split(self.recipe)
+            Gates.from_options({}, form, kv_cache).check(Quality(**self.quality))
         except BuildError:
             return False
         return True
@@ -62,15 +66,23 @@ class Row:
 
 def recipes() -> list[str]:
     """In the order of the table."""
-    return [f"{target}/{form.name}" for form in FORMATS.values() for target in sorted(form.targets)]
+    plain = [f"{target}/{form.name}" for form in FORMATS.values() for target in sorted(form.targets)]
+    return [*plain, *WITH_KV_CACHE]
+
+
+def split(recipe: str) -> tuple[str, str, str]:
+    """(target, format, precision of the KV cache)."""
+    target, form, *kv_cache = recipe.split("/")
+    return target, form, kv_cache[0] if kv_cache else "auto"
 
 
 def measure(recipe: str, checkpoint: str) -> Row:
     """A cold build in a process of its own. Raises CalledProcessError when it fails."""
-    target, _, form = recipe.partition("/")
+    target, form, kv_cache = split(recipe)
     with tempfile.TemporaryDirectory() as name:
         engine = Path(name) / "engine"
-        words = ["build", checkpoint, "-o", str(engine), "--target", target, "--quant", form, *OPEN]
+        words = ["build", checkpoint, "-o", str(engine), "--target", target, "--quant", form]
+        words += ["--kv-cache", kv_cache, *OPEN]
         used = usage([program(), *words], Path(name) / "cache")
         quality = EngineManifest.load(engine).quality
         size = sum(file.stat().st_size for file in engine.rglob("*.safetensors"))

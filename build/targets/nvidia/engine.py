@@ -105,8 +105,8 @@ def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress:
             code = process.wait()
         finally:
             _end(process)
-    if code != 0:
-        raise BuildError(_failure(argv, code, list(tail), log_path))
+        if code != 0:
+            raise BuildError(_failure(argv, code, list(tail), log_path))
     check_engine(folder / ENGINE_DIR, ranks, log_path)
 
 

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.request import Request
 from llmops.errors import ResourceError
 
 _GIB = 2**30
-# measured with SmolLM2-135M, see docs/quantisation.md: peak memory over the size of the weights in float32
-_CPU_FACTOR, _GATE_FACTOR = 3.2, 2.2
+# tokenizer and configurations
+OTHER_FILES = 64 * 2**20
+# On a CPU, over the size of the weights in float32: measured with SmolLM2-135M and a Llama of 380 million parameters
+# (docs/quantisation.md). torch, transformers and ModelOpt take the fixed part.
+_CPU_FACTOR, _GATE_FACTOR, _CPU_FIXED = 2.0, 1.8, int(0.75 * _GIB)
+# logits of one evaluation text in float32, their logarithms, and those of the source beside them
+_LOGITS = 5
 # activations, allocator and CUDA context, per model
 _GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
 
@@ -50,19 +56,41 @@ def stored_bytes(checkpoint: Checkpoint, request: Request) -> int:
 def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: int, gpu: bool) -> list[StageNeed]:
     """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
     stored, full = stored_bytes(checkpoint, request), checkpoint.parameters * 4
+    fixed = _CPU_FIXED + _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
     stages = []
     if not request.copied:
         on_gpu = math.ceil(checkpoint.parameters * 2 * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
-        ram = stored * 2 if gpu else int(full * _CPU_FACTOR)
+        ram = (
+            stored * 2 if gpu else int(full * _CPU_FACTOR) + max(fixed, _CPU_FIXED + _activations(checkpoint, request))
+        )
         stages.append(StageNeed("quantise and export", ram, on_gpu, stored))
     if request.measure_quality:
         on_gpu = math.ceil(full * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
-        stages.append(StageNeed("quality gate", stored if gpu else int(full * _GATE_FACTOR), on_gpu, 0))
+        ram = stored if gpu else int(full * _GATE_FACTOR) + fixed
+        stages.append(StageNeed("quality gate", ram, on_gpu, recorded_bytes(checkpoint)))
     if target == "tensorrt":
         # every worker holds its rank's weights, and the engine beside them
-        stages.append(StageNeed(f"trtllm-build, {tp * pp} ranks", stored * 2, stored + _GPU_FIXED, stored))
+        stages.append(
+            StageNeed(
+                f"trtllm-build, {tp * pp} rank{'s' if tp * pp > 1 else ''}", stored * 2, stored + _GPU_FIXED, stored
+            )
+        )
     stages.append(StageNeed("serving, weights only", stored, stored, 0))
     return stages
+
+
+def recorded_bytes(checkpoint: Checkpoint) -> int:
+    """What the gate keeps of the source on disk: log-probabilities of all texts, eight numbers per row of a weight."""
+    arch = checkpoint.architecture
+    texts = len(bundled_texts("evaluation"))
+    return texts * EVALUATION_LENGTH * arch.vocab_size * 4 + checkpoint.parameters // arch.hidden_size * 8 * 4
+
+
+def _activations(checkpoint: Checkpoint, request: Request) -> int:
+    """Of one layer, for one batch of calibration in float32."""
+    arch, settings = checkpoint.architecture, request.calibration
+    _, batch = settings.resolved(False, request.form.calib_limit)
+    return batch * settings.seq_len * (4 * arch.hidden_size + 3 * arch.intermediate_size) * 4
 
 
 def check_memory(stages: list[StageNeed], gpu: bool) -> None:

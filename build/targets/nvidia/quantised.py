@@ -122,11 +122,9 @@ class _Quantising:
 
     def _record(self, part: Path) -> None:
         from llmops.build.quality.reference import Reference
-        from llmops.build.quantize.loading import quiet
 
         model, tokenizer = self._loaded()
-        with self.progress.stage("Recording the source"), quiet():
-            Reference.record(model, tokenizer, set(self.checkpoint.special_tokens.end), part)
+        Reference.record(model, tokenizer, set(self.checkpoint.special_tokens.end), part, self.progress)
 
     def _quantise(self, part: Path) -> None:
         from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
@@ -155,8 +153,7 @@ class _Quantising:
         from llmops.build.quality.reference import Reference
         from llmops.build.quality.run import measure
 
-        with self.progress.stage("Measuring quality"):
-            quality = measure(exported, self.spec.target, self.checkpoint, Reference(answers))
+        quality = measure(exported, self.spec.target, self.checkpoint, Reference(answers), self.progress)
         (part / "quality.json").write_text(json.dumps(quality.as_dict()))
 
 

@@ -58,7 +58,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
         group_size=group_size,
         kv_cache=spec.kv_cache,
         calibration=_calibration(spec),
-        gates=Gates.from_options(spec.options, form.name),
+        gates=Gates.from_options(spec.options, form.name, spec.kv_cache),
         limits=_limits(spec, arch),
         image=_image(spec),
         passed_on=unchanged,

@@ -1,0 +1,144 @@
+"""What a build says of itself: how far it is, how much memory it needs, what quantising cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmops.build.manifest import EngineManifest
+from llmops.build.quality.exported import load_exported
+from llmops.build.quality.gates import Gates, Quality
+from llmops.build.quality.reference import Reference
+from llmops.build.quality.run import compare
+from llmops.build.quantize.calibration import CalibrationSettings
+from llmops.build.quantize.formats import FORMATS
+from llmops.build.quantize.loading import load_model, load_tokenizer
+from llmops.build.quantize.quantizer import quantize
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.base import SilentProgress
+from llmops.build.targets.nvidia.needs import needs
+from llmops.build.targets.nvidia.request import make_request
+from llmops.cli.quality import quality_lines
+from llmops.errors import BuildError
+
+
+class CountingProgress(SilentProgress):
+    """(title, total, amount that was advanced by) of every stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.stages = []
+
+    @contextlib.contextmanager
+    def stage(self, title, total=None):
+        self.stages.append([title, total, 0.0])
+        yield
+
+    def advance(self, amount=1):
+        self.stages[-1][2] += amount
+
+
+@pytest.mark.parametrize(("quant", "group"), [("fp8", None), ("int4_awq", 32)])
+def test_calibration_knows_how_much_is_left(checkpoint, quant, group):
+    source, progress = checkpoint("llama"), CountingProgress()
+    settings = CalibrationSettings(size=5, seq_len=48, batch_size=2)
+    quantize(load_model(source), load_tokenizer(source), FORMATS[quant], "auto", group, settings, progress)
+    ((title, total, advanced),) = progress.stages
+    assert title == f"Calibrating {quant} on 5 sequences (240 tokens) of the bundled texts"
+    assert advanced == pytest.approx(total)
+
+
+def test_the_gate_knows_how_much_is_left(checkpoint, export, tmp_path):
+    _, folder, source = export("llama", "fp8")
+    progress = CountingProgress()
+    # no token ends an answer, so every answer is as long as it was reckoned
+    reference = Reference.record(load_model(source), load_tokenizer(source), set(), tmp_path / "reference", progress)
+    compare(load_exported(folder, "tensorrt", source), reference, progress)
+    assert [stage[0] for stage in progress.stages] == ["Recording the source", "Measuring quality"]
+    for _, total, advanced in progress.stages:
+        assert advanced == pytest.approx(total)
+
+
+# what the kernel says that the build took at most, and the models that are in memory when the export is read back.
+# (getrusage would count the memory of the process that started it.)
+BUILD = """
+import gc, json, sys
+import llmops.build.quality.run as run
+from llmops.cli.main import cli
+measure, alive = run.measure, []
+
+def watched(*arguments):
+    from transformers import PreTrainedModel
+
+    alive.extend(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, PreTrainedModel))
+    return measure(*arguments)
+
+run.measure = watched
+cli(sys.argv[1:], standalone_mode=False)
+line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps({"peak": 1024 * int(line.split()[1]), "alive": alive}))
+"""
+LARGE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6}
+
+
+def test_a_build_takes_no_more_memory_than_it_says(checkpoint, tmp_path):
+    pytest.importorskip("modelopt")
+    source = checkpoint("llama", **LARGE)
+    spec = BuildSpec(str(source.path), tmp_path / "engine", target="pytorch", quant="fp8", calib_size=2)
+    said = needs(source, make_request(spec, source), "pytorch", 1, 1, gpu=False)
+    words = ["build", spec.checkpoint, "-o", str(spec.output), "--target", "pytorch", "--quant", "fp8"]
+    # a random model has no preferences that quantising could keep
+    words += ["--calib-size", "2", "--max-ppl-ratio", "9", "--min-top1", "0"]
+    done = subprocess.run([sys.executable, "-c", BUILD, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["alive"] == []
+    assert source.parameters * 4 < result["peak"] <= max(stage.ram for stage in said[:2])
+
+
+QUALITY = Quality(
+    perplexity=19.487, perplexity_ratio=1.0332, top1_agreement=0.871, mean_kl=0.0584, worst_token_kl=5.582,
+    golden_agreement=0.921, tokens=1163, prompts=8, weight_error=0.0289,
+    weight_error_at="model.layers.3.mlp.up_proj.weight",
+    narrowest=(0.79, "model.layers.1.mlp.down_proj"), widest=(1.75, "model.layers.2.self_attn.o_proj"),
+)  # fmt: skip
+
+
+def test_the_figures_are_shown_with_their_limits():
+    gates = Gates(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.1, max_weight_error=0.1)
+    assert quality_lines(QUALITY, gates) == [
+        "Against the source, on 1,163 tokens and 8 prompts:",
+        "  perplexity         x1.0332        (at most x1.08)   19.49 with the source's weights",
+        "  most likely token  87.1% same     (at least 81%)",
+        "  mean KL            0.0584 nats    (at most 0.1)",
+        "  worst token's KL   5.58 nats",
+        "  answer tokens      92.1% same                       of the source's greedy answers to 8 prompts",
+        "  furthest weight    2.89% off      (at most 10%)     model.layers.3.mlp.up_proj.weight",
+        "  narrowest range    0.79 x reached (at least 0.2)    model.layers.1.mlp.down_proj",
+        "  widest range       1.75 x reached (at most 32)      model.layers.2.self_attn.o_proj",
+    ]
+
+
+def test_an_engine_is_held_to_the_limits_that_it_was_built_with(tmp_path: Path):
+    manifest = EngineManifest.model_construct(
+        extra={"quality_limits": {"min_top1": "0.5"}},
+        quantisation=EngineManifest.model_fields["quantisation"].default_factory(),
+    )
+    worse = Quality(**{**QUALITY.as_dict(), "top1_agreement": 0.6, "perplexity_ratio": 1.0, "mean_kl": 0.0})
+    worse = Quality(**{**worse.as_dict(), "weight_error": 0.001})
+    Gates.of_engine(manifest).check(worse)
+    with pytest.raises(BuildError, match=r"top-1 agreement 0\.6 is under 0\.9 "):
+        Gates.of_engine(manifest, {"min_top1": 0.9}).check(worse)
+
+
+def test_a_small_cache_may_cost_something_too():
+    plain, with_cache = Gates.from_options({}, "fp8"), Gates.from_options({}, "fp8", "fp8")
+    assert with_cache.max_ppl_ratio > plain.max_ppl_ratio
+    assert with_cache.min_top1 < plain.min_top1
+    assert with_cache.max_mean_kl > plain.max_mean_kl
+    assert with_cache.max_weight_error == plain.max_weight_error
