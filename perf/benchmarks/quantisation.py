@@ -22,6 +22,7 @@ from llmops.build.quality.gates import Gates, Quality
 from llmops.build.quantize.formats import FORMATS
 from llmops.errors import BuildError
 from llmops.perf.benchmarks.start_up import program, usage
+from llmops.perf.harness.processes import Others
 
 RESULTS = Path(".cache/bench/quantisation")
 BEGIN, END = "<!-- recipes -->", "<!-- end of recipes -->"
@@ -29,12 +30,14 @@ BEGIN, END = "<!-- recipes -->", "<!-- end of recipes -->"
 OPEN = ("--max-ppl-ratio", "1e9", "--min-top1", "0", "--max-mean-kl", "1e9")
 # all formats are measured with a cache of 16 bits; these with another
 WITH_KV_CACHE = ("pytorch/none/fp8", "tensorrt/none/int8", "tensorrt/fp8/fp8")
-HEADER = ("", "weights", "perplexity", "top-1", "mean KL", "worst token", "one weight", "wall", "CPU", "peak", "limits")
+HEADER = ("", "weights", "perplexity", "top-1", "mean KL", "worst token", "one weight", "wall", "CPU", "others", "peak",
+          "limits")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """One recipe. `size` and `peak` in bytes, times in seconds; `quality` as in engine.json."""
+    """One recipe. `size` and `peak` in bytes, times in seconds; `quality` as in engine.json; `others` is how many cores
+    other processes used meanwhile."""
 
     recipe: str
     size: int
@@ -43,6 +46,7 @@ class Row:
     peak: int
     quality: dict[str, Any]
     when: str
+    others: float
 
     @property
     def within_limits(self) -> bool:
@@ -59,7 +63,8 @@ class Row:
         return (
             f"`{self.recipe}`", f"{self.size / 1e6:.0f} MB", f"× {found.perplexity_ratio:.4f}",
             f"{found.top1_agreement:.1%}", f"{found.mean_kl:.4f}", f"{found.worst_token_kl:.2f}",
-            f"{found.weight_error or 0:.1%}", f"{self.wall:.0f} s", f"{self.cpu:.0f} s", f"{self.peak / 1e9:.2f} GB",
+            f"{found.weight_error or 0:.1%}", f"{self.wall:.0f} s", f"{self.cpu:.0f} s",
+            f"{self.others:.1f}", f"{self.peak / 1e9:.2f} GB",
             "kept" if self.within_limits else "**broken**",
         )  # fmt: skip
 
@@ -83,12 +88,14 @@ def measure(recipe: str, checkpoint: str) -> Row:
         engine = Path(name) / "engine"
         words = ["build", checkpoint, "-o", str(engine), "--target", target, "--quant", form]
         words += ["--kv-cache", kv_cache, *OPEN]
+        others = Others()
         used = usage([program(), *words], Path(name) / "cache")
+        cores = round(others.cores(), 2)
         quality = EngineManifest.load(engine).quality
         size = sum(file.stat().st_size for file in engine.rglob("*.safetensors"))
     assert quality is not None
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    return Row(recipe, size, used.seconds, used.cpu, int(used.peak_mib * 2**20), quality, when)
+    return Row(recipe, size, used.seconds, used.cpu, int(used.peak_mib * 2**20), quality, when, cores)
 
 
 def kept() -> list[Row]:
