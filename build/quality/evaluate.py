@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from llmops.build.targets.base import Progress
 
 
-def evaluate(
-    folder: Path, against: str | None, limits: Mapping[str, Any], progress: Progress
-) -> tuple[Quality, Gates]:
+def evaluate(folder: Path, against: str | None, limits: Mapping[str, Any], progress: Progress) -> tuple[Quality, Gates]:
     """The figures of an engine folder, or of a quantised Hugging Face checkpoint, and what they are held to: `limits`
     where given, else those of its build. Raises InputError when there is nothing to show or to measure."""
     if not (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
