@@ -50,14 +50,21 @@ class RichProgress:
     @contextmanager
     def stage(self, title: str, total: float | None = None) -> Iterator[None]:
         from rich import progress as rich_progress
+        from rich.text import Text
 
-        columns: list[rich_progress.ProgressColumn] = [
+        class TimeLeft(rich_progress.TimeRemainingColumn):
+            """`0:01:10 left`; nothing where the amount of work is not known, and at the end."""
+
+            def render(self, task: rich_progress.Task) -> Text:
+                known = task.total is not None and task.time_remaining is not None and not task.finished
+                return super().render(task) + Text(" left", "progress.remaining") if known else Text()
+
+        columns = (
             rich_progress.TextColumn("{task.description}"),
             rich_progress.BarColumn(),
             rich_progress.TimeElapsedColumn(),
-        ]
-        if total is not None:
-            columns += [rich_progress.TextColumn("left"), rich_progress.TimeRemainingColumn()]
+            TimeLeft(),
+        )
         with rich_progress.Progress(*columns, console=self.console) as bar:
             task = bar.add_task(f"{title:<24}", total=total)
             self._advance = lambda amount: bar.advance(task, amount)
