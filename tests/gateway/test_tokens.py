@@ -28,6 +28,8 @@ async def test_bad_token_requests(stack):
     assert (both.status_code, both.json()["error"]["param"]) == (400, "prompt")
     negative = await stack.client.post("/detokenize", json={"model": "tiny", "tokens": [1, -1]})
     assert (negative.status_code, negative.json()["error"]["param"]) == (400, "tokens[1]")
+    missing = await stack.client.post("/detokenize", json={"model": "tiny", "tokens": [1, 10**7]})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "tokens")
     unknown = await stack.client.post("/tokenize", json={"model": "nope", "prompt": "x"})
     assert unknown.status_code == 404
 

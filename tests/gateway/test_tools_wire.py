@@ -337,3 +337,12 @@ async def test_what_a_response_cannot_do(stack, fields, param):
     answer = await stack.client.post("/v1/responses", json={"model": "tiny", "input": "hi", **fields})
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["param"] == param
+
+
+async def test_a_response_is_refused_in_its_own_words(stack):
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}
+    answer = await stack.client.post("/v1/responses", json={"model": "tiny", "input": "hi", "text": form})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "text.format")
+    assert "'text.format" in error["message"]
+    assert "response_format" not in error["message"]

@@ -19,7 +19,7 @@ from llmops.gateway.openai.answer import Answer
 from llmops.gateway.openai.chat_answer import check_chat, start_chat
 from llmops.gateway.openai.endpoints.common import json_response, note_ignored, respond
 from llmops.gateway.openai.responses.builder import ResponseBuilder, new_id, new_response, replay
-from llmops.gateway.openai.responses.chat import renamed_param, to_chat
+from llmops.gateway.openai.responses.chat import put_into_own_terms, to_chat
 from llmops.gateway.openai.responses.elsewhere import forward
 from llmops.gateway.openai.responses.events import Followed, written
 from llmops.gateway.openai.responses.items import Item, as_items
@@ -68,7 +68,7 @@ class Responses:
             try:
                 return await start_chat(self._service, chat, model, builder.id, context)
             except ApiError as error:
-                error.param = renamed_param(error.param)
+                put_into_own_terms(error)
                 raise
 
         def run(answer: Answer) -> ResponseRun:
@@ -172,7 +172,7 @@ class Responses:
             chat = parse(ChatRequest, json.dumps(to_chat(body, items)).encode())
             check_chat(chat, model, self._service.limits)
         except ApiError as error:
-            error.param = renamed_param(error.param)
+            put_into_own_terms(error)
             raise
         if (chat.n or 1) > 1:
             raise UnsupportedError("A response has one answer; leave out n.", param="n")

@@ -63,6 +63,10 @@ class Tokens:
     async def detokenize(self, request: Request) -> Response:
         body = parse(DetokenizeRequest, await read_body(request, self._service.limits.body_bytes))
         model = self._service.models.get(body.model)
+        if max(body.tokens, default=0) >= model.card.vocab_size:
+            raise InvalidRequestError(
+                f"There is no token {max(body.tokens)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
+            )
         decode = lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=False)  # noqa: E731
         return json_response({"prompt": await self._service.workers.run(decode, 4 * len(body.tokens))})
 

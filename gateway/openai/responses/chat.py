@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llmops.gateway.errors import InvalidRequestError, UnsupportedError
+from llmops.gateway.errors import ApiError, InvalidRequestError, UnsupportedError
 from llmops.gateway.openai.responses.items import Item, to_messages
 from llmops.gateway.openai.responses.types import ResponsesRequest, TextFormat
 
@@ -39,10 +39,12 @@ def to_chat(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
     return {key: value for key, value in body.items() if value is not None}
 
 
-def renamed_param(param: str | None) -> str | None:
-    """A chat field's name in the responses API, for errors that come from below."""
-    head = (param or "").split(".")[0].split("[")[0]
-    return _NAMES.get(head, param)
+def put_into_own_terms(error: ApiError) -> None:
+    """An error from below speaks of chat fields; here it is put into the words of the responses API."""
+    head = (error.param or "").split(".")[0].split("[")[0]
+    error.param = _NAMES.get(head, error.param)
+    if head in _NAMES:
+        error.message = error.message.replace(f"'{head}", f"'{_NAMES[head]}")
 
 
 def _refuse_unsupported(request: ResponsesRequest) -> None:
