@@ -162,7 +162,11 @@ def limits_given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> float:
+    flag = f"--{name.replace('_', '-')}"
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        raise InputError(f"--{name.replace('_', '-')} {value!r} is not a number.") from None
+        raise InputError(f"{flag} {value!r} is not a number.") from None
+    if not number >= 0 or (name == "min_top1" and number > 1):
+        raise InputError(f"{flag} {value} cannot be; give a number from 0{' to 1' if name == 'min_top1' else ' on'}.")
+    return number

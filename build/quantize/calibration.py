@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,15 +64,22 @@ def load_texts(settings: CalibrationSettings) -> list[str]:
     return texts
 
 
+def check_data(settings: CalibrationSettings) -> None:
+    """Raises InputError or MissingDependencyError for data that cannot be used. What lies on the hub is not fetched."""
+    if settings.dataset == BUNDLED or Path(settings.dataset).suffix in _READERS:
+        load_texts(settings)
+    elif find_spec("datasets") is None:
+        raise MissingDependencyError(_NO_DATASETS)
+
+
 def _read(dataset: str) -> list[str]:
     if dataset == BUNDLED:
         return bundled_texts()
     path = Path(dataset).expanduser()
-    readers = {".jsonl": _jsonl, ".txt": _txt, ".parquet": _parquet}
-    if path.suffix in readers:
+    if path.suffix in _READERS:
         if not path.is_file():
             raise InputError(f"--calib-data {dataset} does not exist; give a .jsonl, .txt or .parquet file.")
-        return readers[path.suffix](path)
+        return _READERS[path.suffix](path)
     return _hub(dataset)
 
 
@@ -116,11 +124,15 @@ def _parquet(path: Path) -> list[str]:
     return [str(value) for value in table.column(name).to_pylist() if value]
 
 
+_READERS = {".jsonl": _jsonl, ".txt": _txt, ".parquet": _parquet}
+_NO_DATASETS = "Calibration data from the hub needs: pip install datasets."
+
+
 def _hub(dataset: str) -> list[str]:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise MissingDependencyError("Calibration data from the hub needs: pip install datasets.") from error
+        raise MissingDependencyError(_NO_DATASETS) from error
     name = "abisee/cnn_dailymail" if dataset in ("cnn_dailymail", "ccdv/cnn_dailymail") else dataset
     try:
         rows = load_dataset(name, "3.0.0" if name == "abisee/cnn_dailymail" else None, split="train", streaming=True)

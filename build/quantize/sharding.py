@@ -87,8 +87,10 @@ def _no_group(arch: Architecture, tp: int, wanted: int | None) -> str:
     group = wanted or GROUP_SIZES[-1]
     fitting = [g for g in GROUP_SIZES if refusal(arch, tp, g) is None]
     what = f"--group-size {wanted} with --tp {tp}" if wanted else f"--tp {tp} with group-wise quantisation"
-    ways = [f"--group-size {' or '.join(map(str, fitting))}"] if fitting else []
-    return f"{what} cannot be: {refusal(arch, tp, group)}; {', '.join([*ways, _tp_values(arch, group)])}."
+    reason = f"{what} cannot be: {refusal(arch, tp, group)}"
+    if not fitting:
+        return f"{reason}; {_tp_values(arch, group)}."
+    return f"{reason}; --group-size {' or '.join(map(str, fitting))} would do with --tp {tp}."
 
 
 def _tp_values(arch: Architecture, group_size: int | None) -> str:

@@ -22,7 +22,13 @@ from llmops.build.targets.nvidia.needs import (
     stored_bytes,
 )
 from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions, quantised_checkpoint
-from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, unknown_options
+from llmops.build.targets.nvidia.request import (
+    COMMON_OPTIONS,
+    Request,
+    check_calibration,
+    make_request,
+    unknown_options,
+)
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
 from llmops.build.trtllm.lora import copy_adapters
 from llmops.errors import InputError
@@ -40,6 +46,7 @@ class PytorchTarget:
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
         unknown_options(spec, COMMON_OPTIONS | {"adapters"}, (LLM,))
         request = make_request(spec, checkpoint)
+        check_calibration(request)
         llm_args(spec, checkpoint, request)
 
     def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:

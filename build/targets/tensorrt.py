@@ -24,7 +24,15 @@ from llmops.build.targets.nvidia.needs import (
     stored_bytes,
 )
 from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions, quantised_checkpoint
-from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, make_request, switch, unknown_options, whole
+from llmops.build.targets.nvidia.request import (
+    COMMON_OPTIONS,
+    Request,
+    check_calibration,
+    make_request,
+    switch,
+    unknown_options,
+    whole,
+)
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.flags import Value, from_argv, to_argv
 from llmops.build.trtllm.lora import copy_adapters, write_prefetch
@@ -51,6 +59,7 @@ class TensorrtTarget:
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
         unknown_options(spec, frozenset(_OPTIONS), (FLAG, SERVE))
         request = make_request(spec, checkpoint)
+        check_calibration(request)
         if spec.ep != 1:
             raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
         engine_arguments(spec, checkpoint, request)

@@ -15,6 +15,7 @@ from llmops.build.quantize.calibration import CalibrationSettings, batches, bund
 from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal
 from llmops.build.spec import BuildSpec
+from llmops.build.targets import pytorch, tensorrt
 from llmops.build.targets.nvidia.request import make_request
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
@@ -41,7 +42,9 @@ def test_what_cannot_be_sharded_names_layer_dimension_and_tp():
         "--tp 8 with group-wise quantisation cannot be: mlp.down_proj has 3696 of 29568 input features per GPU, which "
         "do not divide by group size 32; tp 1, 2, 4 would do with group size 32."
     )
-    with pytest.raises(InputError, match=r"--group-size 128 with --tp 2 .*--group-size 64 or 32, tp 1 would do|no tp"):
+    with pytest.raises(
+        InputError, match=r"--group-size 128 with --tp 2 .*; --group-size 64 or 32 would do with --tp 2\."
+    ):
         choose_group_size(QWEN_72B, 2, 128)
     with pytest.raises(InputError, match=r"num_attention_heads 9 does not divide by tp 2; tp 1, 3 would do"):
         check_sharding(SMOL, 2, 1)
@@ -78,7 +81,9 @@ def spec(target="tensorrt", tmp_path="engine", **fields):
         ("llama", {"max_batch_size": 64, "max_num_tokens": 32}, InputError, "smaller than the batch of 64"),
         ("llama", {"options": {"image": "26.02", "tensorrt_llm": "1.2.1"}}, VersionMismatchError, "26.07-trtllm"),
         ("llama", {"options": {"image": "25.12"}, "target": "pytorch"}, VersionMismatchError, "TensorRT-LLM 1.1.0"),
-        ("llama", {"options": {"calib_batch_size": "0"}}, InputError, "at least 1"),
+        ("llama", {"options": {"calib_batch_size": "0"}}, InputError, "--calib-batch-size 0: give a whole number"),
+        ("llama", {"options": {"min_top1": "1.5"}}, InputError, "--min-top1 1.5 cannot be; give a number from 0 to"),
+        ("llama", {"options": {"max_mean_kl": "-1"}}, InputError, "--max-mean-kl -1 cannot be; give a number"),
     ],
 )  # fmt: skip
 def test_refused(checkpoint, family, fields, error, says):
@@ -132,6 +137,16 @@ def test_texts_become_full_sequences():
     assert found[1] == [98] * 5 + [0] + [99] * 10
     assert len(sequences(["a" * 100] * 9, Bytes(), size=4, seq_len=16)) == 4
     assert [tuple(batch.shape) for batch in batches(found, 8)] == [(2, 16)]
+
+
+@pytest.mark.parametrize("target", [tensorrt.target, pytorch.target])
+def test_calibration_data_is_refused_before_any_work(checkpoint, tmp_path, target):
+    source, empty = checkpoint("llama"), tmp_path / "empty.jsonl"
+    empty.write_text("")
+    for data, says in ((tmp_path / "missing.txt", "does not exist"), (empty, "has no text")):
+        spec = BuildSpec("x", tmp_path, target=target.name, quant="fp8", calib_dataset=str(data))
+        with pytest.raises(InputError, match=says):
+            target.validate(spec, source)
 
 
 def test_calibration_files(tmp_path):

@@ -10,7 +10,7 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.families import FAMILIES
 from llmops.build.manifest import Limits
 from llmops.build.quality.gates import GATES, Gates
-from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings
+from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, check_data
 from llmops.build.quantize.formats import FORMATS, Format, check_kv_cache, format_of
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
@@ -118,6 +118,12 @@ def _calibration(spec: BuildSpec) -> CalibrationSettings:
     )
 
 
+def check_calibration(request: Request) -> None:
+    """Before any work: data that cannot be read would show after the weights were loaded, which takes minutes."""
+    if request.form.calibrated or request.kv_cache != "auto":
+        check_data(request.calibration)
+
+
 def _limits(spec: BuildSpec, arch: Architecture) -> Limits:
     context = arch.max_position_embeddings
     if spec.max_seq_len is not None and spec.max_seq_len > context:
@@ -156,7 +162,8 @@ def whole(spec: BuildSpec, name: str, default: int) -> int:
     except (TypeError, ValueError):
         number = 0
     if number < 1:
-        raise InputError(f"--set {name}={value}: give a whole number of at least 1.")
+        flag = f"--{name.replace('_', '-')} " if name.startswith("calib_") else f"--set {name}="
+        raise InputError(f"{flag}{value}: give a whole number of at least 1.")
     return number
 
 
