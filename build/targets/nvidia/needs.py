@@ -15,8 +15,8 @@ from llmops.errors import ResourceError
 _GIB = 2**30
 # tokenizer and configurations
 OTHER_FILES = 64 * 2**20
-# On a CPU, over the size of the weights in float32: measured with SmolLM2-135M and a Llama of 380 million parameters
-# (docs/quantisation.md). torch, transformers and ModelOpt take the fixed part.
+# On a CPU, over the size of the weights in float32: measured with SmolLM2-135M and, in FP8, a Llama of 380 million
+# parameters (docs/quantisation.md). torch, transformers and ModelOpt take the fixed part.
 _CPU_FACTOR, _GATE_FACTOR, _CPU_FIXED = 2.0, 1.8, int(0.75 * _GIB)
 # logits of one evaluation text in float32, their logarithms, and those of the source beside them
 _LOGITS = 5
