@@ -18,7 +18,7 @@ PERIOD = 0.002
 REQUESTS = 3000
 USERS = 64
 WORKERS = (1, 2)
-_COUNTER = re.compile(r"^llmops_requests_total\{[^}]*\} (\S+)$", re.M)
+_COUNTER = re.compile(r'^llmops_requests_total\{route="/v1/chat/completions",[^}]*\} (\S+)$', re.M)
 
 
 def measure(engine: Path) -> Section:
