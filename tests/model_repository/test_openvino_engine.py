@@ -207,21 +207,27 @@ def test_after_a_failed_step_everybody_hears_of_it_and_the_next_requests_are_ser
     assert len(engine.errors) == 1
 
 
-def test_the_memory_of_grammars_is_bounded_and_freed_when_the_engine_rests(start: Callable[..., Engine]) -> None:
+def test_the_memory_of_grammars_is_bounded_and_nobody_is_disturbed(start: Callable[..., Engine]) -> None:
     engine = start(total=0)  # any grammar fills it
+    expected = engine.ask(10**2).finish().ids
     stream = engine.ask(10**3)
     while not stream.ids:
         threading.Event().wait(0.01)
-    known, other = bounded(20), bounded(21)
-    assert engine.ask(8, known).finish().error is None
-    assert engine.ask(8, other).finish().error == (
-        "unavailable for new grammars: their memory is full until the engine has a moment's rest"
+    assert engine.ask(8, bounded(20)).finish().error is None
+    first = engine.runtime._pipeline
+    assert engine.ask(8, bounded(20)).finish().error is None, "what is compiled can be used"
+    assert engine.runtime._pipeline is first
+    assert engine.ask(8, bounded(21)).finish().error is None
+    assert engine.runtime._pipeline is not first, "another pipeline, without what the first one had compiled"
+    assert engine.ask(8, bounded(22)).finish().error == (
+        "unavailable for new grammars: their memory is full until older answers have ended"
     )
-    assert engine.ask(8, known).finish().error is None, "what is compiled can still be used"
+    assert engine.ask(10**2).finish().ids == expected
+    assert stream.error is None, "it goes on on the old one"
+    assert len(stream.ids) > 100
     stream.cancelled = True
     stream.finish()
-    while engine.ask(8, other).finish().error is not None:
-        threading.Event().wait(0.1)
+    assert engine.ask(8, bounded(22)).finish().error is None
     assert engine.errors == []
 
 

@@ -30,7 +30,10 @@ _POINT = literal(".")
 _NATURAL = any_of((literal("0"), cat(char("1-9"), repeat(_DIGIT, 0, _DIGITS - 1))))
 _INTEGER = cat(optional(literal("-")), _NATURAL)
 _EXPONENT = cat(char("eE"), optional(char("+-")), repeat(_DIGIT, 1, 2))
-_NUMBER = cat(_INTEGER, optional(cat(_POINT, repeat(_DIGIT, 1, _DIGITS))), optional(_EXPONENT))
+# Without bounds digits are not counted: an engine keeps a mask of the vocabulary for each state
+_WHOLE = any_of((literal("0"), cat(optional(literal("-")), char("1-9"), repeat(_DIGIT))))
+_ANY_NATURAL = any_of((literal("0"), cat(char("1-9"), repeat(_DIGIT))))
+_NUMBER = cat(optional(literal("-")), _ANY_NATURAL, optional(cat(_POINT, repeat(_DIGIT, 1))), optional(_EXPONENT))
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Bounds:
 
 def integer(bounds: Bounds, step: Decimal | None = None) -> Language:
     """Whole numbers within `bounds`, multiples of `step`. Raises NotEnforceableError for other than small steps."""
-    whole = _signed(bounds, fraction=False)
+    whole = _signed(bounds, fraction=False) if bounds != Bounds() else _WHOLE
     if step is None or (step < 1 and 1 % step == 0):
         return whole
     if step == step.to_integral_value() and step <= _LARGEST_STEP:

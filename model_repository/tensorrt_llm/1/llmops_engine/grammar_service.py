@@ -47,7 +47,6 @@ class GrammarService:
         slow = _Lane("grammar-slow", limits, new_probe, new_compiler, wake)
         quick = replace(limits, compile_seconds=min(_MOMENT, limits.compile_seconds))
         self._lanes = [_Lane("grammar", quick, new_probe, new_compiler, wake, slow), slow]
-        self._total = limits.total
 
     @property
     def memory(self) -> int:
@@ -55,13 +54,10 @@ class GrammarService:
         return sum(lane.memory for lane in self._lanes)
 
     def prepare(self, guide: Guide) -> Preparation | None:
-        """None when `guide` can join the batch at once. Raises Refused when it is known to be no good, or when there is
-        no memory left for one that is not known."""
-        key = hashlib.sha256(repr(guide).encode()).digest()
+        """None when `guide` can join the batch at once. Raises Refused when it is known to be no good."""
+        key = _key(guide)
         known = self._known.get(key)
         if known is None or not known.join():
-            if self.memory > self._total:
-                raise Refused("unavailable for new grammars: their memory is full until the engine has a moment's rest")
             known = self._known[key] = _Task(guide)
             known.join()
             self._lanes[0].put(known)
@@ -71,15 +67,28 @@ class GrammarService:
             raise Refused(known.refusal)
         return None if known.done else known
 
+    def knows(self, guide: Guide) -> bool:
+        """Whether it is compiled, or refused."""
+        known = self._known.get(_key(guide))
+        return known is not None and known.done and not known.dropped
+
     def _forget_oldest(self) -> None:
         if len(self._known) > REMEMBERED:
             key = next((key for key, task in self._known.items() if task.done), None)
             if key is not None:
                 del self._known[key]
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
+        """End the lanes; what still waits for them is refused. Not `wait`: a compilation may go on for a while."""
         for lane in self._lanes:
-            lane.close()
+            lane.close(wait)
+        for task in self._known.values():
+            if not task.done:
+                task.finish("unavailable for new grammars at the moment; send the request again")
+
+
+def _key(guide: Guide) -> bytes:
+    return hashlib.sha256(repr(guide).encode()).digest()
 
 
 class _Task(Preparation):
@@ -115,10 +124,10 @@ class _Lane:
         if not self._thread.is_alive():
             self._thread.start()
 
-    def close(self) -> None:
+    def close(self, wait: bool) -> None:
         self._tasks.put(None)
         self._probe.close()
-        if self._thread.is_alive():
+        if wait and self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def _run(self) -> None:

@@ -66,6 +66,7 @@ class OpenVINORuntime(EngineRuntime):
         self._blocks = _kv_blocks(options)
         self._sequences: dict[int, _Sequence] = {}
         self._iteration = 0
+        self._leaving: Any = None
         self._load()
 
     def _load(self) -> None:
@@ -94,6 +95,8 @@ class OpenVINORuntime(EngineRuntime):
         if request.guide is None:
             return None
         structured_output(request.guide)
+        if self._grammars.memory > self._options.grammars.total and not self._grammars.knows(request.guide):
+            self._renew()
         return self._grammars.prepare(request.guide)
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
@@ -110,11 +113,12 @@ class OpenVINORuntime(EngineRuntime):
             sequence.handle.cancel()
 
     def has_work(self) -> bool:
-        return bool(self._sequences) or self._pipeline.has_non_finished_requests()
+        return bool(self._sequences) or any(map(_unfinished, self._pipelines()))
 
     def step(self) -> Iterator[StepOutput]:
         # step() keeps the GIL: whatever else this process does in Python happens between two steps.
-        self._pipeline.step()
+        for pipeline in self._pipelines():
+            pipeline.step()
         self._iteration += 1
         for key, sequence in list(self._sequences.items()):
             output = self._read(key, sequence)
@@ -124,22 +128,39 @@ class OpenVINORuntime(EngineRuntime):
                 yield output
 
     def rest(self) -> None:
-        # Compiled grammars live as long as the pipeline's tokenizer. Before a new pipeline is made, the old one's
-        # memory has to be free: it holds the weights.
+        self._leaving = None
         if self._grammars.memory > self._options.grammars.total // 2:
-            self._grammars.close()
-            del self._grammars, self._pipeline
-            _libc.malloc_trim(0)
-            self._load()
+            self._renew()
+
+    def _renew(self) -> None:
+        """Compiled grammars live as long as the pipeline's tokenizer, so another pipeline takes over.
+
+        Running sequences end on the old one; until then each step is one of both. Raises Refused while there is one.
+        """
+        if self._leaving is not None and _unfinished(self._leaving):
+            raise Refused("unavailable for new grammars: their memory is full until older answers have ended")
+        self._grammars.close(wait=False)
+        self._leaving = self._pipeline if _unfinished(self._pipeline) else None
+        # the weights of the old one should not be held beside those of the new one for nothing
+        del self._grammars, self._pipeline
+        _libc.malloc_trim(0)
+        self._load()
+
+    def _pipelines(self) -> list[Any]:
+        if self._leaving is not None and not _unfinished(self._leaving):
+            self._leaving = None
+        return [self._pipeline] if self._leaving is None else [self._leaving, self._pipeline]
 
     def recover(self) -> None:
         # A step that fails leaves its sequences marked as scheduled, and each further step fails because of them. They
         # go, cancelled, at the end of a step that has nothing to schedule.
         for _ in range(_RECOVERY_STEPS):
-            if not self._pipeline.has_non_finished_requests():
+            unfinished = list(filter(_unfinished, self._pipelines()))
+            if not unfinished:
                 return
-            with contextlib.suppress(RuntimeError):
-                self._pipeline.step()
+            for pipeline in unfinished:
+                with contextlib.suppress(RuntimeError):
+                    pipeline.step()
         raise RuntimeError("the pipeline still holds requests that were cancelled")
 
     def _read(self, key: int, sequence: _Sequence) -> StepOutput | None:
@@ -196,6 +217,10 @@ class OpenVINORuntime(EngineRuntime):
             self.cancel(key)
         with contextlib.suppress(RuntimeError):
             self.recover()
+
+
+def _unfinished(pipeline: Any) -> bool:
+    return bool(pipeline.has_non_finished_requests())
 
 
 def generation_config(request: GenerationRequest, sequence: int) -> Any:
