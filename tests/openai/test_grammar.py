@@ -168,6 +168,12 @@ def test_all_characters_are_in_the_alphabet():
     assert not contains(anything, "\ud800")
 
 
+def test_an_object_with_no_properties_declared_is_empty_and_one_that_declares_nothing_is_free():
+    assert "any_value" not in grammar_of('{"type":"object","properties":{}}', True)
+    assert "any_value" in grammar_of('{"type":"object"}', True)
+    assert "any_value" in grammar_of('{"type":"object","properties":{},"minProperties":1}', True)
+
+
 @given(st.lists(st.text("abc", max_size=6), min_size=1), st.text("abc", max_size=6))
 def test_words_are_exactly_the_given_ones(texts, other):
     assert all(contains(words(texts), text) for text in texts)

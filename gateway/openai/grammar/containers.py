@@ -159,7 +159,9 @@ def _extra(compiler: Compiler, flat: Flat, path: str, properties: Mapping[str, S
     """A member with another name than the declared ones. None where there may be none, or where the schema does not
     ask for any: then only what is declared is written, as OpenAI does."""
     rules, patterns, names = compiler.rules, flat.get("patternProperties", {}), flat.get("propertyNames", True)
-    rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", not properties))
+    # a function without arguments is declared with no properties; an object that may be anything has no such keyword
+    anything = not properties and ("properties" not in flat or bool(flat.get("minProperties")))
+    rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", anything))
     if names is not True and not properties and not patterns and rest is not False:
         key = rules.add(compiler.value({"type": "string", **names}, f"{path}/propertyNames"))
         value = rules.add(compiler.value(rest, f"{path}/additionalProperties"))
