@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.base import TensorInfo
-from llmops.build.plan.precision import Precision
+from llmops.build.plan.precision import PRECISIONS, find_precision
 from llmops.build.plan.weights import checkpoint_weights
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Target
@@ -60,8 +60,8 @@ def _with_size(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.tensors:
         return checkpoint
     arch = checkpoint.architecture
-    stored = sum(checkpoint_weights(arch, Precision("none", 16, arch.dtype)).values())
-    count = stored // (4 if arch.dtype == "float32" else 2)
+    count = sum(checkpoint_weights(arch, PRECISIONS["none"]).values()) // (4 if arch.dtype == "float32" else 2)
+    stored = sum(checkpoint_weights(arch, find_precision("auto", arch)).values())
     return replace(checkpoint, tensors={"all": TensorInfo("all", (count,), arch.dtype, stored, "", 0)})
 
 

@@ -13,6 +13,7 @@ from llmops.build.quality.gates import LIMITS, limits_given
 from llmops.build.spec import BuildSpec
 from llmops.build.stages import link_file, link_tree
 from llmops.build.targets.base import Progress, TargetResult
+from llmops.build.targets.nvidia.fits import check_gpu
 from llmops.build.targets.nvidia.needs import (
     OTHER_FILES,
     check_memory,
@@ -48,6 +49,7 @@ class PytorchTarget:
         request = make_request(spec, checkpoint)
         check_calibration(request)
         llm_args(spec, checkpoint, request)
+        check_gpu(spec, checkpoint, request)
 
     def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
         """Raises MissingDependencyError or ResourceError when the build could not run here."""

@@ -15,6 +15,7 @@ from llmops.build.spec import BuildSpec
 from llmops.build.stages import link_tree, stage
 from llmops.build.targets.base import Progress, TargetResult
 from llmops.build.targets.nvidia import engine
+from llmops.build.targets.nvidia.fits import check_gpu
 from llmops.build.targets.nvidia.needs import (
     OTHER_FILES,
     check_memory,
@@ -63,6 +64,7 @@ class TensorrtTarget:
         if spec.ep != 1:
             raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
         engine_arguments(spec, checkpoint, request)
+        check_gpu(spec, checkpoint, request)
 
     def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
         """Raises MissingDependencyError or ResourceError when the build could not run here."""
@@ -125,6 +127,7 @@ def _build_engine(
 
     def make(part: Path) -> None:
         link_tree(quantised / "checkpoint", part / engine.CHECKPOINT_DIR)
+        (part / engine.ENGINE_DIR).mkdir()
         engine.run(argv, part, spec.tp * spec.pp, log, progress)
         shutil.rmtree(part / engine.CHECKPOINT_DIR)
         os.replace(log, part / engine.LOG)

@@ -84,6 +84,9 @@ def spec(target="tensorrt", tmp_path="engine", **fields):
         ("llama", {"options": {"calib_batch_size": "0"}}, InputError, "--calib-batch-size 0: give a whole number"),
         ("llama", {"options": {"min_top1": "1.5"}}, InputError, "--min-top1 1.5 cannot be; give a number from 0 to"),
         ("llama", {"options": {"max_mean_kl": "-1"}}, InputError, "--max-mean-kl -1 cannot be; give a number"),
+        ("llama", {"options": {"tensorrt_llm": "1.1.0"}, "target": "pytorch"}, VersionMismatchError,
+         "--target pytorch needs TensorRT-LLM 1.2.1, not 1.1.0"),
+        ("llama", {"quant": "int8_wo", "calib_dataset": "cnn_dailymail"}, InputError, "nothing is calibrated"),
     ],
 )  # fmt: skip
 def test_refused(checkpoint, family, fields, error, says):

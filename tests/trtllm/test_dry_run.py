@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from llmops.build.targets.nvidia import needs
 from llmops.cli.main import cli
+from llmops.errors import InputError
 
 # Llama 3.3 70B Instruct; its safetensors index counts 70,553,706,496 parameters
 LLAMA = {
@@ -55,3 +56,39 @@ def test_the_llm_api_arguments_are_printed(checkpoint: Path) -> None:
     text = dry_run(checkpoint, "--target", "pytorch", "--quant", "int4_awq")
     arguments = json.loads(text[text.index("**{") + 2 : text.rindex("}") + 1])
     assert (arguments["tensor_parallel_size"], arguments["guided_decoding_backend"]) == (8, "xgrammar")
+
+
+def refused(checkpoint: Path, *words: str) -> str:
+    result = CliRunner().invoke(cli, ["build", str(checkpoint), "-o", str(checkpoint / "e"), "--dry-run", *words])
+    assert isinstance(result.exception, InputError), result.output
+    return result.exception.message
+
+
+def test_gpus_that_cannot_run_or_hold_it(checkpoint: Path) -> None:
+    words = ("--target", "tensorrt", "--quant")
+    assert refused(checkpoint, *words, "fp8", "--gpu", "h1000").startswith("unknown GPU 'h1000'")
+    assert refused(checkpoint, *words, "fp8", "--gpu", "a100-sxm", "--tp", "8") == (
+        "--gpu a100-sxm has no FP8 arithmetic, which fp8 weights need; use a newer GPU, or --quant none, int4_awq, "
+        "int8_sq, int8_wo, int4_wo."
+    )
+    # 141.1 GB in bfloat16 and 81,559 MiB each
+    assert refused(checkpoint, *words, "none", "--gpu", "h100-sxm") == (
+        "the weights take 131 GiB, and 1 x h100-sxm have 80 GiB; raise --tp or --pp, name a larger --gpu, or choose a "
+        "--quant of fewer bits."
+    )
+
+
+# openai/gpt-oss-120b; its safetensors files hold 65,248,815,744 bytes
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "sliding_window": 128,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "num_local_experts": 128, "num_experts_per_tok": 4,
+    "quantization_config": {"quant_method": "mxfp4"},
+}  # fmt: skip
+
+
+def test_a_quantised_checkpoint_is_planned_as_it_is_stored(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text(json.dumps(GPT_OSS))
+    text = dry_run(checkpoint, "--target", "pytorch", "--gpu", "h100-sxm")
+    row = next(line for line in text.splitlines() if line.startswith("serving"))
+    assert float(row[28:].split()[0]) == pytest.approx(65_248_815_744 / 2**30, rel=0.01)

@@ -70,11 +70,8 @@ def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: in
         stages.append(StageNeed("quality gate", ram, on_gpu, recorded_bytes(checkpoint)))
     if target == "tensorrt":
         # every worker holds its rank's weights, and the engine beside them
-        stages.append(
-            StageNeed(
-                f"trtllm-build, {tp * pp} rank{'s' if tp * pp > 1 else ''}", stored * 2, stored + _GPU_FIXED, stored
-            )
-        )
+        title = f"trtllm-build, {tp * pp} ranks" if tp * pp > 1 else "trtllm-build"
+        stages.append(StageNeed(title, stored * 2, stored + _GPU_FIXED, stored))
     stages.append(StageNeed("serving, weights only", stored, stored, 0))
     return stages
 

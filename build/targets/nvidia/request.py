@@ -15,7 +15,7 @@ from llmops.build.quantize.formats import FORMATS, Format, check_kv_cache, forma
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.existing import passed_on
-from llmops.build.trtllm.versions import DEFAULT_TAG, Image, image_for, image_of
+from llmops.build.trtllm.versions import DEFAULT_TAG, Image, image_for, image_of, release
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
@@ -57,7 +57,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
         form=form,
         group_size=group_size,
         kv_cache=spec.kv_cache,
-        calibration=_calibration(spec),
+        calibration=_calibration(spec, form),
         gates=Gates.from_options(spec.options, form.name, spec.kv_cache),
         limits=_limits(spec, arch),
         image=_image(spec),
@@ -107,8 +107,10 @@ def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None
     return None
 
 
-def _calibration(spec: BuildSpec) -> CalibrationSettings:
+def _calibration(spec: BuildSpec, form: Format) -> CalibrationSettings:
     defaults = CalibrationSettings()
+    if spec.calib_dataset is not None and not form.calibrated and spec.kv_cache == "auto":
+        raise InputError(f"--calib-data: nothing is calibrated with --quant {form.name}; leave it out.")
     return CalibrationSettings(
         dataset=spec.calib_dataset or BUNDLED,
         size=spec.calib_size,
@@ -143,13 +145,24 @@ def _image(spec: BuildSpec) -> Image:
     version = spec.options.get("tensorrt_llm")
     tag = spec.options.get("image")
     if tag is None:
-        return image_for(spec.target, str(version)) if version else image_of(DEFAULT_TAG)
+        return _image_of_version(spec.target, str(version)) if version else image_of(DEFAULT_TAG)
     image = image_of(str(tag))
     if spec.target not in image.targets or (version and image.tensorrt_llm != version):
         right = image_for(spec.target, str(version or "1.2.1"))
         raise VersionMismatchError(
             f"image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, which is not for this build (target "
             f"{spec.target}): use {right.reference}."
+        )
+    return image
+
+
+def _image_of_version(target: str, version: str) -> Image:
+    """An image with the version's own fields and flags, or with later ones of its minor release."""
+    image = image_for(target, version)
+    if release(image.tensorrt_llm) != release(version):
+        raise VersionMismatchError(
+            f"--target {target} needs TensorRT-LLM {image.tensorrt_llm}, not {version}: leave the version out, or use "
+            "--target tensorrt, which has engines for that."
         )
     return image
 
