@@ -26,7 +26,7 @@ POINTS = [
     ("loading", "llmops.build.quantize.loading:load_tokenizer", []),
     ("recording", "llmops.build.quality.reference:log_probs", []),
     ("recorded", "os:rename", []),
-    ("calibrating", "llmops.build.progress:PlainProgress.advance", []),
+    ("calibrating", "llmops.build.quantize.quantizer:batches", []),
     ("exporting", "llmops.build.quantize.export:rewrite_config", [SOURCE]),
     ("exported", "os:rename", [SOURCE]),
     ("measuring", "llmops.build.quality.run:log_probs", [SOURCE]),
