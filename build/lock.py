@@ -15,15 +15,18 @@ from llmops.errors import InputError
 
 
 @contextlib.contextmanager
-def sole_build(output: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds `.NAME.lock` beside `output`; the file goes when the build ends. A build that is killed leaves it there,
-    locked by nobody. SIGTERM ends the build as Ctrl-C does. Raises InputError where the folder cannot be written."""
-    path = output.absolute().with_name(f".{output.absolute().name}.lock")
+def sole_build(output: Path, say: Callable[[str], None], inside: bool = False) -> Iterator[None]:
+    """Holds `.NAME.lock` beside `output`, or `inside` it where that is all of a disk that can be written (a container's
+    mount). The file goes when the build ends; one that is killed leaves it there, locked by nobody. SIGTERM ends the
+    build as Ctrl-C does. Raises InputError where the folder cannot be written."""
+    output = output.absolute()
+    name = f".{output.name}.lock"
+    path = output / name if inside else output.with_name(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _locked(path, lambda: say(f"another build for {output} is under way{_by(path)}; waiting for it."))
     except OSError as error:
-        raise InputError(f"-o {output}: {path.parent} cannot be written ({error.strerror}); give another.") from error
+        raise InputError(f"{path.parent} cannot be written ({error.strerror}); give -o another folder.") from error
     previous = _unwind_on_sigterm()
     try:
         with contextlib.suppress(OSError):  # a full disk has no room for a courtesy

@@ -23,7 +23,7 @@ def resume(folder: Path, in_container: bool = False, progress: Progress | None =
     """
     progress = progress or SilentProgress()
     EngineManifest.load(folder)
-    with full_disk_named(folder), sole_build(folder, progress.note):
+    with full_disk_named(folder), sole_build(folder, progress.note, inside=True):
         manifest = EngineManifest.load(folder)
         if manifest.complete:
             return manifest, True

@@ -226,7 +226,7 @@ def test_two_equal_builds_at_once_do_the_work_once(spec: BuildSpec) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(spec: BuildSpec) -> None:
-    with pytest.raises(InputError, match=r"^-o /proc/engines/e: /proc/engines cannot be written \("):
+    with pytest.raises(InputError, match=r"^/proc/engines cannot be written \(.*\); give -o another"):
         build(replace(spec, output=Path("/proc/engines/e")))
 
 

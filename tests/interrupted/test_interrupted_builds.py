@@ -214,6 +214,7 @@ def test_resume_killed_in_trtllm_build(builder, source, trtllm, tmp_path):
     refused = builder("repo", output, "-o", tmp_path / "repository")
     assert refused["code"] == 2
     assert f"llmops build --resume {output}" in refused["err"]
+    assert sorted(path.name for path in output.glob(".*")) == [".engine.lock"]
     assert builder("build", "--resume", output, env=trtllm)["code"] == 0
     assert engine_contents(output) == engine_contents(reference)
     assert beside(output) == []
