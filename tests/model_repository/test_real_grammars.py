@@ -33,7 +33,7 @@ class Walker:
         self._pipeline = GrammarPipeline(self._tokenizer, VOCABULARY)
 
     def whole(self, grammar: str, count: int, tokens: int = 60) -> list[str]:
-        """The texts of the walks that came to an end."""
+        """The texts of the walks that came to an end; where a grammar has a lost end, all walks run out of tokens."""
         problem = self._pipeline.compile(("ebnf_grammar", grammar))
         assert problem is None, grammar
         return [text for seed in range(count) if (text := self._walk(grammar, seed, tokens)) is not None]
@@ -50,7 +50,7 @@ def walker(engine_dir: Path) -> Walker:
     return Walker(engine_dir / "model")
 
 
-NAMES = st.sampled_from(["a", "b", "ab", "abc", 'q"x', "é", "a\\b", "", " k"])
+NAMES = st.sampled_from(["a", "b", "ab", "abc", 'q"x', "é", "é5", "日本a", "a\\b", "", " k"])
 NUMBERS = st.integers(-9999, 9999) | st.integers(-20, 20) | st.decimals(-99, 99, places=2).map(float)
 
 
@@ -152,6 +152,15 @@ def test_what_the_library_gets_wrong_by_itself(walker: Walker, schema: dict[str,
     assert texts
     for text in texts:
         jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("text", ["é5", "日本a", "\x7fb", "\n5", "a\rF", "😀e", "ÿÿ0", '"é\\5', "\u2028d"])
+def test_a_text_is_written_as_it_is(walker: Walker, text: str) -> None:
+    assert walker.whole(choice_grammar((text,)), 2, 20) == [text, text]
+    schema = {"type": "object", "properties": {text: {"const": text}}, "required": [text]}
+    found = walker.whole(grammar_of(json.dumps(schema), True), 4, 90)
+    assert found
+    assert all(json.loads(one) == {text: text} for one in found)
 
 
 def test_patterns_and_choices(walker: Walker) -> None:

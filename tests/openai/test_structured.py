@@ -67,6 +67,7 @@ def test_schema_keeps_its_key_order(field):
         ({"guided_json": {"type": "string", "pattern": "\0"}}, "guided_json"),
         ({"guided_grammar": 'root ::= "\0"'}, "guided_grammar"),
         ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a\0b"]}, "guided_choice"),
         ({"guided_grammar": "  "}, "guided_grammar"),
         ({"guided_grammar": "root ::= foo"}, "guided_grammar"),
         ({"guided_grammar": 'start ::= "x"'}, "guided_grammar"),

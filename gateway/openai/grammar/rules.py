@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
@@ -159,10 +160,19 @@ def _run(ranges: Ranges, target: Language, edges: Edges, entries: Counter[Langua
     return terminal(text), target
 
 
+# xgrammar spells such a character as hexadecimal digits inside, and takes a digit behind it for one more of them
+_AFTER_ODD = re.compile(r"(?<=[^ -~])(?=[0-9a-fA-F])")
+
+
 def terminal(text: str) -> str:
-    """`text` itself."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
-    return f'"{escaped}"'
+    """`text` itself. Raises NotEnforceableError for U+0000, at which xgrammar takes a grammar to end."""
+    if "\0" in text:
+        raise NotEnforceableError("a text has the character U+0000")
+    return " ".join(f'"{"".join(map(_spelt, part))}"' for part in _AFTER_ODD.split(text))
+
+
+def _spelt(one: str) -> str:
+    return "\\" + one if one in '"\\' else f"\\x{ord(one):02x}" if ord(one) < 0x20 else one
 
 
 def _single(ranges: Ranges) -> str | None:
