@@ -1,7 +1,7 @@
 """JSON Schemas from clients: checked before any engine sees them, and put together for forced tool calls.
 
 The checks keep out what a grammar compiler would choke on (size, depth, references that lead nowhere or in a circle)
-and say which part is wrong; whether every keyword is enforced is up to the engine's grammar library.
+and say which part is wrong; what is enforced, and what cannot be, is up to the grammar (`grammar/`).
 """
 
 from __future__ import annotations
