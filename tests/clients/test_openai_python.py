@@ -356,3 +356,10 @@ def test_embedding_errors(base_url, body, param):
 def test_truncation_is_asked_for(base_url):
     body = {"model": "minilm", "input": "word " * 400, "truncate_prompt_tokens": -1}
     assert httpx.post(base_url + "/embeddings", json=body).json()["usage"]["prompt_tokens"] == 256
+
+
+def test_the_model_list_says_what_is_ready(client):
+    models = {model.id: model.model_extra for model in client.models.list()}
+    assert {name: extra["ready"] for name, extra in models.items()} == {"smollm2": True, "minilm": True}
+    assert models["minilm"]["capabilities"]["embeddings"] is True
+    assert client.models.retrieve("minilm").model_extra == models["minilm"]
