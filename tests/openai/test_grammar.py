@@ -79,6 +79,12 @@ def test_a_pattern_lets_through_what_matches_as_a_whole(pattern, text):
     assert contains(pattern_language(written, as_it_is), text) == (re.fullmatch(whole, text) is not None)
 
 
+@pytest.mark.parametrize("pattern", ["abc", "^abc", "abc$", "^abc$"])
+def test_anchors_of_a_guided_regex_change_nothing(pattern):
+    language = pattern_language(pattern, as_it_is, whole=True)
+    assert [text for text in ("abc", "abcd", "xabc", "ab") if contains(language, text)] == ["abc"]
+
+
 @given(st.text(max_size=8))
 def test_what_a_class_lets_through_is_a_json_string(text):
     form = json.dumps(text, ensure_ascii=False)

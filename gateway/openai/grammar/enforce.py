@@ -41,7 +41,7 @@ def _schema_grammar(schema: str, strict: bool) -> str | NotEnforceableError:
 def _pattern_grammar(pattern: str) -> str | NotEnforceableError:
     def make() -> str:
         rules = Rules()
-        return rules.text(rules.language(pattern_language(pattern, as_it_is)))
+        return rules.text(rules.language(pattern_language(pattern, as_it_is, whole=True)))
 
     return _made(make)
 

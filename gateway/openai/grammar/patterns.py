@@ -43,8 +43,9 @@ def as_it_is(ranges: Ranges) -> Language:
     return any_of(chars([part]) for part in without(ranges, [SURROGATES]))
 
 
-def pattern_language(pattern: str, encode: Encode) -> Language:
-    """Texts that match `pattern` as a whole; with `^` alone anything may follow, with `$` alone come before.
+def pattern_language(pattern: str, encode: Encode, *, whole: bool = False) -> Language:
+    """Texts that match `pattern` as a whole; with `^` alone anything may follow, with `$` alone come before, unless
+    the pattern is that of a `whole` text whatever its anchors.
 
     Raises NotEnforceableError for what is not regular.
     """
@@ -52,7 +53,7 @@ def pattern_language(pattern: str, encode: Encode) -> Language:
         tree: Any = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise NotEnforceableError(f"the pattern is no regular expression: {error}") from None
-    return any_of(_anchored(branch, encode) for branch in _branches(list(tree)))
+    return any_of(_anchored(branch, encode, whole) for branch in _branches(list(tree)))
 
 
 def _branches(nodes: list[Any]) -> list[list[Any]]:
@@ -65,11 +66,11 @@ def _branches(nodes: list[Any]) -> list[list[Any]]:
     return [nodes]
 
 
-def _anchored(nodes: list[Any], encode: Encode) -> Language:
+def _anchored(nodes: list[Any], encode: Encode, whole: bool) -> Language:
     starts, ends = bool(nodes) and nodes[0] in _STARTS, len(nodes) > 0 and nodes[-1] in _ENDS
     inner = _sequence(nodes[starts : len(nodes) - (ends and len(nodes) > starts)], encode)
     anything = repeat(encode([(0, LAST)]))
-    if starts == ends:
+    if whole or starts == ends:
         return inner
     return cat(inner, anything) if starts else cat(anything, inner)
 
