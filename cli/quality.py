@@ -23,7 +23,7 @@ def quality_lines(quality: Quality, gates: Gates) -> list[str]:
     if quality.weight_error is not None:
         limit = _limit("most", "{:g}%", 100 * gates.max_weight_error if gates.max_weight_error else None)
         rows.append(("furthest weight", f"{quality.weight_error:.2%} off", limit, quality.weight_error_at))
-    rows += _ranges(quality)
+    rows += _ranges(quality, gates)
     lines = [f"Against the source, on {quality.tokens:,} tokens and {quality.prompts} prompts:"]
     return lines + [f"  {name:<18} {value:<14} {limit:<17} {remark}".rstrip() for name, value, limit, remark in rows]
 
@@ -32,14 +32,14 @@ def _limit(kind: str, form: str, value: float | None) -> str:
     return "" if value is None else f"(at {kind} {form.format(value)})"
 
 
-def _ranges(quality: Quality) -> list[tuple[str, str, str, str]]:
+def _ranges(quality: Quality, gates: Gates) -> list[tuple[str, str, str, str]]:
     """How much of what the texts reach calibration saw: the layer where it saw least, and the one where most."""
-    from llmops.build.quality.gates import NARROWEST, WIDEST
+    from llmops.build.quality.gates import WIDEST
 
     if quality.narrowest is None or quality.widest is None:
         return []
     narrow, wide = quality.narrowest, quality.widest
     return [
-        ("narrowest range", f"{narrow[0]:.2f} x reached", _limit("least", "{:g}", NARROWEST), narrow[1]),
+        ("narrowest range", f"{narrow[0]:.2f} x reached", _limit("least", "{:g}", gates.min_range), narrow[1]),
         ("widest range", f"{wide[0]:.2f} x reached", _limit("most", "{:g}", WIDEST), wide[1]),
     ]

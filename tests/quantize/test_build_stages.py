@@ -135,6 +135,16 @@ def test_an_engine_is_held_to_the_limits_that_it_was_built_with():
         Gates.of_engine(manifest, {"min_top1": 0.9}).check(worse)
 
 
+def test_smoothing_is_no_fault_but_swapped_shards_are():
+    """SmolLM2-135M in INT8 SmoothQuant, as measured: an outlier makes one weight round coarsely."""
+    gates = Gates.from_options({}, "int8_sq")
+    smoothed = {"perplexity_ratio": 1.0874, "top1_agreement": 0.8005, "mean_kl": 0.1475, "weight_error": 0.4238}
+    found = Quality(**{**QUALITY.as_dict(), **smoothed, "narrowest": (0.137, "model.layers.13.mlp.down_proj")})
+    gates.check(found)
+    with pytest.raises(BuildError, match="is off by 131%"):
+        gates.check(Quality(**{**found.as_dict(), "weight_error": 1.31}))
+
+
 def test_a_small_cache_may_cost_something_too():
     plain, with_cache = Gates.from_options({}, "fp8"), Gates.from_options({}, "fp8", "fp8")
     assert with_cache.max_ppl_ratio > plain.max_ppl_ratio
