@@ -123,7 +123,7 @@ class Gates:
 # The smallest model that comes with llmops, SmolLM2-135M, loses the most; it passes with half as much again to spare
 # (docs/quantisation.md has its figures). Larger models lose less.
 DEFAULTS = {
-    "none": Gates(max_ppl_ratio=1.005, min_top1=0.98, max_mean_kl=0.001, max_weight_error=0.005),
+    "none": Gates(max_ppl_ratio=1.002, min_top1=0.98, max_mean_kl=0.0005, max_weight_error=0.005),
     "fp8": Gates(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, max_weight_error=0.1),
     "fp8_pc_pt": Gates(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, max_weight_error=0.1),
     # smoothing moves the outliers of the inputs into the weights, whose other columns then round coarsely, and gives
