@@ -131,6 +131,17 @@ def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
 def test_build_sh_does_the_same(folder, program):
     subprocess.run(["sh", str(folder / engine.SCRIPT)], check=True, cwd="/", capture_output=True)
     engine.check_engine(folder / "model", 2, folder / engine.LOG)
+    assert EngineManifest.load(folder).complete
+
+
+@pytest.mark.parametrize("fault", ["code", "kill", "empty"])
+def test_build_sh_that_fails_does_not_call_the_folder_finished(folder, program, fault):
+    environment = {**os.environ, "FAULT": fault}
+    result = subprocess.run(["sh", str(folder / engine.SCRIPT)], env=environment, capture_output=True, check=False)
+    assert result.returncode != 0
+    assert not EngineManifest.load(folder).complete
+    subprocess.run(["sh", str(folder / engine.SCRIPT)], check=True, capture_output=True)
+    assert EngineManifest.load(folder).complete
 
 
 def test_without_the_program_the_image_is_named(folder, monkeypatch):

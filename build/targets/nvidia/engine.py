@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmops.build.installed import installed_version as distribution_version
+from llmops.build.manifest import FILE_NAME
 from llmops.build.targets.base import Progress
 from llmops.build.targets.nvidia import guard
 from llmops.build.trtllm.versions import Image, check_installed
@@ -26,6 +27,17 @@ CHECKPOINT_DIR, ENGINE_DIR = "checkpoint", "model"
 _RANK_DONE = re.compile(r"Serializing engine to .*rank\d+\.engine|Engine serialized|Total time of building rank\d+")
 
 
+# engine.json says that the folder is finished once every rank has its engine
+_RECORD = f"""\
+for shard in {CHECKPOINT_DIR}/rank*.safetensors; do
+  rank=$(basename "$shard" .safetensors)
+  test -s "{ENGINE_DIR}/$rank.engine" || {{ echo "{PROGRAM} left no {ENGINE_DIR}/$rank.engine" >&2; exit 1; }}
+done
+sed 's/"complete": false/"complete": true/' {FILE_NAME} > .{FILE_NAME}.part
+mv .{FILE_NAME}.part {FILE_NAME}
+"""
+
+
 def script(argv: Sequence[str], image: Image) -> str:
     """build.sh: finishes the engine folder that it lies in, inside the image or wherever trtllm-build is."""
     command = " \\\n  ".join(pairs(argv))
@@ -33,9 +45,11 @@ def script(argv: Sequence[str], image: Image) -> str:
         "#!/bin/sh\n"
         f"# Finishes this engine folder. Needs trtllm-build of TensorRT-LLM {image.tensorrt_llm} and GPUs, as in\n"
         f"# {image.reference}.\n"
-        "# `llmops build --resume DIR` does the same and records it in engine.json.\n"
+        "# `llmops build --resume DIR` does the same, with progress.\n"
         'set -eu\ncd "$(dirname "$0")"\n'
+        f"rm -rf {ENGINE_DIR} && mkdir {ENGINE_DIR}\n"
         f"{command}\n"
+        f"{_RECORD}"
     )
 
 
