@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -252,7 +253,12 @@ def test_metrics_have_nvidias_families_and_labels(triton: Any) -> None:
     assert requests["max"] == 64
     blocks = metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")
     assert blocks.keys() == {"max", "free", "used", "tokens_per", "fraction"}
-    assert blocks["max"] == blocks["free"] + blocks["used"]
+    deadline = time.monotonic() + 30
+    # Triton sets its gauges one by one, and a scrape may come in between: only at rest do they belong together
+    while (blocks["used"], blocks["free"]) != (0, blocks["max"]):
+        assert time.monotonic() < deadline, blocks
+        time.sleep(0.1)
+        blocks = metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")
     batcher = metrics(triton.metrics_url, "nv_trt_llm_inflight_batcher_metrics")
     assert batcher.keys() == {"total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests"}
     assert metrics(triton.metrics_url, "nv_trt_llm_general_metrics").keys() == {"timestamp", "iteration_counter"}
