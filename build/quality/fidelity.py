@@ -6,6 +6,7 @@ without a forward pass: rounding to E4M3 moves a weight by 3%, a wrong scale or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,20 +14,49 @@ from torch import Tensor
 
 _VECTORS = 8
 _ROWS = 8192
+_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj")
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj")
+# whose inputs a norm scales. Layers that have a norm in front of the MLP have the other one behind the attention
+_FED = {"input_layernorm": _ATTENTION, "pre_feedforward_layernorm": _MLP}
+_FED_WITHOUT_IT = {"input_layernorm": _ATTENTION, "post_attention_layernorm": _MLP}
 
 
 def sketch(model: Any) -> dict[str, Tensor]:
-    """Per parameter, float32 on the CPU: (out, 8) of a matrix times fixed random vectors; norms and biases whole."""
+    """Per parameter, float32 on the CPU: (out, 8) of a matrix times fixed random vectors; norms and biases whole.
+
+    A matrix behind a norm is taken together with it, and that norm not by itself: AWQ moves scales from the one into
+    the other, and only what they do together has to stay.
+    """
     from llmops.build.quantize.loading import parameter_names
 
     parameters = dict(model.named_parameters())
-    return {name: _sketch(parameters[name]) for name in parameter_names(model)}
+    norms = _norms_before(parameters)
+    # Gemma's norms scale by 1 + weight
+    offset = 1.0 if str(getattr(model.config, "model_type", "")).startswith("gemma") else 0.0
+    alone = set(parameters) - set(norms.values())
+    return {
+        name: _sketch(parameters[name], parameters[norms[name]] + offset if name in norms else None)
+        for name in parameter_names(model)
+        if name in alone
+    }
 
 
-def _sketch(parameter: Tensor) -> Tensor:
+def _norms_before(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Matrix → the norm that scales its inputs."""
+    found = {}
+    for norm in parameters:
+        layer, _, kind = norm.removesuffix(".weight").rpartition(".")
+        fed = _FED if f"{layer}.pre_feedforward_layernorm.weight" in parameters else _FED_WITHOUT_IT
+        found.update({f"{layer}.{module}.weight": norm for module in fed.get(kind, ())})
+    return {matrix: norm for matrix, norm in found.items() if matrix in parameters}
+
+
+def _sketch(parameter: Tensor, norm: Tensor | None) -> Tensor:
     if parameter.dim() != 2:
-        return parameter.detach().float().cpu()
+        return parameter.detach().float().cpu().clone()
     vectors = _vectors(parameter.shape[1]).to(parameter.device)
+    if norm is not None:
+        vectors = norm.detach().float().to(parameter.device)[:, None] * vectors
     # in blocks: a large vocabulary in float32 would take gigabytes
     return torch.cat([(rows.detach().float() @ vectors).cpu() for rows in parameter.split(_ROWS)])
 
