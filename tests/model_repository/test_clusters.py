@@ -23,6 +23,7 @@ import yaml
 from llmops.errors import InputError
 from llmops.model_repository.command import Ports
 from llmops.model_repository.embedded import find_installation
+from llmops.model_repository.launch import remove_shared_memory
 from llmops.model_repository.multi_gpu.cluster import make_cluster
 from llmops.model_repository.multi_gpu.export import export_launch
 from llmops.model_repository.multi_gpu.lws import AGENT, leader_script
@@ -150,6 +151,10 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     here = find_installation()
     script = leader_script(cluster).replace(AGENT, str(binaries / "kubessh")).replace(SERVER, str(here.binary))
     script = script.replace("/opt/tritonserver/backends", str(here.backends))
+    # a pod's shared memory goes with it; here the rank that is killed in the end would leave its own
+    prefix = f"llmops_{os.getpid()}_cluster_"
+    script = script.replace("shm-region-prefix-name=llmops_", f"shm-region-prefix-name={prefix}")
+    assert prefix in script
     environment = {**os.environ, **here.environment, "POD_NAME": socket.gethostname()}
     environment["PATH"] = f"{binaries}:{environment['PATH']}"
     leader = subprocess.Popen(["bash", "-c", script], env=environment, start_new_session=True)
@@ -173,6 +178,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
                 os.killpg(leader.pid, group)
                 time.sleep(1)
         shutil.rmtree(repository)
+        remove_shared_memory(prefix)
 
 
 def ask(port: int) -> bytes:
