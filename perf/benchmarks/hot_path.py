@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from llmops.perf.fountain.repository import PLAIN
 from llmops.perf.fountain.served import fountain
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import options, run, window
 from llmops.perf.harness.processes import CpuMeter, difference
+from llmops.perf.harness.script import script
 from llmops.perf.harness.stack import Service
 from llmops.perf.load.loop import run_async
 from llmops.perf.report.document import Document
@@ -116,12 +115,5 @@ def measure(engine: Path) -> Section:
     return section
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-def main(engine: Path) -> None:
-    """Measure the hot path with the tokenizer of ENGINE."""
-    measure(engine)
-
-
 if __name__ == "__main__":
-    main()
+    script(measure, "ENGINE", "Measure the hot path with the tokenizer of ENGINE.")()

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from llmops.perf.fountain.repository import PLAIN
 from llmops.perf.fountain.served import fountain
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
 from llmops.perf.harness.processes import CpuMeter, difference
+from llmops.perf.harness.script import script
 
 PERIOD = 0.02
 TOKENS = 64
@@ -53,12 +52,5 @@ def _layer(name: str, url: str, via: str, meter: CpuMeter, section: Section) -> 
         section.add(f"{name}: CPU of the gateway", 1e6 * used["gateway"] / tokens, "µs/token")
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-def main(engine: Path) -> None:
-    """Measure each layer with the tokenizer of ENGINE."""
-    measure(engine)
-
-
 if __name__ == "__main__":
-    main()
+    script(measure, "ENGINE", "Measure each layer with the tokenizer of ENGINE.")()

@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import click
-
 from llmops.perf.benchmarks.checkpoints import make_checkpoint
 from llmops.perf.harness.figures import Section
+from llmops.perf.harness.script import script
 
 PEAK_AIM = 1.6  # × the checkpoint's size
 TIMEOUT = 120.0
@@ -79,12 +78,5 @@ def _memory(name: str, checkpoint: Path, quant: str, folder: Path, section: Sect
     section.add(f"{name}: peak memory / its size", cost.peak_mib / size, "×", PEAK_AIM)
 
 
-@click.command()
-@click.argument("tokenizer", type=click.Path(path_type=Path, exists=True))
-def main(tokenizer: Path) -> None:
-    """Measure `llmops --help` and builds; TOKENIZER is a folder with tokenizer.json."""
-    measure(tokenizer)
-
-
 if __name__ == "__main__":
-    main()
+    script(measure, "TOKENIZER", "Measure `llmops --help` and builds; TOKENIZER is a folder with tokenizer.json.")()

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import click
-
 from llmops.perf.bench import bench
 from llmops.perf.fountain.repository import PLAIN
 from llmops.perf.fountain.served import fountain
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import options, run
 from llmops.perf.harness.processes import Footprint, footprint
+from llmops.perf.harness.script import script
 from llmops.perf.harness.stack import Service
 from llmops.perf.load.loop import run_async
 from llmops.perf.report.document import Document
@@ -84,12 +83,5 @@ def measure(engine: Path) -> Section:
     return section
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-def main(engine: Path) -> None:
-    """Measure what many streams and long prompts do to the gateway."""
-    measure(engine)
-
-
 if __name__ == "__main__":
-    main()
+    script(measure, "ENGINE", "Measure what many streams and long prompts do to the gateway.")()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from llmops.perf.benchmarks.engine_path import served
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
+from llmops.perf.harness.script import script
 from llmops.perf.load.slo import parse_slo
 from llmops.perf.report.statistics import Summary
 
@@ -46,12 +45,5 @@ def _at(summary: Summary, section: Section) -> None:
     section.add("output tokens/s at that rate", summary.output_tokens_per_second, "tokens/s")
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-def main(engine: Path) -> None:
-    """Sweep the gateway in front of ENGINE."""
-    measure(engine)
-
-
 if __name__ == "__main__":
-    main()
+    script(measure, "ENGINE", "Sweep the gateway in front of ENGINE.")()

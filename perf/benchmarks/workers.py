@@ -6,12 +6,11 @@ import re
 import urllib.request
 from pathlib import Path
 
-import click
-
 from llmops.perf.fountain.served import served_fountain
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
 from llmops.perf.harness.processes import CpuMeter, difference
+from llmops.perf.harness.script import script
 from llmops.perf.harness.stack import Service, gateway
 
 PERIOD = 0.002
@@ -57,12 +56,5 @@ def _requests(front: Service) -> float:
         return sum(float(value) for value in _COUNTER.findall(response.read().decode()))
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-def main(engine: Path) -> None:
-    """Measure the gateway with one and with several workers."""
-    measure(engine)
-
-
 if __name__ == "__main__":
-    main()
+    script(measure, "ENGINE", "Measure the gateway with one and with several workers.")()

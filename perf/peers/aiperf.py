@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
-
 from llmops.errors import MissingDependencyError
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
+from llmops.perf.harness.script import script
 from llmops.perf.harness.stack import process
 from llmops.perf.peers.environment import peer_python
 from llmops.perf.report.statistics import Summary
@@ -109,12 +108,5 @@ def own_cost(section: Section) -> None:
     section.add(f"tpot p50 then: off the set {ITL:g} ms by", 100 * abs(busy.tpot.p50 / ITL - 1), "%", 2)
 
 
-@click.command()
-@click.argument("tokenizer", type=click.Path(path_type=Path, exists=True))
-def main(tokenizer: Path) -> None:
-    """Run both programs, one after the other."""
-    measure(tokenizer)
-
-
 if __name__ == "__main__":
-    main()
+    script(measure, "TOKENIZER", "Run both programs, one after the other.")()

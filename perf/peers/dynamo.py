@@ -18,14 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import click
-
 from llmops.build.manifest import EngineManifest
 from llmops.errors import ServerError
 from llmops.perf.fountain.repository import make_fountain
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import options, window
 from llmops.perf.harness.processes import CpuMeter
+from llmops.perf.harness.script import script
 from llmops.perf.harness.stack import Service, gateway, process, triton
 from llmops.perf.load.loop import run_async
 from llmops.perf.peers.environment import peer_python
@@ -138,12 +137,5 @@ def _cost(front: Service, streams: int) -> Cost:
     return Cost(1e6 * used["front"] / max(tokens, 1), used["wall"] * streams / max(tokens, 1))
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-def main(engine: Path) -> None:
-    """Measure Dynamo's frontend and the gateway, with the tokenizer of ENGINE."""
-    measure(engine)
-
-
 if __name__ == "__main__":
-    main()
+    script(measure, "ENGINE", "Measure Dynamo's frontend and the gateway, with the tokenizer of ENGINE.")()
