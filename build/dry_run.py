@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.base import TensorInfo
@@ -13,9 +12,6 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Target
 from llmops.build.targets.registry import get_target
 from llmops.errors import MissingDependencyError, ResourceError
-
-if TYPE_CHECKING:
-    from llmops.build.targets.nvidia.request import Request
 
 
 def describe(spec: BuildSpec) -> str:
@@ -30,29 +26,13 @@ def describe(spec: BuildSpec) -> str:
         f"target {spec.target}, weights {spec.quant}, KV cache {spec.kv_cache}, tp {spec.tp}, pp {spec.pp}",
         f"writes up to {target.disk_bytes(spec, checkpoint) / 2**30:.1f} GiB to {spec.output}",
         *_here(spec, checkpoint, target),
+        *target.plan_lines(spec, checkpoint),
     ]
-    plan_lines = getattr(target, "plan_lines", None)
-    if plan_lines is not None:
-        from llmops.build.targets.nvidia.needs import HEADER, planned_on_gpu
-        from llmops.build.targets.nvidia.request import make_request
-
-        stages, commands = plan_lines(spec, checkpoint)
-        lines += _quantising(make_request(spec, checkpoint), planned_on_gpu(spec))
-        lines += ["", HEADER, *(stage.line() for stage in stages), ""]
-        lines += [command for part in commands for command in (part, "")]
     return "\n".join(lines).rstrip()
 
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
-
-
-def _quantising(request: Request, gpu: bool) -> list[str]:
-    """How it will be calibrated and what it may cost, where that is known beforehand."""
-    lines = [f"scales groups of {request.group_size} inputs"] if request.group_size else []
-    if request.form.calibrated or request.kv_cache != "auto":
-        lines.append(request.calibration.describe(gpu, request.form.calib_limit))
-    return lines + ([f"quality gate: {request.gates.describe()}"] if request.measure_quality else [])
 
 
 def _with_size(checkpoint: Checkpoint) -> Checkpoint:
@@ -66,11 +46,8 @@ def _with_size(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _here(spec: BuildSpec, checkpoint: Checkpoint, target: Target) -> list[str]:
-    check_machine = getattr(target, "check_machine", None)
-    if check_machine is None:
-        return []
     try:
-        check_machine(spec, checkpoint)
+        target.check_machine(spec, checkpoint)
     except (MissingDependencyError, ResourceError) as error:
         return [f"not on this machine: {error.message}"]
     return []

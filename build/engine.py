@@ -65,27 +65,21 @@ def _only_build(output: Path, progress: Progress) -> Iterator[None]:
 def _build(spec: BuildSpec, checkpoint: Checkpoint, target: Target, progress: Progress) -> tuple[EngineManifest, bool]:
     fresh = not (spec.output / FILE_NAME).is_file()
     if fresh:  # what cannot be is said before minutes of hashing
-        _check_machine(spec, checkpoint, target)
+        target.check_machine(spec, checkpoint)
     with progress.stage("Hashing the checkpoint"):
         source = checkpoint.source()
     key = build_key(spec, source, target)
     present = _present(spec.output, key)
     if present is None:
         if not fresh:
-            _check_machine(spec, checkpoint, target)
-        kept = getattr(target, "kept_bytes", lambda spec, checkpoint: 0)(spec, checkpoint)
+            target.check_machine(spec, checkpoint)
+        kept = target.kept_bytes(spec, checkpoint)
         check_space(spec.output, max(0, target.disk_bytes(spec, checkpoint) - kept))
         with Workplace(spec.output) as workdir:
             manifest = _make(spec, checkpoint, target, source, key, workdir, progress)
     # the engine is in its place: what was kept for a restart is not needed any more
     drop_stages(spec.output)
     return (manifest, False) if present is None else (present, True)
-
-
-def _check_machine(spec: BuildSpec, checkpoint: Checkpoint, target: Target) -> None:
-    check = getattr(target, "check_machine", None)
-    if check is not None:
-        check(spec, checkpoint)
 
 
 def build_key(spec: BuildSpec, source: Source, target: Target) -> str:

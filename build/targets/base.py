@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -66,20 +67,36 @@ class TargetResult:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class Target(Protocol):
+class Target(ABC):
     """A target's module exports one as `target`. Heavy imports belong inside `build`."""
 
     name: TargetName
 
+    @abstractmethod
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
         """Refuse what cannot work, before any work. Raises InputError or MissingDependencyError."""
 
+    def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+        """Raises MissingDependencyError or ResourceError when the build could not run here."""
+        return
+
+    def kept_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
+        """What an earlier, unfinished build has written of it already."""
+        return 0
+
+    def plan_lines(self, spec: BuildSpec, checkpoint: Checkpoint) -> list[str]:
+        """What --dry-run says of this target. Raises what `validate` does."""
+        return []
+
+    @abstractmethod
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
         """Upper estimate of what `build` writes, temporary files included."""
 
+    @abstractmethod
     def versions(self) -> dict[str, str]:
         """Libraries whose version changes the engine: distribution name -> version. Imports nothing heavy."""
 
+    @abstractmethod
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
         """Write `workdir / model_dir`. `workdir / "tokenizer"` is there already; the caller adds engine.json and moves
         workdir into place.

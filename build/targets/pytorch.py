@@ -14,15 +14,7 @@ from llmops.build.spec import BuildSpec
 from llmops.build.stages import link_file, link_tree
 from llmops.build.targets.base import Progress, TargetResult
 from llmops.build.targets.nvidia.fits import check_gpu
-from llmops.build.targets.nvidia.needs import (
-    OTHER_FILES,
-    check_memory,
-    needs,
-    planned_on_gpu,
-    recorded_bytes,
-    stored_bytes,
-)
-from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions, quantised_checkpoint
+from llmops.build.targets.nvidia.quantised import quantised_checkpoint
 from llmops.build.targets.nvidia.request import (
     COMMON_OPTIONS,
     Request,
@@ -30,6 +22,7 @@ from llmops.build.targets.nvidia.request import (
     make_request,
     unknown_options,
 )
+from llmops.build.targets.nvidia.target import NvidiaTarget
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
 from llmops.build.trtllm.lora import copy_adapters
 from llmops.errors import InputError
@@ -39,7 +32,7 @@ ARGS_FILE = "llm_args.json"
 MODEL_DIR = "model"
 
 
-class PytorchTarget:
+class PytorchTarget(NvidiaTarget):
     """`--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text where it is not."""
 
     name: TargetName = "pytorch"
@@ -51,31 +44,9 @@ class PytorchTarget:
         llm_args(spec, checkpoint, request)
         check_gpu(spec, checkpoint, request)
 
-    def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
-        """Raises MissingDependencyError or ResourceError when the build could not run here."""
-        request = make_request(spec, checkpoint)
-        if not request.copied:
-            from llmops.build.quantize.loading import has_gpu, require_quantize_extra
-
-            require_quantize_extra()
-            gpu = has_gpu()
-            check_memory(needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu), gpu)
-
-    def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        request = make_request(spec, checkpoint)
-        recorded = recorded_bytes(checkpoint) if request.measure_quality else 0
-        return stored_bytes(checkpoint, request) + recorded + OTHER_FILES
-
-    def versions(self) -> dict[str, str]:
-        return library_versions()
-
-    def plan_lines(self, spec: BuildSpec, checkpoint: Checkpoint) -> tuple[list[Any], list[str]]:
-        """(stage needs, what the engine is started with) for --dry-run."""
-        request = make_request(spec, checkpoint)
-        gpu = not request.copied and planned_on_gpu(spec)
-        stages = needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu)
+    def commands(self, spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> list[str]:
         arguments = json.dumps(llm_args(spec, checkpoint, request), indent=2)
-        return stages, [f"tensorrt_llm.LLM(model={spec.output / MODEL_DIR!s}, **{arguments})"]
+        return [f"tensorrt_llm.LLM(model={spec.output / MODEL_DIR!s}, **{arguments})"]
 
     def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
         request = make_request(spec, checkpoint)
@@ -95,9 +66,6 @@ class PytorchTarget:
         result = _result(spec, checkpoint, request, record, arguments)
         result.extra["adapters"] = [{"name": one.name, "id": one.task_id} for one in adapters]
         return result
-
-    def kept_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        return kept_bytes(spec, checkpoint, make_request(spec, checkpoint))
 
 
 def _take_over(checkpoint: Checkpoint, model_dir: Path) -> None:

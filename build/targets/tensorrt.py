@@ -16,15 +16,7 @@ from llmops.build.stages import link_tree, stage
 from llmops.build.targets.base import Progress, TargetResult
 from llmops.build.targets.nvidia import engine
 from llmops.build.targets.nvidia.fits import check_gpu
-from llmops.build.targets.nvidia.needs import (
-    OTHER_FILES,
-    check_memory,
-    needs,
-    planned_on_gpu,
-    recorded_bytes,
-    stored_bytes,
-)
-from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions, quantised_checkpoint
+from llmops.build.targets.nvidia.quantised import quantised_checkpoint
 from llmops.build.targets.nvidia.request import (
     COMMON_OPTIONS,
     Request,
@@ -34,6 +26,7 @@ from llmops.build.targets.nvidia.request import (
     unknown_options,
     whole,
 )
+from llmops.build.targets.nvidia.target import NvidiaTarget
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.flags import Value, from_argv, to_argv
 from llmops.build.trtllm.lora import copy_adapters, write_prefetch
@@ -52,10 +45,11 @@ _OPTIONS = COMMON_OPTIONS | {
 }  # fmt: skip
 
 
-class TensorrtTarget:
+class TensorrtTarget(NvidiaTarget):
     """`--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set serve.NAME=VALUE` sets the C++ backend."""
 
     name: TargetName = "tensorrt"
+    copies = 2  # checkpoint and engine
 
     def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
         unknown_options(spec, frozenset(_OPTIONS), (FLAG, SERVE))
@@ -66,29 +60,9 @@ class TensorrtTarget:
         engine_arguments(spec, checkpoint, request)
         check_gpu(spec, checkpoint, request)
 
-    def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
-        """Raises MissingDependencyError or ResourceError when the build could not run here."""
-        from llmops.build.quantize.loading import has_gpu, require_quantize_extra
-
-        require_quantize_extra()
-        request, gpu = make_request(spec, checkpoint), has_gpu()
-        check_memory(needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu), gpu)
-
-    def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        """Checkpoint and engine, what the gate records, and the tokenizer."""
-        request = make_request(spec, checkpoint)
-        recorded = recorded_bytes(checkpoint) if request.measure_quality else 0
-        return 2 * stored_bytes(checkpoint, request) + recorded + OTHER_FILES
-
-    def versions(self) -> dict[str, str]:
-        return library_versions()
-
-    def plan_lines(self, spec: BuildSpec, checkpoint: Checkpoint) -> tuple[list[Any], list[str]]:
-        """(stage needs, text a shell takes) for --dry-run."""
-        request = make_request(spec, checkpoint)
+    def commands(self, spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> list[str]:
         argv = engine_arguments(spec, checkpoint, request)
-        stages = needs(checkpoint, request, self.name, spec.tp, spec.pp, planned_on_gpu(spec))
-        return stages, [
+        return [
             f"# in {spec.output}, inside {request.image.reference}\n" + " \\\n  ".join(engine.pairs(argv)),
             "# or on a docker host\n" + " ".join(engine.docker_command(spec.output, request.image)),
         ]
@@ -113,9 +87,6 @@ class TensorrtTarget:
         result.extra["adapters"] = [{"name": one.name, "id": one.task_id} for one in adapters]
         result.extra["lora_bytes"] = lora_bytes
         return result
-
-    def kept_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        return kept_bytes(spec, checkpoint, make_request(spec, checkpoint))
 
 
 def _build_engine(

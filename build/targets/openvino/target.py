@@ -12,7 +12,7 @@ from llmops.build.families import FAMILIES
 from llmops.build.installed import installed_version
 from llmops.build.manifest import Limits, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import Progress, TargetResult
+from llmops.build.targets.base import Progress, Target, TargetResult
 from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_kind
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
@@ -25,7 +25,7 @@ _DEFAULT_BATCH = 64
 _BYTES = {"int8": 1.0, "int4": 0.63}
 
 
-class OpenVinoTarget:
+class OpenVinoTarget(Target):
     """`--quant none` keeps the checkpoint's numbers exactly; int8 is per channel, int4 per group of inputs."""
 
     name: TargetName = "openvino"
