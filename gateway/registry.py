@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from dataclasses import replace
@@ -14,6 +13,7 @@ import jinja2
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, ModelNotFoundError, UnavailableError
 from llmops.gateway.messages import Engine, EngineRequest, ModelCard, Sampling
+from llmops.gateway.refresher import Refresher
 from llmops.gateway.serving import ServedModel
 from llmops.gateway.settings import GatewaySettings, ModelOverrides
 from llmops.gateway.text.template import ChatTemplate
@@ -39,8 +39,7 @@ class ModelRegistry:
         self._retired: list[Engine] = []
         self._problem: str | None = "The gateway has not reached Triton yet."
         self._reading = asyncio.Lock()
-        self._watcher: asyncio.Task | None = None
-        self._looked = asyncio.Event()
+        self._refresher = Refresher("model-registry", self.refresh, settings.refresh_seconds)
 
     @property
     def _triton(self) -> TritonClient:
@@ -102,33 +101,16 @@ class ModelRegistry:
             self._problem = None
 
     async def start(self) -> None:
-        """Connect, look once if Triton answers in time, and keep the list fresh in the background until `close`.
-
-        A gateway has several workers behind one port: each must know the models before it takes a request.
-        """
+        """Connect, look once if Triton answers in time, and keep the list fresh in the background until `close`."""
         self._client = TritonClient(self._settings.triton, timeout=self._settings.timeouts.connect)
-        self._watcher = asyncio.create_task(self._watch(), name="model-registry")
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._looked.wait(), self._settings.timeouts.connect)
+        await self._refresher.start(self._settings.timeouts.connect)
 
     async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._refresher.close()
         for engine in [*self._retired, *(base.engine for base in self._bases.values())]:
             await engine.close()
         if self._client is not None:
             await self._client.close()
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except Exception:
-                # the list as it was is better than none; a bug must not stop the watch for ever
-                log.exception("reading Triton's models failed")
-            self._looked.set()
-            await asyncio.sleep(self._settings.refresh_seconds)
 
     async def _read_models(self) -> None:
         engine_models = await self._triton.engine_models()

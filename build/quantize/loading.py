@@ -48,7 +48,7 @@ def require_quantize_extra() -> None:
     missing = [name for name in ("torch", "transformers", "modelopt") if find_spec(name) is None]
     if missing:
         raise MissingDependencyError(
-            f"Quantising needs {', '.join(missing)}, which is not installed: pip install 'llmops[quantize]'."
+            f"Quantising needs what is not installed ({', '.join(missing)}): pip install 'llmops[quantize]'."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from tritonclient.grpc import service_pb2
 from llmops.errors import LlmopsError
 from llmops.gateway.embeddings.base import EmbeddingCard, EmbeddingModel
 from llmops.gateway.errors import EngineError, ModelNotFoundError, UnavailableError
+from llmops.gateway.refresher import Refresher
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.client import TritonClient
 
@@ -31,12 +31,11 @@ class TritonEmbedder:
     """Keeps the list of embedding models fresh while it is started; a model stays known while Triton is away."""
 
     def __init__(self, address: str, *, timeout: float, refresh_seconds: float) -> None:
-        self._address, self._timeout, self._refresh_seconds = address, timeout, refresh_seconds
+        self._address, self._timeout = address, timeout
         self._client: TritonClient | None = None
         self._models: dict[str, EmbeddingModel] = {}
         self._reached = self._answers = False
-        self._watcher: asyncio.Task | None = None
-        self._looked = asyncio.Event()
+        self._refresher = Refresher("embedding-models", self._refresh, refresh_seconds)
 
     def get(self, name: str) -> EmbeddingModel:
         if name in self._models:
@@ -53,14 +52,10 @@ class TritonEmbedder:
 
     async def start(self) -> None:
         self._client = TritonClient(self._address, timeout=self._timeout)
-        self._watcher = asyncio.create_task(self._watch(), name="embedding-models")
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._looked.wait(), self._timeout)
+        await self._refresher.start(self._timeout)
 
     async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._refresher.close()
         if self._client is not None:
             await self._client.close()
 
@@ -71,15 +66,12 @@ class TritonEmbedder:
         answers = await asyncio.gather(*(self._client.infer(_request(model.card, batch)) for batch in batches))
         return _joined(answers, model.card.dimensions)
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self._read_models()
-            except UnavailableError as error:
-                self._answers = False
-                log.debug("embedding models: %s", error.message)
-            self._looked.set()
-            await asyncio.sleep(self._refresh_seconds)
+    async def _refresh(self) -> None:
+        try:
+            await self._read_models()
+        except UnavailableError as error:
+            self._answers = False
+            log.debug("embedding models: %s", error.message)
 
     async def _read_models(self) -> None:
         assert self._client is not None

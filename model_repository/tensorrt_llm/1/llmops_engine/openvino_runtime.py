@@ -128,7 +128,6 @@ class OpenVINORuntime(EngineRuntime):
                 yield output
 
     def rest(self) -> None:
-        self._leaving = None
         if self._grammars.memory > self._options.grammars.total // 2:
             self._renew()
 
