@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import Response
 
 from llmops import __version__
 from llmops.gateway.embeddings.base import Embedder
 from llmops.gateway.health import Health
+from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import add_handlers
 from llmops.gateway.http.middleware import ContextMiddleware
 from llmops.gateway.http.openapi import add_bodies, body_of
@@ -50,14 +48,7 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-class DirectRoute(APIRoute):
-    """Our endpoints take the request as it is: FastAPI's reading of parameters would find nothing to do in them."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return self.endpoint
-
-
-def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
+def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
     """The application for any ASGI server. Nothing is connected before its lifespan starts."""
     metrics = Metrics()
     workers = Workers(settings.text_threads)
@@ -77,7 +68,7 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
             await registry.close()
             workers.close()
 
-    app = FastAPI(
+    app = ExpressApp(
         title="llmops gateway",
         version=__version__,
         description="OpenAI's API over models on NVIDIA Triton Inference Server.",
@@ -85,7 +76,6 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
         # a redirect is no answer that an OpenAI client knows; its own 404 is
         redirect_slashes=False,
     )
-    app.router.route_class = DirectRoute
     add_handlers(app)
     app.add_middleware(ContextMiddleware, metrics=metrics)
     service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
@@ -95,11 +85,18 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> FastAPI:
     store = ResponseStore(ResponseTable(peers.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
     responses = Responses(service, Running(peers.own, store))
     _add_openai_routes(app, service, embedder, responses)
+    app.express = {path: ContextMiddleware(endpoint, metrics) for path, endpoint in _posts(app.router)}
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
     add_bodies(app, BODIES)
     return app
+
+
+def _posts(router: APIRouter) -> Iterator[tuple[str, Endpoint]]:
+    for route in router.routes:
+        if isinstance(route, APIRoute) and route.methods == {"POST"} and not route.param_convertors:
+            yield route.path, Endpoint(route.path, route.endpoint)
 
 
 def _add_openai_routes(app: FastAPI, service: Service, embedder: Embedder, responses: Responses) -> None:
