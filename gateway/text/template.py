@@ -50,6 +50,8 @@ class ChatTemplate:
         self._seconds = seconds
         self._special_tokens = dict(special_tokens)
         self._template = _environment().from_string(source)
+        # jinja2's is a chain of mappings, which each rendering would copy entry by entry
+        self._template.globals = dict(self._template.globals)
 
     def render(
         self,
