@@ -43,7 +43,11 @@ class ServerSend:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[SEND], scope[BURST] = send, self._burst
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            # the server's `send` belongs to an object that has this scope: a circle that only the collector would free
+            del scope[SEND]
 
 
 def server_send(scope: Scope, send: Send) -> Send:

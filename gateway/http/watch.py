@@ -7,14 +7,19 @@ from collections.abc import Callable
 
 from starlette.types import Receive
 
+# A task per request is a good part of what a short answer costs, and one that is done by then needs no watch (s)
+BEGIN = 0.1
+
 
 class ClientWatch:
     """Listens on `receive` once the body is read; tells the current owner when the client disconnects."""
 
     def __init__(self, receive: Receive) -> None:
         self.gone = False
+        self._receive = receive
         self._on_gone: Callable[[], None] | None = None
-        self._task = asyncio.create_task(self._listen(receive))
+        self._task: asyncio.Task | None = None
+        self._timer = asyncio.get_running_loop().call_later(BEGIN, self._begin)
 
     def tell(self, on_gone: Callable[[], None]) -> None:
         """Call `on_gone` when the client goes; at once when it already has."""
@@ -24,10 +29,17 @@ class ClientWatch:
 
     def close(self) -> None:
         self._on_gone = None
-        self._task.cancel()
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            # a cancelled task holds its frames, and they this: a circle that only the collector would free
+            self._task = None
 
-    async def _listen(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
         if self._on_gone is not None:
