@@ -105,6 +105,7 @@ FINISHED = Tensor("finished", BOOL)
 # Step streams (docs/contract.md): what a gateway may say, and what it hears.
 STEP_INPUTS: list[Tensor] = [
     Tensor("subscription", STRING),
+    Tensor("submissions", STRING, (-1,)),
     Tensor("slot", INT32),
     Tensor("resume_from", INT64),
     Tensor("acknowledge", INT64),

@@ -13,7 +13,8 @@ from grpc import aio
 from llmops.gateway.errors import ApiError, CancelledStreamError, EngineError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.triton.base import Transport
-from llmops.gateway.triton.tensors import FINAL_FLAG, RequestWriter, ResponseReader, error_of
+from llmops.gateway.triton.requests import RequestWriter
+from llmops.gateway.triton.tensors import FINAL_FLAG, ResponseReader, error_of
 
 
 class RequestStreams(Transport):

@@ -13,7 +13,7 @@ import time
 import uuid
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from grpc import aio
@@ -21,7 +21,9 @@ from grpc import aio
 from llmops.gateway.errors import ApiError, CancelledStreamError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenSink, TokenStream
 from llmops.gateway.triton.base import Transport
-from llmops.gateway.triton.tensors import FINAL_FLAG, RequestWriter, error_of
+from llmops.gateway.triton.requests import RequestWriter
+from llmops.gateway.triton.step_messages import StepWriter, Submission, slots_of
+from llmops.gateway.triton.tensors import FINAL_FLAG, error_of
 
 LAST_OF_SLOT, ERROR, CANCELLED = 2, 4, 8
 # the engine keeps 256 unacknowledged steps
@@ -38,12 +40,13 @@ RESTARTED = "The engine was restarted while this answer was being generated; sen
 class StepStreams(Transport):
     """Opens the subscription with the first request, and a new one when the last was ended."""
 
-    name = "step"
+    # "step" was that of engines that took one submission per message
+    name = "step2"
 
     def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
         """`start_call` starts one ModelStreamInfer call (the stub's method)."""
         self._start_call = start_call
-        self._writer = RequestWriter(engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id)
+        self._requests = RequestWriter(engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id)
         self._subscription: Subscription | None = None
         self._opening = asyncio.Lock()
 
@@ -51,7 +54,7 @@ class StepStreams(Transport):
         subscription = self._subscription
         if subscription is None or subscription.ended:
             subscription = await self._subscribe()
-        return await subscription.submit(request)
+        return subscription.submit(request)
 
     async def close(self) -> None:
         if self._subscription is not None:
@@ -60,7 +63,7 @@ class StepStreams(Transport):
     async def _subscribe(self) -> Subscription:
         async with self._opening:
             if self._subscription is None or self._subscription.ended:
-                subscription = Subscription(self._start_call, self._writer)
+                subscription = Subscription(self._start_call, self._requests)
                 await subscription.start()
                 self._subscription = subscription
             return self._subscription
@@ -69,42 +72,48 @@ class StepStreams(Transport):
 class Subscription:
     """One subscription's life: connect, read steps, reconnect, end. `ended` once nothing more comes of it."""
 
-    def __init__(self, start_call: Callable[[], Any], writer: RequestWriter) -> None:
+    def __init__(self, start_call: Callable[[], Any], requests: RequestWriter) -> None:
         self.ended = False
         self._start_call = start_call
-        self._writer = writer
         self._id = uuid.uuid4().hex
+        self._writer = StepWriter(requests, self._id)
         self._slots = itertools.count()
         self._streams: dict[int, StepStream] = {}
         self._last = self._acknowledged = 0
         self._writing = asyncio.Lock()
         self._call: Any = None
         self._task: asyncio.Task | None = None
+        # submissions that no message has taken up yet, by slot
+        self._outbox: dict[int, Submission] = {}
+        self._submitting = False
         self._sends: set[asyncio.Task] = set()
 
     async def start(self) -> None:
         """Raises UnavailableError when Triton cannot be reached."""
         self._call = self._start_call()
         try:
-            await self._call.write(self._writer.subscribe(self._id, 0))
+            await self._call.write(self._writer.subscribe(0))
         except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:
             detail = await self._call.details()
             raise UnavailableError(f"Triton cannot be reached: {detail or error}.") from error
         self._task = asyncio.create_task(self._run(), name="step-stream")
 
-    async def submit(self, request: EngineRequest) -> StepStream:
+    def submit(self, request: EngineRequest) -> StepStream:
+        """What is submitted while a message is being written goes into the next one, all of it."""
         slot = next(self._slots)
-        message = self._writer.submit(request, self._id, slot)
-        stream = StepStream(self, slot, message)
-        self._streams[slot] = stream
-        await self._write(message)
+        submission = self._writer.submission(request, slot)
+        stream = self._streams[slot] = StepStream(self, slot, submission)
+        self._outbox[slot] = submission
+        if not self._submitting:
+            self._submitting = True
+            self._send(self._submit())
         return stream
 
     def cancel(self, slot: int) -> None:
-        if self._streams.pop(slot, None) is not None and not self.ended:
-            send = asyncio.create_task(self._write(self._writer.cancel(self._id, slot)))
-            self._sends.add(send)
-            send.add_done_callback(self._sends.discard)
+        if self._streams.pop(slot, None) is None or self.ended:
+            return
+        if self._outbox.pop(slot, None) is None:
+            self._send(self._write(self._writer.cancel(slot)))
 
     async def close(self) -> None:
         self._end(UnavailableError("The gateway is shutting down."))
@@ -112,13 +121,35 @@ class Subscription:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def _send(self, work: Coroutine[Any, Any, None]) -> None:
+        send = asyncio.create_task(work)
+        self._sends.add(send)
+        send.add_done_callback(self._sends.discard)
+
+    async def _submit(self) -> None:
+        try:
+            while self._outbox:
+                await self._write_outbox()
+        finally:
+            self._submitting = False
+
+    async def _write_outbox(self) -> None:
+        async with self._writing:
+            # taken only now: until it is written a cancelled submission is simply left out
+            submissions, self._outbox = list(self._outbox.values()), {}
+            if submissions:
+                await self._write_now(self._writer.submit(submissions))
+
     async def _write(self, message: Any) -> None:
         async with self._writing:
-            try:
-                await self._call.write(message)
-            except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
-                # the reader sees the same break, and sends again what did not arrive
-                return
+            await self._write_now(message)
+
+    async def _write_now(self, message: Any) -> None:
+        try:
+            await self._call.write(message)
+        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
+            # the reader sees the same break, and sends again what did not arrive
+            return
 
     async def _run(self) -> None:
         try:
@@ -145,15 +176,17 @@ class Subscription:
                 await self._step(response.infer_response)
 
     def _refused(self, message_id: str, text: str) -> None:
-        """An error message is about one slot, or (under the subscription's own id) about all."""
+        """An error message is about the slots of one message, or (under the subscription's own id) about all."""
         if UNKNOWN in text:
             self._end(UnavailableError(RESTARTED))
-        elif message_id.isdigit():
-            stream = self._streams.pop(int(message_id), None)
+            return
+        slots = slots_of(message_id)
+        if not slots:
+            self._end(UnavailableError(f"The engine ended the stream: {text}"))
+        for slot in slots:
+            stream = self._streams.pop(slot, None)
             if stream is not None:
                 stream.fail(error_of(text))
-        else:
-            self._end(UnavailableError(f"The engine ended the stream: {text}"))
 
     async def _step(self, response: Any) -> None:
         outputs = {output.name: at for at, output in enumerate(response.outputs)}
@@ -162,7 +195,7 @@ class Subscription:
             self._deliver(outputs, response.raw_output_contents)
             if self._last - self._acknowledged >= ACKNOWLEDGE_EVERY:
                 self._acknowledged = self._last
-                await self._write(self._writer.acknowledge(self._id, self._last))
+                await self._write(self._writer.acknowledge(self._last))
         elif FINAL_FLAG in response.parameters and response.id == self._id:
             self._end(UnavailableError("The engine is shutting down; send the request again."))
 
@@ -193,10 +226,10 @@ class Subscription:
             self._call = self._start_call()
             try:
                 async with self._writing:
-                    await self._call.write(self._writer.subscribe(self._id, self._last))
-                    for stream in list(self._streams.values()):
-                        if stream.unconfirmed is not None:
-                            await self._call.write(stream.unconfirmed)
+                    await self._call.write(self._writer.subscribe(self._last))
+                    unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
+                    if unconfirmed:
+                        await self._call.write(self._writer.submit(unconfirmed))
                 return
             except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
                 if time.monotonic() > deadline:
@@ -228,11 +261,11 @@ class StepStream(TokenStream):
         "unconfirmed",
     )
 
-    def __init__(self, subscription: Subscription, slot: int, message: Any) -> None:
+    def __init__(self, subscription: Subscription, slot: int, submission: Submission) -> None:
         self._subscription = subscription
         self._slot = slot
         # kept until the engine has been heard of, to be sent again over a new connection
-        self.unconfirmed: Any = message
+        self.unconfirmed: Submission | None = submission
         self._batches: deque[TokenBatch] = deque()
         self._waiter: asyncio.Future | None = None
         self._sink: TokenSink | None = None

@@ -53,8 +53,6 @@ UNDERSTOOD = frozenset(
         "lora_task_id",
         "streaming",
         "stop",
-        "subscription",
-        "slot",
         "return_context_ids",
         "return_num_input_tokens",
         "return_num_output_tokens",

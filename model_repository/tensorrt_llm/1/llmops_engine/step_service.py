@@ -9,6 +9,7 @@ from .loop import EngineLoop, Job
 from .parse import Limits, Tensors, flag, parse_request, scalar, text
 from .request import GenerationRequest, Refused
 from .sinks import FINAL, TritonStepSender, send_error
+from .submissions import read_submissions
 from .subscription import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT, Subscription
 
 # when nothing is generated, broken streams are still looked for this often (s)
@@ -65,6 +66,10 @@ class StepService:
         return True
 
     def _route(self, name: str, tensors: Tensors, sender: Any) -> None:
+        if "submissions" in tensors:
+            requests = [(slot, self._parse(one)) for slot, one in read_submissions(tensors)]
+            self._loop.post(lambda: self._submit(name, requests, sender))
+            return
         slot = scalar(tensors, "slot", None)
         acknowledged = scalar(tensors, "acknowledge", None)
         if acknowledged is not None:
@@ -75,8 +80,7 @@ class StepService:
         elif flag(tensors, "stop"):
             self._loop.post(lambda: self._cancel(name, slot, sender))
         else:
-            parsed = self._parse(tensors)
-            self._loop.post(lambda: self._submit(name, slot, parsed, sender))
+            raise Refused("slot: needs stop; requests are said in submissions")
 
     def _parse(self, tensors: Tensors) -> GenerationRequest | Refused:
         try:
@@ -94,14 +98,17 @@ class StepService:
         if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
             send_error(sender, UNKNOWN)
 
-    def _submit(self, name: str, slot: int, request: GenerationRequest | Refused, sender: Any) -> None:
+    def _submit(self, name: str, requests: list[tuple[int, GenerationRequest | Refused]], sender: Any) -> None:
         subscription = self._subscriptions.get(name)
         if subscription is None:
             send_error(sender, UNKNOWN)
             return
         sender.send(flags=FINAL)
-        if not subscription.claim(slot):
-            return
+        for slot, request in requests:
+            if subscription.claim(slot):
+                self._start(subscription, slot, request)
+
+    def _start(self, subscription: Subscription, slot: int, request: GenerationRequest | Refused) -> None:
         sink = StepSink(subscription, slot)
         if self._draining or isinstance(request, Refused):
             sink.fail(DRAINING if self._draining else str(request))

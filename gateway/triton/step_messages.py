@@ -1,0 +1,80 @@
+"""What a gateway says in a step stream (docs/contract.md, "Step streams")."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tritonclient.grpc import service_pb2
+
+from llmops.gateway.messages import EngineRequest
+from llmops.gateway.triton.encodings import MessageTensors, ObjectTensors
+from llmops.gateway.triton.requests import RequestWriter
+from llmops.gateway.triton.tensors import EMPTY_FINAL
+
+
+class Submission(NamedTuple):
+    """A request on its way to its slot. `tensors`: all but the token ids, as a JSON object."""
+
+    slot: int
+    input_ids: array[int]
+    tensors: bytes
+
+
+class StepWriter:
+    """Builds the messages of one subscription."""
+
+    def __init__(self, requests: RequestWriter, subscription: str) -> None:
+        self._requests = requests
+        self._subscription = subscription
+
+    def submission(self, request: EngineRequest, slot: int) -> Submission:
+        tensors = ObjectTensors()
+        tensors.scalar("slot", "INT32", slot)
+        self._requests.write_rest(request, tensors)
+        return Submission(slot, array("i", request.input_ids), tensors.encoded())
+
+    def submit(self, submissions: Sequence[Submission]) -> service_pb2.ModelInferRequest:
+        """One message for all that is there to be said. Nothing but an error answers it, under the id of its slots."""
+        message, tensors = self._message()
+        message.id = ",".join(str(submission.slot) for submission in submissions)
+        input_ids = array("i")
+        for submission in submissions:
+            input_ids += submission.input_ids
+        tensors.ids("input_ids", input_ids)
+        tensors.texts("submissions", [submission.tensors for submission in submissions])
+        return message
+
+    def subscribe(self, resume_from: int) -> service_pb2.ModelInferRequest:
+        message, tensors = self._message()
+        message.id = self._subscription
+        message.parameters[EMPTY_FINAL].bool_param = True
+        tensors.scalar("resume_from", "INT64", resume_from)
+        return message
+
+    def acknowledge(self, step: int) -> service_pb2.ModelInferRequest:
+        message, tensors = self._message()
+        tensors.scalar("acknowledge", "INT64", step)
+        return message
+
+    def cancel(self, slot: int) -> service_pb2.ModelInferRequest:
+        message, tensors = self._message()
+        tensors.scalar("slot", "INT32", slot)
+        tensors.scalar("stop", "BOOL", True)
+        return message
+
+    def _message(self) -> tuple[service_pb2.ModelInferRequest, MessageTensors]:
+        """A message that is no request of its own; the two tensors that NVIDIA's contract requires are 0 then."""
+        message = service_pb2.ModelInferRequest(model_name=self._requests.model)
+        tensors = MessageTensors(message)
+        tensors.scalar("input_lengths", "INT32", 0)
+        tensors.scalar("request_output_len", "INT32", 0)
+        tensors.text("subscription", self._subscription)
+        return message, tensors
+
+
+def slots_of(message_id: str) -> list[int]:
+    """The slots of a refused submission; none when the message was no submission."""
+    parts = message_id.split(",")
+    return [int(part) for part in parts] if all(part.isdigit() for part in parts) else []
