@@ -97,48 +97,65 @@ class Metrics:
             self.registry, "llmops_stage_seconds", "What the time until the answer begins was spent on.", label="stage"
         )
 
+        self._models: dict[str, ModelMetrics] = {}
+
     def meter(self, model: str, started: float, prompt_tokens: int) -> Meter:
-        return Meter(self, model, started, prompt_tokens)
+        """`model` is one that is served: each that is named here becomes a label."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelMetrics(self, model)
+        return Meter(found, started, prompt_tokens)
+
+
+class ModelMetrics:
+    """One model's part of them; looking up labels again and again would cost each request several microseconds."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.completion_tokens = metrics.completion_tokens.labels(model)
+        self.cancelled = metrics.cancelled.labels(model)
+        self.active = metrics.active.labels(model)
+        self.ttft = metrics.ttft.labels(model)
+        self.itl = metrics.itl.labels(model)
+        self.tpot = metrics.tpot.labels(model)
+        self.duration = metrics.duration.labels(model)
 
 
 class Meter:
     """Follows one answer. `started` is perf_counter() at the request's arrival, `last` when tokens last came (or 0)."""
 
-    __slots__ = ("_active", "_ended", "_first", "_itl", "_metrics", "_model", "_started", "_tokens", "last")
+    __slots__ = ("_ended", "_first", "_metrics", "_started", "_tokens", "last")
 
-    def __init__(self, metrics: Metrics, model: str, started: float, prompt_tokens: int) -> None:
+    def __init__(self, metrics: ModelMetrics, started: float, prompt_tokens: int) -> None:
         self._metrics = metrics
-        self._model = model
         self._started = started
         self._first = self.last = 0.0
         self._tokens = 0
         self._ended = False
-        self._itl = metrics.itl.labels(model)
-        self._active = metrics.active.labels(model)
-        self._active.inc()
-        metrics.prompt_tokens.labels(model).inc(prompt_tokens)
+        metrics.active.inc()
+        metrics.prompt_tokens.inc(prompt_tokens)
 
     def tokens(self, count: int) -> None:
         """`count` tokens came in one message."""
         now = perf_counter()
         if self.last == 0.0:
             self._first = now
-            self._metrics.ttft.labels(self._model).observe(now - self._started)
+            self._metrics.ttft.observe(now - self._started)
         elif count:
-            self._itl.observe((now - self.last) / count, count)
+            self._metrics.itl.observe((now - self.last) / count, count)
         self.last = now
         self._tokens += count
 
     def cancelled(self) -> None:
-        self._metrics.cancelled.labels(self._model).inc()
+        self._metrics.cancelled.inc()
 
     def end(self, completion_tokens: int) -> None:
         if self._ended:
             return
         self._ended = True
-        self._active.dec()
-        self._metrics.completion_tokens.labels(self._model).inc(completion_tokens)
+        self._metrics.active.dec()
+        self._metrics.completion_tokens.inc(completion_tokens)
         if self.last:
-            self._metrics.duration.labels(self._model).observe(self.last - self._started)
+            self._metrics.duration.observe(self.last - self._started)
         if self._tokens > 1:
-            self._metrics.tpot.labels(self._model).observe((self.last - self._first) / (self._tokens - 1))
+            self._metrics.tpot.observe((self.last - self._first) / (self._tokens - 1))

@@ -130,7 +130,8 @@ def note_ignored(
 
     `known` fields may be dotted: `text.verbosity`. Fields that nobody knows are those left over in `extra`, or `body`.
     """
-    found = [name for name in sorted(known) if _is_set(body, name)]
+    given = body.model_fields_set
+    found = sorted(name for name in known if name.partition(".")[0] in given and _is_set(body, name))
     unknown = sorted(name for name, value in ((extra or body).model_extra or {}).items() if value is not None)
     context.ignored = found + [_printable(name) for name in unknown[:16]]
     for name in found:
