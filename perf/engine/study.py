@@ -1,7 +1,7 @@
 """The bare engine with different weights and properties beside llama.cpp's server, in one run.
 
     python -m llmops.perf.engine.study int8=ENGINE int4=ENGINE2 int8,INFERENCE_PRECISION_HINT=f32=ENGINE \\
-        --llama /path/to/other/venv/bin/python --gguf MODEL.gguf
+        --gguf MODEL.gguf
 
 Contenders take turns within each round, so that a ratio compares neighbours in time. What other processes took of the
 machine is printed with each round: where it is much, the rates mean little. Prompts are random tokens; nothing is
@@ -28,7 +28,9 @@ from typing import Any, Protocol
 import click
 
 from llmops.errors import InputError
-from llmops.perf.harness.processes import cpu_seconds, descendants
+from llmops.model_repository.processes import tied
+from llmops.perf.harness.processes import Others, cpu_seconds, descendants
+from llmops.perf.peers.llamacpp import llamacpp
 
 INPUT_TOKENS = 64
 OUTPUT_TOKENS = 64
@@ -57,7 +59,7 @@ class Contender(Protocol):
     """Something that generates; `run` gives (tokens, seconds)."""
 
     name: str
-    process: subprocess.Popen[str]
+    pid: int
 
     def run(self, streams: int, output: int) -> tuple[int, float]: ...
 
@@ -71,6 +73,7 @@ class OpenVino:
         rest = {key: value for key, value in properties.items() if key.lower() not in _SCHEDULER}
         asked = {"model": str(model), "properties": rest, "scheduler": own}
         self.process = _spawn([sys.executable, "-m", "llmops.perf.engine.worker", json.dumps(asked)], stack)
+        self.pid = self.process.pid
         self.load_seconds = float(self._answer()["load_seconds"])
 
     def run(self, streams: int, output: int) -> tuple[int, float]:
@@ -102,10 +105,9 @@ class LlamaServer:
 
     name = PEER
 
-    def __init__(self, python: str, gguf: Path, slots: int, stack: ExitStack) -> None:
-        script = Path(__file__).parent / "peers" / "llama_server.py"
-        self.process = _spawn([python, str(script), str(gguf), str(_free_port()), str(slots)], stack)
-        self.address = _line(self.process, self.name).strip()
+    def __init__(self, gguf: Path, slots: int, stack: ExitStack) -> None:
+        server = stack.enter_context(llamacpp(gguf, slots))
+        self.pid, self.address = server.pid, server.address.removesuffix("/v1")
         self.random = Random(0)
 
     def run(self, streams: int, output: int) -> tuple[int, float]:
@@ -127,9 +129,8 @@ class LlamaServer:
 
 
 def _spawn(command: list[str], stack: ExitStack) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(tied(command), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process
@@ -144,27 +145,12 @@ def _line(process: subprocess.Popen[str], name: str) -> str:
     raise InputError(f"{name} ended (exit {process.wait()}): its settings do not work on this machine.")
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _busy_seconds() -> float:
-    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / 100
-
-
 def measure(contender: Contender, streams: int, output: int) -> Sample:
     """One batch, with what it and everything else on the machine used meanwhile."""
-    pids = descendants(contender.process.pid)
-    own, busy, begin = cpu_seconds(pids), _busy_seconds(), time.perf_counter()
+    pids, others = descendants(contender.pid), Others()
+    own = cpu_seconds(pids)
     tokens, seconds = contender.run(streams, output)
-    wall, used = time.perf_counter() - begin, cpu_seconds(pids) - own
-    others = max(0.0, _busy_seconds() - busy - used) / wall
-    return Sample(contender.name, streams, tokens, seconds, used, others)
+    return Sample(contender.name, streams, tokens, seconds, cpu_seconds(pids) - own, others.cores())
 
 
 def ratios(samples: list[Sample], name: str, streams: int, peer: str = PEER) -> list[float]:
@@ -220,8 +206,7 @@ def _rounds(contenders: list[Contender], streams: list[int], rounds: int, output
 
 @click.command()
 @click.argument("engines", nargs=-1, required=True)
-@click.option("--llama", help="Python of an environment with xllamacpp.")
-@click.option("--gguf", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The same model for it.")
+@click.option("--gguf", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The model for llama.cpp.")
 @click.option("--streams", default="1,8,32", show_default=True, help="Batch sizes.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--output-tokens", default=OUTPUT_TOKENS, show_default=True, help="Tokens of each answer.")
@@ -229,7 +214,6 @@ def _rounds(contenders: list[Contender], streams: list[int], rounds: int, output
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample here.")
 def main(
     engines: tuple[str, ...],
-    llama: str | None,
     gguf: Path | None,
     streams: str,
     rounds: int,
@@ -240,11 +224,9 @@ def main(
     """Compare ENGINES: NAME=FOLDER, or NAME,PROPERTY=VALUE,…=FOLDER."""
     counts = [int(count) for count in streams.split(",")]
     wanted = [parse(entry) for entry in engines]
-    if (llama is None) != (gguf is None):
-        raise InputError("--llama and --gguf go together.")
     with ExitStack() as stack:
         own = [OpenVino(name, model, properties, stack) for name, model, properties in wanted]
-        peers: list[Contender] = [LlamaServer(llama, gguf, max(counts), stack)] if llama and gguf else []
+        peers: list[Contender] = [LlamaServer(gguf, max(counts), stack)] if gguf else []
         print("\n".join(f"{engine.name}: loaded in {engine.load_seconds:.1f} s" for engine in own), flush=True)
         contenders = [*peers, *own]
         names, samples = [contender.name for contender in contenders], list[Sample]()
