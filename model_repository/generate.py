@@ -23,7 +23,7 @@ from llmops.model_repository.names import EMBEDDING, ENGINE, POSTPROCESSING, PRE
 from llmops.model_repository.pbtxt import TEMPLATES, render_config
 from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
 
-CONTRACT = 1
+CONTRACT = 2
 MAX_QUEUE_SIZE = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

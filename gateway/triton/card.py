@@ -12,7 +12,7 @@ from llmops.errors import InputError
 from llmops.gateway.messages import Adapter, Capabilities, GuideKind, ModelCard, SamplingDefaults
 
 PARAMETER = "llmops_card"
-CONTRACT = 1
+CONTRACT = 2
 
 
 class _Capabilities(BaseModel):

@@ -40,8 +40,7 @@ RESTARTED = "The engine was restarted while this answer was being generated; sen
 class StepStreams(Transport):
     """Opens the subscription with the first request, and a new one when the last was ended."""
 
-    # "step" was that of engines that took one submission per message
-    name = "step2"
+    name = "step"
 
     def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
         """`start_call` starts one ModelStreamInfer call (the stub's method)."""

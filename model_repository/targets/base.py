@@ -43,4 +43,4 @@ class RepositoryTarget(ABC):
         """The `capabilities` of the card, see docs/contract.md."""
 
     def transports(self) -> list[str]:
-        return ["request", "step2"]
+        return ["request", "step"]

@@ -100,7 +100,7 @@ class TensorrtTarget(RepositoryTarget):
         }
 
     def transports(self) -> list[str]:
-        return ["request", "step2"] if backend() == "python" else ["request"]
+        return ["request", "step"] if backend() == "python" else ["request"]
 
 
 def backend() -> str:

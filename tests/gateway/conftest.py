@@ -61,7 +61,7 @@ def tokenizer(tokenizer_dir):
 @pytest.fixture
 def card(tokenizer_dir, tokenizer):
     return {
-        "contract": 1,
+        "contract": 2,
         "name": "tiny",
         "target": "openvino",
         "tokenizer_dir": str(tokenizer_dir),

@@ -113,7 +113,7 @@ def test_the_card_says_what_the_gateway_must_know(engine: Path, tmp_path: Path) 
     generate_repository(read_engines([f"chat={engine}"]), tmp_path / "r")
     config = configs(tmp_path / "r")["chat-tensorrt_llm"]
     card = json.loads(config.parameters["llmops_card"].string_value)
-    assert card["contract"] == 1
+    assert card["contract"] == 2
     assert (card["name"], card["target"], card["end_ids"], card["pad_id"]) == ("chat", "openvino", [2, 3], None)
     assert (card["max_batch_size"], card["max_seq_len"], card["vocab_size"]) == (8, 512, 100)
     assert Path(card["tokenizer_dir"]) == engine.resolve() / "tokenizer"

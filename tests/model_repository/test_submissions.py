@@ -1,0 +1,143 @@
+"""A request means the same to the engine whichever way it travels: alone, or with others in one message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llmops_engine.parse import Limits, parse_request
+from llmops_engine.request import Refused
+from llmops_engine.submissions import read_submissions
+from tritonclient.grpc import InferInput, service_pb2
+from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
+
+from llmops.gateway.messages import EngineRequest, Guide, Sampling
+from llmops.gateway.triton.requests import RequestWriter
+from llmops.gateway.triton.step_messages import StepWriter
+from llmops.model_repository.tensors import OUR_INPUTS
+
+LIMITS = Limits(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}), adapters=frozenset({4}))
+WRITER = RequestWriter("tiny-tensorrt_llm", vocab_size=100, pad_id=0)
+# what FP32 holds exactly: only then are the two ways alike to the last bit
+HALVES = st.integers(1, 16).map(lambda n: n / 16)
+IDS = st.integers(0, 99)
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=HALVES | st.just(0.0),
+    top_p=HALVES,
+    top_k=st.integers(0, 2**31 - 1),
+    min_p=HALVES | st.just(0.0),
+    repetition_penalty=HALVES,
+    presence_penalty=HALVES,
+    frequency_penalty=HALVES,
+    seed=st.none() | st.integers(0, 2**64 - 1),
+)
+REQUESTS = st.builds(
+    EngineRequest,
+    request_id=st.just("x"),
+    input_ids=st.lists(IDS, min_size=1, max_size=20),
+    max_tokens=st.integers(1, 30),
+    sampling=SAMPLINGS,
+    n=st.integers(1, 8),
+    end_ids=st.lists(IDS, max_size=3).map(tuple),
+    stop_words=st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    logprobs=st.booleans(),
+    guide=st.none() | st.builds(Guide, st.just("regex"), st.text(min_size=1)),
+    lora_id=st.sampled_from([None, 4]),
+)
+
+
+def received(message: service_pb2.ModelInferRequest) -> dict[str, np.ndarray]:
+    """What the Python backend hands to the model, decoded by Triton's own client library."""
+    found = {}
+    for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True):
+        flat = deserialize_bytes_tensor(raw) if tensor.datatype == "BYTES" else np.frombuffer(raw, dtype_of(tensor))
+        found[tensor.name] = flat.reshape(tensor.shape)
+    return found
+
+
+def dtype_of(tensor: Any) -> Any:
+    return triton_to_np_dtype(InferInput(tensor.name, list(tensor.shape), tensor.datatype).datatype())
+
+
+def submitted(*objects: Any, ids: int = 3) -> list[Any]:
+    tensors = {
+        "submissions": np.array(
+            [[one if isinstance(one, bytes) else json.dumps(one).encode() for one in objects]], object
+        ),
+        "input_ids": np.arange(ids, dtype=np.int32)[None],
+    }
+    return list(read_submissions(tensors))
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=4))
+def test_requests_of_one_message_are_those_that_were_sent(requests: list[EngineRequest]) -> None:
+    steps = StepWriter(WRITER, "abc")
+    message = steps.submit([steps.submission(request, 7 + at) for at, request in enumerate(requests)])
+    together = list(read_submissions(received(message)))
+    assert [slot for slot, _ in together] == [7 + at for at in range(len(requests))]
+    for request, (_, tensors) in zip(requests, together, strict=True):
+        one, alone = parse_request(tensors, LIMITS), parse_request(received(WRITER.write(request)), LIMITS)
+        assert one.input_ids.tolist() == alone.input_ids.tolist() == list(request.input_ids)
+        one.input_ids = alone.input_ids
+        assert one == alone
+
+
+def test_every_tensor_of_a_submission_message_is_declared() -> None:
+    declared = {tensor.name: (tensor.data_type.removeprefix("TYPE_"), tensor.dims) for tensor in OUR_INPUTS}
+    steps = StepWriter(WRITER, "abc")
+    submission = steps.submission(EngineRequest("x", [1, 2], 3), 0)
+    for message in (steps.submit([submission]), steps.subscribe(0), steps.acknowledge(5), steps.cancel(0)):
+        for tensor in message.inputs:
+            assert declared[tensor.name][0] == tensor.datatype.replace("BYTES", "STRING")
+            assert len(tensor.shape) == 1 + len(declared[tensor.name][1])
+    assert set(json.loads(submission.tensors)) <= set(declared)
+
+
+def test_a_request_that_is_refused_does_not_take_the_others_with_it() -> None:
+    fine, wrong = EngineRequest("x", [1, 2], 3), EngineRequest("y", [1], 64)
+    steps = StepWriter(WRITER, "abc")
+    message = steps.submit([steps.submission(request, slot) for slot, request in enumerate((wrong, fine))])
+    (_, first), (_, second) = read_submissions(received(message))
+    with pytest.raises(Refused, match="request_output_len: 1 prompt tokens and 64 new ones"):
+        parse_request(first, LIMITS)
+    assert parse_request(second, LIMITS).input_ids.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        ([1], "must be a JSON object"),
+        ({"input_lengths": 1}, "each needs its slot"),
+        ({"slot": 1}, "each needs its slot"),
+        ({"slot": 1, "input_lengths": 4}, "as many of input_ids"),
+        ({"slot": 1, "input_lengths": -1}, "as many of input_ids"),
+        ({"slot": "1", "input_lengths": 1}, "each needs its slot"),
+    ],
+)
+def test_a_message_that_is_not_understood_is_refused(wrong: Any, said: str) -> None:
+    with pytest.raises(Refused, match=f"^submissions: .*{said}"):
+        submitted({"slot": 0, "input_lengths": 0}, wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"temperature": "hot"}, "temperature: must be a number"),
+        ({"temperature": None}, "temperature: must be a number"),
+        ({"stop_words_list": ["ab", "cd"]}, "stop_words_list: must be integers"),
+        ({"stop_words_list": [[1, 2], [3]]}, "stop_words_list: its rows must be equally long"),
+        ({"runtime_top_k": [1, 2]}, "runtime_top_k: one value per request"),
+    ],
+)
+def test_values_that_triton_would_have_checked_are_checked(values: dict[str, Any], said: str) -> None:
+    least = {"slot": 0, "input_lengths": 3, "request_output_len": 2}
+    with pytest.raises(Refused, match=said):
+        parse_request(submitted({**least, **values})[0][1], LIMITS)
