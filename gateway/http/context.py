@@ -16,7 +16,8 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass(slots=True)
 class RequestContext:
-    """`started` is perf_counter() at arrival; `waited` are the seconds spent waiting for the engine.
+    """`started` is perf_counter() at arrival; `waited`: seconds spent waiting for the engine; `detokenised`: those in
+    which its tokens became text.
 
     `stages` are the seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
     """
@@ -24,6 +25,7 @@ class RequestContext:
     request_id: str
     started: float = field(default_factory=perf_counter)
     waited: float = 0.0
+    detokenised: float = 0.0
     ignored: list[str] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)
     marked: float = 0.0
@@ -34,10 +36,10 @@ class RequestContext:
         self.stages[stage] = now - (self.marked or self.started)
         self.marked = now
 
-    def all_stages(self) -> dict[str, float]:
-        """With the time in the engine (`upstream`) and what came after the first token (`respond`)."""
-        rest = self.overhead - sum(self.stages.values())
-        return {**self.stages, "upstream": self.waited, "respond": max(rest, 0.0)}
+    def all_stages(self, overhead: float) -> dict[str, float]:
+        """What `overhead` was spent on, the rest of it on making the answer's bytes; and the time in the engine."""
+        write = overhead - sum(self.stages.values()) - self.detokenised
+        return {**self.stages, "upstream": self.waited, "detokenise": self.detokenised, "write": write}
 
     @property
     def overhead(self) -> float:

@@ -48,7 +48,8 @@ class ContextMiddleware:
         # only known routes become a label; anything else would let clients grow the metrics at will
         route = getattr(scope.get("route"), "path", "unknown")
         if context.waited:
-            self._metrics.overhead.labels("total").observe(context.overhead)
-            for stage, seconds in context.all_stages().items():
+            overhead = context.overhead
+            self._metrics.overhead.labels("total").observe(overhead)
+            for stage, seconds in context.all_stages(overhead).items():
                 self._metrics.stages.labels(stage).observe(seconds)
         self._metrics.requests.labels(route, str(status)).inc()

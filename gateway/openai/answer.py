@@ -41,7 +41,8 @@ class Answer:
         self._ended: list[Choice] = []
         self._over = self._left = False
         self._first: Advance | None = None
-        self.waited = 0.0
+        # seconds in `next` and `start`: until tokens came, and until they were text
+        self.waited = self.detokenised = 0.0
         self._clock = Watchdog(stream, meter, timeouts)
 
     @property
@@ -104,8 +105,11 @@ class Answer:
         except ApiError:
             self._over = True
             raise
-        self.waited += perf_counter() - asked
-        return self.take(batch)
+        came = perf_counter()
+        advance = self.take(batch)
+        self.waited += came - asked
+        self.detokenised += perf_counter() - came
+        return advance
 
     def take(self, batch: TokenBatch) -> Advance:
         """What the tokens add to their choice."""

@@ -97,7 +97,7 @@ async def respond(
         answer = await start()
         watch.tell(answer.cancel)
         await answer.start()
-        context.waited = answer.waited
+        context.waited, context.detokenised = answer.waited, answer.detokenised
         if events is not None:
             stream = EventStream(events(answer), watch, context.headers(), patience=answer.timeouts.client)
             streaming = True
@@ -106,7 +106,7 @@ async def respond(
             body = await collect(answer)
         finally:
             answer.close()
-        context.waited = answer.waited
+        context.waited, context.detokenised = answer.waited, answer.detokenised
         return json_response(body)
     finally:
         if not streaming:
