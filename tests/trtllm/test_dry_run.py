@@ -52,6 +52,16 @@ def test_a_70b_engine_is_planned_on_a_laptop(checkpoint: Path, monkeypatch: pyte
     assert "inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in text
 
 
+def test_a_tied_output_matrix_is_stored_twice_in_an_engine(checkpoint: Path) -> None:
+    tied = {**LLAMA, "tie_word_embeddings": True}
+    (checkpoint / "config.json").write_text(json.dumps(tied))
+    sizes = []
+    for target in ("tensorrt", "pytorch"):
+        text = dry_run(checkpoint, "--target", target, "--quant", "fp8", "--gpu", "h100-sxm")
+        sizes.append(float(re.search(r"^serving, weights only.* ([\d.]+) GiB +[\d.]+ GiB$", text, re.M)[1]))
+    assert sizes[0] - sizes[1] == pytest.approx(2 * 128256 * 8192 / 2**30, abs=0.1)
+
+
 def test_the_llm_api_arguments_are_printed(checkpoint: Path) -> None:
     text = dry_run(checkpoint, "--target", "pytorch", "--quant", "int4_awq")
     arguments = json.loads(text[text.index("**{") + 2 : text.rindex("}") + 1])

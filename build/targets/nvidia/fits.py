@@ -25,7 +25,7 @@ def check_gpu(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> None
             f"--gpu {gpu.name} has no FP8 arithmetic, which {precision.label} weights need; use a newer GPU, or "
             f"--quant {', '.join(others)}{' of the full-precision checkpoint' if request.passed_on else ''}."
         )
-    stored = stored_bytes(checkpoint, request)
+    stored = stored_bytes(checkpoint, request, spec.target)
     if stored > count * gpu.memory:
         raise InputError(
             f"the weights take {stored / _GIB:.0f} GiB, and {count} x {gpu.name} have {count * gpu.memory / _GIB:.0f} "

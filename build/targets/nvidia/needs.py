@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.spec import BuildSpec
@@ -41,21 +42,26 @@ class StageNeed:
 HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12}"
 
 
-def stored_bytes(checkpoint: Checkpoint, request: Request) -> int:
+def stored_bytes(checkpoint: Checkpoint, request: Request, target: str) -> int:
     """Size of the quantised weights with their scales; embedding and output matrix stay in 16 bits."""
     arch = checkpoint.architecture
     if request.passed_on:
         return checkpoint.weight_bytes
-    wide = arch.vocab_size * arch.hidden_size * (1 if arch.tie_word_embeddings else 2)
-    narrow = max(0, checkpoint.parameters - wide)
+    table = arch.vocab_size * arch.hidden_size
+    narrow = max(0, checkpoint.parameters - table * (1 if arch.tie_word_embeddings else 2))
     scales = narrow * 4 // request.group_size if request.group_size else 0
     bits = 16 if request.form.name in ("int8_wo", "int4_wo") else request.form.bits
-    return wide * 2 + narrow * bits // 8 + scales
+    return table * (1 if _one_table(arch, target) else 2) * 2 + narrow * bits // 8 + scales
+
+
+def _one_table(arch: Architecture, target: str) -> bool:
+    """Whether embedding and output matrix are one. TensorRT-LLM's checkpoints share them for Gemma only."""
+    return arch.tie_word_embeddings and (target != "tensorrt" or arch.family in ("gemma2", "gemma3"))
 
 
 def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: int, gpu: bool) -> list[StageNeed]:
     """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
-    stored, full = stored_bytes(checkpoint, request), checkpoint.parameters * 4
+    stored, full = stored_bytes(checkpoint, request, target), checkpoint.parameters * 4
     fixed = _CPU_FIXED + _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
     stages = []
     if not request.copied:

@@ -37,7 +37,7 @@ class NvidiaTarget(Target):
     def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
         request = make_request(spec, checkpoint)
         recorded = recorded_bytes(checkpoint) if request.measure_quality else 0
-        return self.copies * stored_bytes(checkpoint, request) + recorded + OTHER_FILES
+        return self.copies * stored_bytes(checkpoint, request, self.name) + recorded + OTHER_FILES
 
     def kept_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
         return kept_bytes(spec, checkpoint, make_request(spec, checkpoint))
