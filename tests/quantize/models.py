@@ -29,6 +29,18 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# quantization_config of checkpoints as others publish them
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}
+
+
+def compressed(layout: str, bits: int, kind: str, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """That of compressed-tensors, all linear layers alike."""
+    group = {"weights": {"num_bits": bits, "type": kind}, "input_activations": inputs, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
 def write_checkpoint(folder: Path, family: str, seed: int = 0, fitted: bool = False, **overrides: Any) -> Path:
     """A checkpoint of `family` in `folder`: float32, random weights but for an output matrix that is `fitted`."""
     import torch

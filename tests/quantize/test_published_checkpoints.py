@@ -8,16 +8,8 @@ import shutil
 
 import pytest
 import torch
+from quantize_models import AWQ, FP8, GPTQ, compressed
 from safetensors.torch import load_file, save_file
-
-FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}
-
-
-def compressed(layout, bits, kind, inputs=None):
-    group = {"weights": {"num_bits": bits, "type": kind}, "input_activations": inputs, "targets": ["Linear"]}
-    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 
 
 def integers(weight, size, bits, zero):
