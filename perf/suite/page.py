@@ -26,7 +26,7 @@ def page(parts: list[Part]) -> str:
     missing = {part.name: results.missing(part) or "was not run" for part in parts if known[part.name] is None}
     return "\n".join([
         INTRODUCTION,
-        *_circumstances(sections),
+        *_circumstances(sections, sum(one.seconds for part in parts if part.included and (one := known[part.name]))),
         "",
         "## Not reached",
         "",
@@ -37,15 +37,14 @@ def page(parts: list[Part]) -> str:
     ])  # fmt: skip
 
 
-def _circumstances(sections: list[Section]) -> list[str]:
+def _circumstances(sections: list[Section], seconds: float) -> list[str]:
     host = machine()
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     days = sorted({section.when.split(" ")[0] for section in sections})
-    minutes = sum(section.seconds for section in sections) / 60
     return [
         f"- {' to '.join(dict.fromkeys((days or ['?'])[:: max(1, len(days) - 1)]))}, {host['cores']} cores of "
         f"{host['cpu']}, {host['memory_gib']} GiB, {host['system']}, Python {host['python']}; "
-        f"{minutes:.0f} minutes for all parts",
+        f"{seconds / 60:.1f} minutes for the parts of a whole run",
         f"- {versions}",
     ]
 
