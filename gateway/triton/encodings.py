@@ -14,18 +14,17 @@ from tritonclient.grpc import service_pb2
 _SIZES = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "?"}
 
 
-class TensorSink(ABC):
-    """Takes named tensors; each has a leading batch dimension of 1 where it is sent as a tensor."""
+class TensorWriter(ABC):
+    """Takes named tensors; each has a leading batch dimension of 1 where it is sent as a tensor.
+
+    Values must fit their datatypes: that they do is checked by the engine.
+    """
 
     @abstractmethod
     def scalar(self, name: str, datatype: str, value: float) -> None: ...
 
     @abstractmethod
     def text(self, name: str, value: str) -> None: ...
-
-    @abstractmethod
-    def ids(self, name: str, values: Sequence[int]) -> None:
-        """INT32 [1, n]"""
 
     @abstractmethod
     def floats(self, name: str, values: Sequence[float]) -> None:
@@ -36,7 +35,7 @@ class TensorSink(ABC):
         """INT32 [1, 2, n]: the flattened ids, then the cumulative end offset of each word, padded with -1."""
 
 
-class MessageTensors(TensorSink):
+class MessageTensors(TensorWriter):
     """Appends to `message`, contents as raw bytes."""
 
     def __init__(self, message: service_pb2.ModelInferRequest) -> None:
@@ -53,6 +52,7 @@ class MessageTensors(TensorSink):
         self._add(name, "BYTES", (1, len(values)), b"".join(struct.pack("<I", len(one)) + one for one in values))
 
     def ids(self, name: str, values: Sequence[int]) -> None:
+        """INT32 [1, n]"""
         self._add(name, "INT32", (1, len(values)), array("i", values).tobytes())
 
     def floats(self, name: str, values: Sequence[float]) -> None:
@@ -67,7 +67,7 @@ class MessageTensors(TensorSink):
         self._message.raw_input_contents.append(data)
 
 
-class ObjectTensors(TensorSink):
+class ObjectTensors(TensorWriter):
     """A JSON object: scalars as numbers, the rest as arrays without the batch dimension."""
 
     def __init__(self) -> None:
@@ -78,9 +78,6 @@ class ObjectTensors(TensorSink):
 
     def text(self, name: str, value: str) -> None:
         self._values[name] = value
-
-    def ids(self, name: str, values: Sequence[int]) -> None:
-        self._values[name] = list(values)
 
     def floats(self, name: str, values: Sequence[float]) -> None:
         self._values[name] = list(values)

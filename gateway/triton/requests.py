@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from tritonclient.grpc import service_pb2
 
 from llmops.gateway.messages import EngineRequest
-from llmops.gateway.triton.encodings import MessageTensors, TensorSink
+from llmops.gateway.triton.encodings import MessageTensors, TensorWriter
 from llmops.gateway.triton.tensors import EMPTY_FINAL
 
 
@@ -31,7 +31,7 @@ class RequestWriter:
         self.write_rest(request, tensors)
         return message
 
-    def write_rest(self, request: EngineRequest, tensors: TensorSink) -> None:
+    def write_rest(self, request: EngineRequest, tensors: TensorWriter) -> None:
         """All tensors but `input_ids`."""
         tensors.scalar("input_lengths", "INT32", len(request.input_ids))
         tensors.scalar("request_output_len", "INT32", request.max_tokens)
@@ -40,7 +40,7 @@ class RequestWriter:
         self._write_sampling(tensors, request)
         self._write_extras(tensors, request)
 
-    def _write_endings(self, tensors: TensorSink, request: EngineRequest) -> None:
+    def _write_endings(self, tensors: TensorWriter, request: EngineRequest) -> None:
         tensors.scalar("end_id", "INT32", request.end_ids[0] if request.end_ids else -1)
         if self._pad_id is not None:
             tensors.scalar("pad_id", "INT32", self._pad_id)
@@ -52,7 +52,7 @@ class RequestWriter:
         if request.min_tokens:
             tensors.scalar("min_tokens", "INT32", request.min_tokens)
 
-    def _write_sampling(self, tensors: TensorSink, request: EngineRequest) -> None:
+    def _write_sampling(self, tensors: TensorWriter, request: EngineRequest) -> None:
         sampling = request.sampling
         if sampling.temperature == 0:
             # greedy; the engine's own defaults differ between versions, so nothing is left to them
@@ -72,7 +72,7 @@ class RequestWriter:
         if sampling.frequency_penalty:
             tensors.scalar("frequency_penalty", "FP32", sampling.frequency_penalty)
 
-    def _write_extras(self, tensors: TensorSink, request: EngineRequest) -> None:
+    def _write_extras(self, tensors: TensorWriter, request: EngineRequest) -> None:
         if request.n > 1:
             tensors.scalar("num_return_sequences", "INT32", request.n)
         if request.logprobs:

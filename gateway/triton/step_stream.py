@@ -85,6 +85,8 @@ class Subscription:
         # submissions that no message has taken up yet, by slot
         self._outbox: dict[int, Submission] = {}
         self._submitting = False
+        # slots whose cancel was said and whose last entry has not come
+        self._leaving: set[int] = set()
         self._sends: set[asyncio.Task] = set()
 
     async def start(self) -> None:
@@ -112,6 +114,7 @@ class Subscription:
         if self._streams.pop(slot, None) is None or self.ended:
             return
         if self._outbox.pop(slot, None) is None:
+            self._leaving.add(slot)
             self._send(self._write(self._writer.cancel(slot)))
 
     async def close(self) -> None:
@@ -129,6 +132,9 @@ class Subscription:
         try:
             while self._outbox:
                 await self._write_outbox()
+        except Exception as error:  # a bug must not leave clients waiting
+            self._end(UnavailableError(f"The stream to the engine broke: {error!r}"))
+            raise
         finally:
             self._submitting = False
 
@@ -207,9 +213,10 @@ class Subscription:
             end = start + count
             error = next(errors, "the engine failed") if flags & ERROR else None
             stream = streams.get(slot)
+            if flags & LAST_OF_SLOT:
+                streams.pop(slot, None)
+                self._leaving.discard(slot)
             if stream is not None:
-                if flags & LAST_OF_SLOT:
-                    del streams[slot]
                 if count:
                     logprobs = scores[start:end] if scores is not None else None
                     stream.push(TokenBatch(sequence, tokens[start:end], logprobs))
@@ -222,19 +229,28 @@ class Subscription:
         deadline = time.monotonic() + GRACE
         while self._streams:
             self._call.cancel()
-            self._call = self._start_call()
             try:
                 async with self._writing:
-                    await self._call.write(self._writer.subscribe(self._last))
-                    unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
-                    if unconfirmed:
-                        await self._call.write(self._writer.submit(unconfirmed))
+                    # only now: who waited before writes to the dead call, and nothing comes before `subscribe`
+                    self._call = self._start_call()
+                    await self._say_again()
                 return
             except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
                 if time.monotonic() > deadline:
                     break
             await asyncio.sleep(RETRY)
         self._end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
+
+    async def _say_again(self) -> None:
+        """On a new connection: what the engine may not have got, in the order of the slots."""
+        await self._call.write(self._writer.subscribe(self._last))
+        unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
+        # all of it is among these, and from now on a cancel has to be said
+        self._outbox = {}
+        if unconfirmed:
+            await self._call.write(self._writer.submit(unconfirmed))
+        for slot in sorted(self._leaving):
+            await self._call.write(self._writer.cancel(slot))
 
     def _end(self, error: ApiError) -> None:
         self.ended = True

@@ -103,6 +103,6 @@ def error_of(message: str) -> ApiError:
     if "xgrammar" in lowered or "grammar_compiler" in lowered:
         # some engines compile a grammar only when they get to it; their own text names files of their build
         return UnsupportedError("guided_decoding_guide: the engine cannot compile it.", param="guided_decoding_guide")
-    if "unknown model" in lowered or "not ready" in lowered or "unavailable" in lowered or "draining" in lowered:
+    if "unknown model" in lowered or "not ready" in lowered or "unavailable" in lowered or name == "drain":
         return UnavailableError(f"The engine cannot take requests now: {message}")
     return EngineError(f"The engine failed: {message}")

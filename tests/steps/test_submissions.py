@@ -32,15 +32,22 @@ CARD = ModelCard(
 class SlowCall:
     """A ModelStreamInfer call whose writes wait for `open`, and whose answers are put in by the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, stops_after: int = -1) -> None:
+        """Closes after so many writes."""
+        self.broken = False
         self.open = asyncio.Event()
         self.open.set()
+        self.stops_after = stops_after
         self.answers: asyncio.Queue = asyncio.Queue()
         self.written: list[dict[str, bytes]] = []
         self.ids: list[str] = []
 
     async def write(self, message: service_pb2.ModelInferRequest) -> None:
+        if len(self.written) == self.stops_after:
+            self.open.clear()
         await self.open.wait()
+        if self.broken:
+            raise asyncio.InvalidStateError
         names = [tensor.name for tensor in message.inputs]
         self.written.append(dict(zip(names, message.raw_input_contents, strict=True)))
         self.ids.append(message.id)
@@ -49,7 +56,13 @@ class SlowCall:
         return await self.answers.get()
 
     def cancel(self) -> None:
+        self.broken = True
         self.answers.put_nowait(aio.EOF)
+        self.open.set()
+
+    def said(self) -> list[str]:
+        """subscribe, submit with the first token of each prompt, stop with its slot; in order."""
+        return [told(message) for message in self.written]
 
     def prompts(self) -> list[list[int]]:
         """The first token of each submitted prompt, a list per message."""
@@ -73,6 +86,22 @@ def first_tokens(message: dict[str, bytes]) -> list[int]:
     return firsts
 
 
+def told(message: dict[str, bytes]) -> str:
+    if "submissions" in message:
+        return f"submit {first_tokens(message)}"
+    return f"stop {int.from_bytes(message['slot'], 'little')}" if "stop" in message else "subscribe"
+
+
+async def reconnected(calls: list[SlowCall]) -> SlowCall:
+    """The second call, when all is said in it."""
+    while len(calls) < 2 or calls[1].open.is_set():
+        await asyncio.sleep(0)
+    calls[1].stops_after = -1
+    calls[1].open.set()
+    await settle()
+    return calls[1]
+
+
 def ask(first: int) -> EngineRequest:
     return EngineRequest("x", [first, *range(first % 3)], 5)
 
@@ -87,7 +116,8 @@ async def streams():
     calls: list[SlowCall] = []
 
     def start() -> SlowCall:
-        calls.append(SlowCall())
+        # a second connection takes `subscribe`, and the rest when the test opens it
+        calls.append(SlowCall(1 if calls else -1))
         return calls[-1]
 
     transport = StepStreams(start, "tiny-tensorrt_llm", CARD)
@@ -132,14 +162,51 @@ async def test_a_new_connection_gets_all_that_was_not_heard_of_in_one_message(st
         await settle()
     calls[0].open.clear()
     await transport.open(ask(12))
-    calls[0].answers.put_nowait(aio.EOF)
-    calls[0].open.set()
-    for _ in range(100):
-        await settle()
-        if len(calls) == 2 and calls[1].prompts():
-            break
-    assert "resume_from" in calls[1].written[0]
-    assert calls[1].prompts()[0] == [10, 11, 12]
+    calls[0].cancel()
+    second = await reconnected(calls)
+    assert second.said() == ["subscribe", "submit [10, 11, 12]"]
+
+
+async def test_what_waited_for_the_broken_connection_is_not_said_before_what_came_earlier(streams) -> None:
+    """The engine takes a slot only if no later one was taken."""
+    transport, calls = streams
+    first = await transport.open(ask(10))
+    await transport.open(ask(11))
+    await settle()
+    calls[0].open.clear()
+    first.cancel()
+    await settle()
+    await transport.open(ask(12))
+    await settle()
+    calls[0].cancel()
+    second = await reconnected(calls)
+    assert second.said() == ["subscribe", "submit [11, 12]", "stop 0"]
+
+
+async def test_a_cancel_that_a_break_swallowed_is_said_again(streams) -> None:
+    transport, calls = streams
+    left, _ = await transport.open(ask(10)), await transport.open(ask(11))
+    await settle()
+    left.cancel()
+    await settle()
+    calls[0].cancel()
+    assert "stop 0" in (await reconnected(calls)).said()
+
+
+async def test_a_cancel_while_a_new_connection_is_told_of_the_request(streams) -> None:
+    transport, calls = streams
+    await transport.open(ask(10))
+    await settle()
+    calls[0].open.clear()
+    await transport.open(ask(11))
+    await settle()
+    waiting = await transport.open(ask(12))
+    calls[0].cancel()
+    while len(calls) < 2 or calls[1].open.is_set():
+        await asyncio.sleep(0)
+    waiting.cancel()
+    second = await reconnected(calls)
+    assert second.said()[:3] == ["subscribe", "submit [10, 11, 12]", "stop 2"]
 
 
 async def test_a_refused_message_ends_its_own_requests_only(streams) -> None:
