@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llmops_engine.parse import Limits, parse_request
 from llmops_engine.request import Refused
-from llmops_engine.submissions import read_submissions
+from llmops_engine.submissions import Submissions
 from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
@@ -22,6 +22,7 @@ from llmops.model_repository.tensors import OUR_INPUTS
 
 LIMITS = Limits(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}), adapters=frozenset({4}))
 WRITER = RequestWriter("tiny-tensorrt_llm", vocab_size=100, pad_id=0)
+SUBMISSIONS = Submissions([{"name": tensor.name, "data_type": tensor.data_type} for tensor in OUR_INPUTS])
 # what FP32 holds exactly: only then are the two ways alike to the last bit
 HALVES = st.integers(1, 16).map(lambda n: n / 16)
 IDS = st.integers(0, 99)
@@ -72,14 +73,14 @@ def submitted(*objects: Any, ids: int = 3) -> list[Any]:
         ),
         "input_ids": np.arange(ids, dtype=np.int32)[None],
     }
-    return list(read_submissions(tensors))
+    return list(SUBMISSIONS.read(tensors))
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4))
 def test_requests_of_one_message_are_those_that_were_sent(requests: list[EngineRequest]) -> None:
     steps = StepWriter(WRITER, "abc")
     message = steps.submit([steps.submission(request, 7 + at) for at, request in enumerate(requests)])
-    together = list(read_submissions(received(message)))
+    together = list(SUBMISSIONS.read(received(message)))
     assert [slot for slot, _ in together] == [7 + at for at in range(len(requests))]
     for request, (_, tensors) in zip(requests, together, strict=True):
         one, alone = parse_request(tensors, LIMITS), parse_request(received(WRITER.write(request)), LIMITS)
@@ -103,10 +104,13 @@ def test_a_request_that_is_refused_does_not_take_the_others_with_it() -> None:
     fine, wrong = EngineRequest("x", [1, 2], 3), EngineRequest("y", [1], 64)
     steps = StepWriter(WRITER, "abc")
     message = steps.submit([steps.submission(request, slot) for slot, request in enumerate((wrong, fine))])
-    (_, first), (_, second) = read_submissions(received(message))
+    (_, first), (_, second) = SUBMISSIONS.read(received(message))
     with pytest.raises(Refused, match="request_output_len: 1 prompt tokens and 64 new ones"):
         parse_request(first, LIMITS)
     assert parse_request(second, LIMITS).input_ids.tolist() == [1, 2]
+
+
+LEAST = {"input_lengths": 3, "request_output_len": 2}
 
 
 @pytest.mark.parametrize(
@@ -114,30 +118,53 @@ def test_a_request_that_is_refused_does_not_take_the_others_with_it() -> None:
     [
         (b"{", "not valid JSON"),
         (b"\xff", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
         ([1], "must be a JSON object"),
         ({"input_lengths": 1}, "each needs its slot"),
-        ({"slot": 1}, "each needs its slot"),
-        ({"slot": 1, "input_lengths": 4}, "as many of input_ids"),
-        ({"slot": 1, "input_lengths": -1}, "as many of input_ids"),
+        ({"slot": 2**31, "input_lengths": 1}, "each needs its slot"),
+        ({"slot": -1, "input_lengths": 1}, "each needs its slot"),
+        ({"slot": True, "input_lengths": 1}, "each needs its slot"),
         ({"slot": "1", "input_lengths": 1}, "each needs its slot"),
+        ({"slot": 1}, "each needs input_lengths"),
+        ({"slot": 1, "input_lengths": 4}, "each needs input_lengths"),
+        ({"slot": 1, "input_lengths": -1}, "each needs input_lengths"),
+        ({"slot": 1, "input_lengths": 2}, "1 belong to no submission"),
     ],
 )
 def test_a_message_that_is_not_understood_is_refused(wrong: Any, said: str) -> None:
-    with pytest.raises(Refused, match=f"^submissions: .*{said}"):
+    with pytest.raises(Refused, match=f"^(submissions|input_ids): .*{said}"):
         submitted({"slot": 0, "input_lengths": 0}, wrong)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"temperature": "hot"}, "temperature: must be a number"),
-        ({"temperature": None}, "temperature: must be a number"),
-        ({"stop_words_list": ["ab", "cd"]}, "stop_words_list: must be integers"),
+        ({"temperature": "hot"}, "temperature: must be float32"),
+        ({"temperature": None}, "temperature: must be float32"),
+        ({"temperature": 1e39}, "temperature: must be float32"),
+        ({"temperature": float("nan")}, "temperature: must be float32"),
+        ({"streaming": 1}, "streaming: must be bool"),
+        ({"request_output_len": 2.5}, "request_output_len: must be int32"),
+        ({"request_output_len": 2**31}, "request_output_len: must be int32"),
+        ({"seed": -1}, "seed: must be uint64"),
+        ({"seed": 2**64}, "seed: must be uint64"),
+        ({"stop_words_list": ["ab", "cd"]}, "stop_words_list: must be int32"),
         ({"stop_words_list": [[1, 2], [3]]}, "stop_words_list: its rows must be equally long"),
-        ({"runtime_top_k": [1, 2]}, "runtime_top_k: one value per request"),
+        ({"prompt_table_extra_ids": [1, -1]}, "prompt_table_extra_ids: must be uint64"),
+        ({"embedding_bias": ["a", "b"]}, "embedding_bias: must be float32"),
+        ({"guided_decoding_guide": "a\ud800"}, "guided_decoding_guide: must be text in UTF-8"),
+        ({"guided_decoding_guide": 5}, "guided_decoding_guide: must be text in UTF-8"),
+        ({"no_such_tensor": 1}, "no_such_tensor: is no input of this model"),
     ],
 )
-def test_values_that_triton_would_have_checked_are_checked(values: dict[str, Any], said: str) -> None:
-    least = {"slot": 0, "input_lengths": 3, "request_output_len": 2}
-    with pytest.raises(Refused, match=said):
-        parse_request(submitted({**least, **values})[0][1], LIMITS)
+def test_a_value_that_its_datatype_cannot_hold_ends_its_own_request_only(values: dict[str, Any], said: str) -> None:
+    (_, wrong), (slot, other) = submitted({"slot": 0, **LEAST, **values}, {"slot": 1, **LEAST}, ids=6)
+    assert isinstance(wrong, Refused)
+    assert str(wrong).startswith(said)
+    assert (slot, other["input_ids"].tolist()) == (1, [3, 4, 5])
+
+
+def test_what_the_datatype_holds_is_checked_as_in_a_request_of_its_own() -> None:
+    ((_, tensors),) = submitted({"slot": 0, **LEAST, "runtime_top_k": [1, 2]})
+    with pytest.raises(Refused, match="runtime_top_k: one value per request"):
+        parse_request(tensors, LIMITS)

@@ -13,6 +13,7 @@ from llmops_engine.request import Refused
 from llmops_engine.runtimes import create_runtime
 from llmops_engine.sinks import FINAL, RequestSink, send_error
 from llmops_engine.step_service import StepService
+from llmops_engine.submissions import Submissions
 
 
 class TritonPythonModel:
@@ -33,7 +34,7 @@ class TritonPythonModel:
         runtime = create_runtime(parameters, self._card)
         metrics = Metrics(args["model_name"], args["model_version"])
         self._loop = EngineLoop(runtime, metrics.report, pb_utils.Logger.log_error)
-        self._steps = StepService(self._loop, self._limits)
+        self._steps = StepService(self._loop, self._limits, Submissions(config["input"]))
         self._loop.start()
 
     def execute(self, requests: list[Any]) -> None:

@@ -113,6 +113,10 @@ class EngineLoop:
         except Refused as refusal:
             job.sink.fail(str(refusal))
             return
+        except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
+            self._log_error(f"a request could not be prepared: {error}")
+            job.sink.fail(f"the engine failed: {error}")
+            return
         if job.preparation is None:
             self._start(job)
         else:

@@ -9,7 +9,7 @@ from .loop import EngineLoop, Job
 from .parse import Limits, Tensors, flag, parse_request, scalar, text
 from .request import GenerationRequest, Refused
 from .sinks import FINAL, TritonStepSender, send_error
-from .submissions import read_submissions
+from .submissions import Submissions
 from .subscription import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT, Subscription
 
 # when nothing is generated, broken streams are still looked for this often (s)
@@ -46,9 +46,10 @@ class StepSink:
 class StepService:
     """Routes step-stream messages to the engine thread, where all of its state lives."""
 
-    def __init__(self, loop: EngineLoop, limits: Limits) -> None:
+    def __init__(self, loop: EngineLoop, limits: Limits, submissions: Submissions) -> None:
         self._loop = loop
         self._limits = limits
+        self._submissions = submissions
         self._subscriptions: dict[str, Subscription] = {}
         self._draining = False
         loop.after_step = self._after_step
@@ -67,7 +68,7 @@ class StepService:
 
     def _route(self, name: str, tensors: Tensors, sender: Any) -> None:
         if "submissions" in tensors:
-            requests = [(slot, self._parse(one)) for slot, one in read_submissions(tensors)]
+            requests = [(slot, self._parse(one)) for slot, one in self._submissions.read(tensors)]
             self._loop.post(lambda: self._submit(name, requests, sender))
             return
         slot = scalar(tensors, "slot", None)
@@ -82,7 +83,9 @@ class StepService:
         else:
             raise Refused("slot: needs stop; requests are said in submissions")
 
-    def _parse(self, tensors: Tensors) -> GenerationRequest | Refused:
+    def _parse(self, tensors: Tensors | Refused) -> GenerationRequest | Refused:
+        if isinstance(tensors, Refused):
+            return tensors
         try:
             return parse_request(tensors, self._limits)
         except Refused as refusal:
