@@ -6,8 +6,10 @@ A web framework's layers are worth their time where a request is rare. Here they
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -37,9 +39,20 @@ class Endpoint:
 
 
 class ExpressApp(FastAPI):
-    """A FastAPI application whose `express` routes, POSTs to exact paths, go past everything that is FastAPI's."""
+    """A FastAPI application whose `express` routes, POSTs to exact paths, go past everything that is FastAPI's.
 
-    express: dict[str, ASGIApp]
+    A middleware or a handler of exceptions that is added later sees all requests: there is no short way then.
+    """
+
+    express: Mapping[str, ASGIApp] = MappingProxyType({})
+
+    def add_middleware(self, *args: Any, **kwargs: Any) -> None:
+        self.express = {}
+        super().add_middleware(*args, **kwargs)
+
+    def add_exception_handler(self, *args: Any, **kwargs: Any) -> None:
+        self.express = {}
+        super().add_exception_handler(*args, **kwargs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.express.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
