@@ -15,10 +15,11 @@ from llmops.gateway.errors import BodyTooLargeError, CancelledStreamError, Inval
 
 M = TypeVar("M", bound=BaseModel)
 
-# What may stand for more than a double can hold: a large exponent, or 300 digits, of which each tenth is looked at.
-# Bodies are searched on the event loop: one expression for all of it takes 3.2 ms for 130 KB of prose, these 1 ms.
+# What may stand for more than a double can hold: an exponent of three digits, or 200 digits (with an exponent of two),
+# of which each tenth is looked at. Bodies are searched on the event loop: one expression for all of it takes 3.2 ms for
+# 130 KB of prose, these 1 ms.
 _LARGE_EXPONENT = re.compile(rb"\d[eE]\+?\d{3}")
-_THIRTY_DIGITS = re.compile(rb"\d{30}")
+_DIGITS = re.compile(rb"\d{20}")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -55,7 +56,7 @@ def parse(model: type[M], body: bytes) -> M:
 def _is_suspect(body: bytes) -> bool:
     """Whether something in it may be a number that JSON does not have."""
     words = b"NaN" in body or b"Infinity" in body
-    return words or bool(_LARGE_EXPONENT.search(body) or _THIRTY_DIGITS.search(body[::10]))
+    return words or bool(_LARGE_EXPONENT.search(body) or _DIGITS.search(body[::10]))
 
 
 def _refuse_non_finite(body: bytes) -> None:

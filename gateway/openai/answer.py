@@ -105,9 +105,10 @@ class Answer:
         except ApiError:
             self._over = True
             raise
-        came = perf_counter()
+        finally:
+            came = perf_counter()
+            self.waited += came - asked
         advance = self.take(batch)
-        self.waited += came - asked
         self.detokenised += perf_counter() - came
         return advance
 

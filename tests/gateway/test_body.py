@@ -34,6 +34,7 @@ LITERALS = st.builds(
 @example("1" + "0" * 308 + ".5", "")
 @example("1" + "0" * 309 + ".5", "")
 @example("9E+0309", "x")
+@example("7" * 250 + "e99", "")
 def test_a_number_that_no_double_holds_is_refused(literal: str, before: str) -> None:
     body = f'{{"before": {json.dumps(before)}, "value": [{literal}]}}'.encode()
     # an integer is one, however long

@@ -96,17 +96,18 @@ async def respond(
     try:
         answer = await start()
         watch.tell(answer.cancel)
-        await answer.start()
-        context.waited, context.detokenised = answer.waited, answer.detokenised
+        try:
+            await answer.start()
+            body = None if events is not None else await collect(answer)
+        finally:
+            context.waited, context.detokenised = answer.waited, answer.detokenised
+            if events is None:
+                answer.close()
         if events is not None:
             stream = EventStream(events(answer), watch, context.headers(), patience=answer.timeouts.client)
             streaming = True
             return stream
-        try:
-            body = await collect(answer)
-        finally:
-            answer.close()
-        context.waited, context.detokenised = answer.waited, answer.detokenised
+        assert body is not None
         return json_response(body)
     finally:
         if not streaming:
