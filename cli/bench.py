@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from llmops.perf.bench import BenchOptions
     from llmops.perf.report.document import Document
 
+POSITIVE = click.FloatRange(0, min_open=True)
 VIA = ("chat", "completions", "engine", "ensemble")
 
 
@@ -21,15 +22,17 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.argument("url", default="http://127.0.0.1:9000/v1")
 @click.option("-m", "--model", help="Model to ask. Default: the first one the server lists.")
 @click.option("--via", type=click.Choice(VIA), help="Layer to ask. Default: chat, or engine for grpc:// addresses.")
-@click.option("-c", "--concurrency", type=click.IntRange(1), help="Closed loop: users who wait for their answers.")
-@click.option("-r", "--rate", type=float, help="Open loop: so many new requests/s, whatever the server does.")
+@click.option(
+    "-c", "--concurrency", type=click.IntRange(1), help="Closed loop: users who wait for their answers.  [default: 4]"
+)
+@click.option("-r", "--rate", type=POSITIVE, help="Open loop: so many new requests/s, whatever the server does.")
 @click.option("--arrival", type=click.Choice(["constant", "poisson", "bursty"]), default="poisson", show_default=True)
-@click.option("--burstiness", type=float, default=0.25, show_default=True, help="Gamma shape; 1 is Poisson.")
+@click.option("--burstiness", type=POSITIVE, default=0.25, show_default=True, help="Gamma shape; 1 is Poisson.")
 @click.option("--max-concurrency", type=click.IntRange(1), help="Open loop: the rest waits, its clock runs.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
-@click.option("--trace-speed", type=float, default=1.0, show_default=True, help="Replay this many times as fast.")
+@click.option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
 @click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start. Default: 100.")
-@click.option("-d", "--duration", type=float, help="Seconds to go on starting sessions; per step of a sweep (30).")
+@click.option("-d", "--duration", type=POSITIVE, help="Seconds to go on starting sessions; per step of a sweep (30).")
 @click.option("--warmup", type=click.IntRange(0), help="Sessions left out beforehand. Default: one per user.")
 @click.option("-i", "--input", "input_", default="64", show_default=True, help="Prompt tokens, a distribution.")
 @click.option("-o", "--output", default="64", show_default=True, help="Answer tokens, a distribution.")
@@ -37,13 +40,15 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Shared system prompt of this many tokens.")
 @click.option("--prefix-groups", type=click.IntRange(1), default=1, show_default=True, help="How many such prefixes.")
 @click.option("--turns", help="Turns per conversation, a distribution.")
-@click.option("--think-time", type=float, default=0.0, help="Seconds between an answer and the next turn.")
+@click.option(
+    "--think-time", type=click.FloatRange(0), default=0.0, help="Seconds between an answer and the next turn."
+)
 @click.option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
 @click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests that leave midway.")
 @click.option("--slo", multiple=True, help="Objective in ms: ttft:200, tpot:50, itl:100, e2e:5000. Repeatable.")
 @click.option("--sweep", is_flag=True, help="Find the highest rate that holds the objectives.")
 @click.option("--slo-share", type=click.FloatRange(0, 1), default=0.99, show_default=True, help="Share to hold them.")
-@click.option("--sweep-max", type=float, default=1024.0, show_default=True, help="Highest rate to try.")
+@click.option("--sweep-max", type=POSITIVE, default=1024.0, show_default=True, help="Highest rate to try.")
 @click.option("--stream/--no-stream", default=True, show_default=True)
 @click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
 @click.option("--usage/--no-usage", default=True, show_default=True, help="Ask for the server's token counts.")
@@ -51,7 +56,7 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.option("-H", "--header", multiple=True, help="'Name: value', sent with every request.")
 @click.option("--api-key", envvar="LLMOPS_API_KEY", help="Bearer token; also $LLMOPS_API_KEY.")
 @click.option("--insecure", is_flag=True, help="Do not check the TLS certificate.")
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds for one request.")
+@click.option("--timeout", type=POSITIVE, default=600.0, show_default=True, help="Seconds for one request.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the whole run here; - for stdout.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page with plots here.")
@@ -107,8 +112,12 @@ def _extra(text: str | None) -> dict[str, Any]:
 def _check_writable(*paths: Path | None) -> None:
     # a long run must not end with "no such folder"
     for path in paths:
-        if path is not None and str(path) != "-" and not path.resolve().parent.is_dir():
+        if path is None or str(path) == "-":
+            continue
+        if not path.resolve().parent.is_dir():
             raise InputError(f"The folder of {path} does not exist; create it first.")
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; give a file in it.")
 
 
 def _run(options: BenchOptions, quiet: bool) -> Document:

@@ -100,11 +100,16 @@ async def first_model(url: str, headers: dict[str, str], verify: bool = True) ->
     try:
         async with httpx.AsyncClient(verify=verify, timeout=10, trust_env=False) as client:
             response = await client.get(url.rstrip("/") + "/models", headers=headers)
-            models = [str(model["id"]) for model in response.raise_for_status().json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            if not response.is_success:
+                raise ValueError(f"status {response.status_code}")
+            models = [str(model["id"]) for model in response.json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         why = str(error) or type(error).__name__
-        hint = "is it an OpenAI endpoint? --model NAME skips this"
-        raise ServerError(f"{url}/models gave no list of models ({why}); {hint}.") from error
+        base = url.rstrip("/")
+        hint = "is it an OpenAI endpoint? --model NAME skips this."
+        if not base.endswith("/v1"):
+            hint = f"did you mean {base}/v1?"
+        raise ServerError(f"{base}/models gave no list of models ({why}); {hint}") from error
     if not models:
         raise InputError(f"{url} lists no models; name one with --model.")
     return models[0]

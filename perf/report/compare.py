@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from llmops.perf.report.document import Document
-from llmops.perf.report.statistics import PERCENTILES, Distribution, Summary
+from llmops.perf.report.rates import rate_interval
+from llmops.perf.report.statistics import PERCENTILES, Distribution
 
 LATENCIES = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "End to end"), ("overhead", "Overhead"))
 RATES = (
@@ -16,9 +18,9 @@ RATES = (
     ("output_tokens_per_second", "Output tokens/s"),
     ("goodput_per_second", "Goodput, req/s"),
 )
-# options that may differ without making the runs answers to different questions
 # a difference below this is not worth a word, however sure it is
 SMALL = 0.02
+# options that may differ without making the runs answers to different questions
 FREE = {"url", "model", "json", "timeout", "verify"}
 
 
@@ -41,18 +43,21 @@ class Row:
     def verdict(self) -> str:
         if self.change is None or self.certain is False or abs(self.change) < SMALL:
             return "same"
+        if self.certain is None:
+            return "unsure"
         return "better" if (self.change > 0) == self.higher_is_better else "worse"
 
 
-def rows(first: Summary, second: Summary) -> list[Row]:
+def rows(first: Document, second: Document) -> list[Row]:
     """Figures that both runs have."""
     found = []
     for name, label in RATES:
-        a, b = getattr(first, name), getattr(second, name)
+        a, b = getattr(first.summary, name), getattr(second.summary, name)
         if a is not None and b is not None:
-            found.append(Row(label, a, b, higher_is_better=True))
+            certain = _do_not_touch(rate_interval(first, name), rate_interval(second, name))
+            found.append(Row(label, a, b, True, certain))
     for name, label in LATENCIES:
-        found += _latency_rows(label, getattr(first, name), getattr(second, name))
+        found += _latency_rows(label, getattr(first.summary, name), getattr(second.summary, name))
     return found
 
 
@@ -66,8 +71,11 @@ def _latency_rows(label: str, first: Distribution | None, second: Distribution |
 
 
 def _apart(first: Distribution, second: Distribution, name: str) -> bool | None:
-    """Whether the 95 % intervals do not touch; None without intervals."""
-    a, b = first.interval.get(name), second.interval.get(name)
+    return _do_not_touch(first.interval.get(name), second.interval.get(name))
+
+
+def _do_not_touch(a: Sequence[float] | None, b: Sequence[float] | None) -> bool | None:
+    """None without intervals."""
     if a is None or b is None:
         return None
     return bool(a[1] < b[0] or b[1] < a[0])
@@ -81,25 +89,28 @@ def differing_options(first: Document, second: Document) -> list[str]:
 
 
 def show_comparison(first: Document, second: Document, console: Console) -> None:
-    """Print the table and what makes the runs hard to compare."""
-    console.print(_table(first, second))
-    for text in differing_options(first, second):
+    """Print what makes the runs hard to compare, and the table. Different loads get no verdicts."""
+    different = differing_options(first, second)
+    for text in different:
         console.print(f"[yellow]![/] Different load – {text}", highlight=False)
     if first.machine != second.machine:
         console.print("[yellow]![/] The load generators ran on different machines.")
+    console.print(_table(first, second, verdicts=not different))
     console.print(
-        f"“same”: less than {100 * SMALL:g} % apart, or the 95 % confidence intervals of the percentile touch. "
-        "One run each says nothing of drift between runs.",
+        f"“same”: less than {100 * SMALL:g} % apart, or the 95 % confidence intervals touch; “unsure”: too few requests"
+        " for an interval, or gaps within answers, which have none. One run each says nothing of drift between runs.",
         highlight=False,
     )
 
 
-def _table(first: Document, second: Document) -> Table:
+def _table(first: Document, second: Document, verdicts: bool) -> Table:
     table = Table(title=f"A {first.created} · B {second.created}", title_justify="left")
     for name in ("", "A", "B", "B/A", "change", "verdict"):
         table.add_column(name, justify="left" if name in ("", "verdict") else "right")
-    for row in rows(first.summary, second.summary):
+    for row in rows(first, second):
         ratio = "–" if row.change is None else f"{1 + row.change:.3f}"
         change = "–" if row.change is None else f"{100 * row.change:+.1f} %"
-        table.add_row(row.label, f"{row.first:,.2f}", f"{row.second:,.2f}", ratio, change, row.verdict)
+        table.add_row(
+            row.label, f"{row.first:,.2f}", f"{row.second:,.2f}", ratio, change, row.verdict if verdicts else "–"
+        )
     return table

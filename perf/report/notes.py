@@ -34,8 +34,21 @@ def notes(document: Document) -> list[str]:
 def _sweep_notes(document: Document) -> list[str]:
     if not document.sweep:
         return []
-    holding = [step.rate for step in document.sweep if step.holds]
+    holding = [step for step in document.sweep if step.holds]
     slos = ", ".join(document.options.get("slos", ()))
     if not holding:
         return [f"No rate that was tried holds {slos}; the figures above are of the lowest one."]
-    return [f"The highest rate that holds {slos} is {max(holding):g} requests/s; the figures above are of that run."]
+    best = max(holding, key=lambda step: step.rate)
+    found = f"The highest rate that holds {slos} is {best.rate:g} requests/s; the figures above are of that run."
+    return [found, *_too_few(best.requests, document.options.get("slo_share", 0.99))]
+
+
+def _too_few(requests: int, share: float) -> list[str]:
+    """The rule of three: if all of n were good, the share is above 1 - 3/n with 95 % confidence."""
+    needed = round(3 / (1 - share)) if share < 1 else 0
+    if requests >= needed:
+        return []
+    return [
+        f"It had {requests} requests, and {needed} good ones are needed to tell {100 * share:g} % from less: "
+        "raise --duration, or read the rate as a rough one."
+    ]

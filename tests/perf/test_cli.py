@@ -100,7 +100,7 @@ def test_secrets_stay_out_of_the_report(tmp_path):
         (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/nowhere/at/all.json"], "does not exist; create it first"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--trace", "/nowhere.jsonl"], "cannot be read"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--via", "engine"], "does not fit http://127.0.0.1:1/v1"),
-        (["http://127.0.0.1:1/v1", "-m", "m", "-r", "-1", "--warmup", 0], "must be above 0"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/"], "is a folder; give a file in it"),
         (["--compare", "/nowhere/a.json", "/nowhere/b.json"], "cannot be read"),
     ],
 )
@@ -109,6 +109,23 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, message):
     assert result.returncode == 2, result.stderr
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [("-r", -1), ("-d", -1), ("--timeout", 0), ("--think-time", -1), ("-c", 0)])
+def test_numbers_out_of_range_are_refused_by_their_option(arguments):
+    result = bench("http://127.0.0.1:1/v1", "-m", "m", *arguments)
+    assert result.returncode == 2
+    assert f"Invalid value for '{arguments[0]}'" in result.stderr
+    assert "is not in the range" in result.stderr
+
+
+def test_an_address_without_its_v1():
+    with delay_server(ttft=0.01, itl=0.01) as server:
+        base = server.url.removesuffix("/v1")
+        result = bench(base)
+    assert result.returncode == 1
+    assert result.stderr.endswith(f"did you mean {base}/v1?\n")
 
 
 def test_a_server_that_is_not_there_is_said_before_the_load():

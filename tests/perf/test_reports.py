@@ -22,6 +22,7 @@ from llmops.perf.report.compare import differing_options, rows
 from llmops.perf.report.document import Document, read_document
 from llmops.perf.report.html import page, write_page
 from llmops.perf.report.quantiles import intervals, percentile
+from llmops.perf.report.rates import rate_interval
 from llmops.perf.report.statistics import summarise
 
 
@@ -112,13 +113,29 @@ def many(ttft, count=400):
 
 def test_a_comparison_tells_a_difference_from_noise():
     base, same, slower = (document(*many(ttft)) for ttft in (0.1, 0.1, 0.15))
-    verdicts = {row.label: row.verdict for row in rows(base.summary, same.summary)}
+    verdicts = {row.label: row.verdict for row in rows(base, same)}
     assert set(verdicts.values()) == {"same"}
-    row = next(row for row in rows(base.summary, slower.summary) if row.label == "TTFT p50, ms")
+    row = next(row for row in rows(base, slower) if row.label == "TTFT p50, ms")
     assert row.verdict == "worse"
     assert row.change == pytest.approx(0.5, rel=0.01)
-    faster = next(row for row in rows(slower.summary, base.summary) if row.label == "TTFT p50, ms")
+    faster = next(row for row in rows(slower, base) if row.label == "TTFT p50, ms")
     assert faster.verdict == "better"
+
+
+def test_few_requests_are_not_enough_for_a_verdict():
+    few, slower = document(*many(0.1, 12)), document(*many(0.2, 12))
+    verdicts = {row.label: row.verdict for row in rows(few, slower)}
+    assert verdicts["TTFT p99, ms"] == verdicts["Requests/s"] == "unsure"
+    assert verdicts["TTFT p50, ms"] == "worse"  # 12 values do have an interval of their median
+
+
+def test_a_rate_is_as_sure_as_the_run_is_even():
+    """By hand: 8 and 12 requests by turns in ten windows of a second are 10 a second, standard deviation 2.108."""
+    ends = [second + i / per for second in range(10) for per in (8 + 4 * (second % 2),) for i in range(per)]
+    even = document(*(record(0.0, 0.0, end) for end in ends[:-1]), record(0.0, 0.0, 10.0))
+    low, high = rate_interval(even, "requests_per_second")
+    assert (low + high) / 2 == pytest.approx(10)
+    assert (high - low) / 2 == pytest.approx(2.262 * 2.108 / 10**0.5, rel=1e-3)
 
 
 def test_a_comparison_names_what_was_not_the_same_load():
