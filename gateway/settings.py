@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from llmops.errors import InputError
@@ -78,12 +78,24 @@ class StoredResponses(_Section):
     seconds: Annotated[float, Field(gt=0)] = 86_400.0
 
 
+# gRPC's own names of servers, https://github.com/grpc/grpc/blob/master/doc/naming.md
+_GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
+
+
+def _grpc_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    known = address.startswith(_GRPC_SCHEMES)
+    if not known and (not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536):
+        raise ValueError(f"{address!r} is not HOST:PORT of Triton's gRPC endpoint, such as 127.0.0.1:8001")
+    return address
+
+
 class GatewaySettings(BaseSettings):
     """Everything `llmops gateway` can be told."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
 
-    triton: str = "127.0.0.1:8001"
+    triton: Annotated[str, AfterValidator(_grpc_address)] = "127.0.0.1:8001"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)

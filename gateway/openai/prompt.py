@@ -65,6 +65,8 @@ def _plain(message: Message, position: int, knows_developer: bool) -> dict[str, 
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
+    elif message.role == "tool":
+        raise _missing(f"messages[{position}].tool_call_id")
     thinking = message.reasoning_content or message.reasoning
     if isinstance(thinking, str):
         plain["reasoning_content"] = thinking
@@ -77,10 +79,25 @@ def _plain(message: Message, position: int, knows_developer: bool) -> dict[str, 
 
 def _content(message: Message, position: int) -> str:
     if message.content is None:
+        if message.refusal is None and not _may_be_empty(message):
+            raise _missing(f"messages[{position}].content")
         return message.refusal or ""
     if isinstance(message.content, str):
         return message.content
     return "\n".join(_part(part, f"messages[{position}].content[{at}]") for at, part in enumerate(message.content))
+
+
+def _may_be_empty(message: Message) -> bool:
+    """An assistant that called or only thought."""
+    return message.role == "assistant" and bool(
+        message.tool_calls or message.function_call or message.reasoning_content or message.reasoning
+    )
+
+
+def _missing(where: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter"
+    )
 
 
 def _part(part: ContentPart, where: str) -> str:
@@ -88,7 +105,7 @@ def _part(part: ContentPart, where: str) -> str:
         raise UnsupportedError(f"This model takes text only, not a part of type '{part.type}'.", param=where)
     text = part.text if part.text is not None else (part.model_extra or {}).get("refusal")
     if not isinstance(text, str):
-        raise InvalidRequestError(f"Missing required parameter: '{where}.text'.", param=f"{where}.text")
+        raise _missing(f"{where}.text")
     return text
 
 

@@ -8,6 +8,7 @@ import pytest
 from gateway_conftest import Step, running
 
 CHAT = "/v1/chat/completions"
+TOLD = {"role": "tool", "content": "18 degrees"}
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 
 
@@ -30,6 +31,10 @@ IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [TOLD]}, "messages[0].tool_call_id", "missing_required_parameter"),
         ({"messages": [IMAGE]}, "messages[0].content[0]", "unsupported_parameter"),
         ({"messages": [{"role": "user", "content": "x" * 4000}]}, "messages", "context_length_exceeded"),
         ({"stop": [""]}, "stop[0]", None),

@@ -68,3 +68,14 @@ def test_variables_of_other_commands_are_left_alone(monkeypatch):
     monkeypatch.setenv("LLMOPS_CACHE", "/x")
     monkeypatch.setenv("LLMOPS_API_KEY", "k")
     assert load_settings().port == 9000
+
+
+@pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:8001", ":8001", "triton:99999", "triton:"])
+def test_an_address_that_is_none_of_triton_s_is_refused(address):
+    with pytest.raises(InputError, match=r"The setting `triton`.*HOST:PORT"):
+        load_settings(triton=address)
+
+
+@pytest.mark.parametrize("address", ["triton:8001", "[::1]:8001", "dns:///triton.models.svc:8001", "unix:/run/triton"])
+def test_every_name_that_grpc_knows_is_taken(address):
+    assert load_settings(triton=address).triton == address
