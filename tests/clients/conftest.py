@@ -62,19 +62,24 @@ def base_url(full_triton):
     command = [sys.executable, "-c", "from llmops.cli.main import main; main()", "gateway"]
     command += ["--triton", full_triton.grpc_address, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        url = _listening(process)
+        log = subprocess.Popen(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL)
+        _wait_for_models(url)
+        yield url + "/v1"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    log.wait(5)
+
+
+def _listening(process):
     seen = []
     for line in process.stdout:
         seen.append(line)
         if found := re.search(r"listens on (http://\S+)", line):
-            break
-    else:
-        pytest.fail("the gateway did not start:\n" + "".join(seen))
-    log = subprocess.Popen(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL)
-    _wait_for_models(found[1])
-    yield found[1] + "/v1"
-    process.send_signal(signal.SIGTERM)
-    process.wait(30)
-    log.wait(5)
+            return found[1]
+    pytest.fail("the gateway did not start:\n" + "".join(seen))
 
 
 def _wait_for_models(url):
