@@ -3,32 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.base import TensorInfo
+from llmops.build.engine import check_spec
 from llmops.build.plan.precision import PRECISIONS, find_precision
 from llmops.build.plan.weights import checkpoint_weights
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Target
-from llmops.build.targets.registry import get_target
 from llmops.errors import MissingDependencyError, ResourceError
 
 
-def describe(spec: BuildSpec) -> str:
-    """The plan as text. Raises what the build itself would raise for what was asked; what only this machine lacks is
-    said in the plan."""
+class DryRun(NamedTuple):
+    """What would be done. `missing`: what only this machine lacks; `steps`: the target's own plan, line by line."""
+
+    checkpoint: str
+    architecture: str
+    parameters: int
+    dtype: str
+    target: str
+    quant: str
+    kv_cache: str
+    tp: int
+    pp: int
+    output: str
+    disk_bytes: int
+    missing: list[str]
+    steps: list[str]
+
+    def text(self) -> str:
+        lines = [
+            f"{self.checkpoint}: {self.architecture}, {_count(self.parameters)} parameters, {self.dtype}",
+            f"target {self.target}, weights {self.quant}, KV cache {self.kv_cache}, tp {self.tp}, pp {self.pp}",
+            f"writes up to {self.disk_bytes / 2**30:.1f} GiB to {self.output}",
+            *(f"not on this machine: {what}" for what in self.missing),
+            *self.steps,
+        ]
+        return "\n".join(lines).rstrip()
+
+
+def dry_run(spec: BuildSpec) -> DryRun:
+    """Raises what the build itself would raise for what was asked; what only this machine lacks is said in it."""
     checkpoint = _with_size(open_checkpoint(spec.checkpoint, weights=False))
-    target = get_target(spec.target)
-    target.validate(spec, checkpoint)
+    target = check_spec(spec, checkpoint)
     arch = checkpoint.architecture
-    lines = [
-        f"{checkpoint.ref}: {arch.hf_class}, {_count(checkpoint.parameters)} parameters, {arch.dtype}",
-        f"target {spec.target}, weights {spec.quant}, KV cache {spec.kv_cache}, tp {spec.tp}, pp {spec.pp}",
-        f"writes up to {target.disk_bytes(spec, checkpoint) / 2**30:.1f} GiB to {spec.output}",
-        *_here(spec, checkpoint, target),
-        *target.plan_lines(spec, checkpoint),
-    ]
-    return "\n".join(lines).rstrip()
+    return DryRun(
+        checkpoint=checkpoint.ref,
+        architecture=arch.hf_class,
+        parameters=checkpoint.parameters,
+        dtype=arch.dtype,
+        target=spec.target,
+        quant=spec.quant,
+        kv_cache=spec.kv_cache,
+        tp=spec.tp,
+        pp=spec.pp,
+        output=str(spec.output),
+        disk_bytes=target.disk_bytes(spec, checkpoint),
+        missing=_missing(spec, checkpoint, target),
+        steps=target.plan_lines(spec, checkpoint),
+    )
 
 
 def _count(parameters: int) -> str:
@@ -45,9 +79,9 @@ def _with_size(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors={"all": TensorInfo("all", (count,), arch.dtype, stored, "", 0)})
 
 
-def _here(spec: BuildSpec, checkpoint: Checkpoint, target: Target) -> list[str]:
+def _missing(spec: BuildSpec, checkpoint: Checkpoint, target: Target) -> list[str]:
     try:
         target.check_machine(spec, checkpoint)
     except (MissingDependencyError, ResourceError) as error:
-        return [f"not on this machine: {error.message}"]
+        return [error.message]
     return []

@@ -41,15 +41,22 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
         with _only_build(spec.output, progress):
             return build_encoder(spec, encoder, progress)
     checkpoint = open_checkpoint(spec.checkpoint)
+    target = check_spec(spec, checkpoint)
+    check_tokenizer(checkpoint)
+    sampling_defaults(checkpoint)
+    with _only_build(spec.output, progress):
+        return _build(spec, checkpoint, target, progress)
+
+
+def check_spec(spec: BuildSpec, checkpoint: Checkpoint) -> Target:
+    """The target that will build it. Raises InputError for what does not go together, and for an output that is
+    something else."""
     if spec.plan:
         BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
     target = get_target(spec.target)
     target.validate(spec, checkpoint)
-    check_tokenizer(checkpoint)
-    sampling_defaults(checkpoint)
     _check_output(spec.output)
-    with _only_build(spec.output, progress):
-        return _build(spec, checkpoint, target, progress)
+    return target
 
 
 @contextlib.contextmanager

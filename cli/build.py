@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 @click.option("--ep", type=int, default=1, help="Expert-parallel GPUs; divides --tp.")
 @click.option("--gpu", help="GPU the engine is for, e.g. h100-sxm.")
 @click.option("--max-batch-size", type=int, help="Requests in one batch.")
-@click.option("--max-seq-len", type=int, help="Prompt plus answer, in tokens. Default: the model's context.")
+@click.option(
+    "--max-seq-len",
+    type=int,
+    help="Prompt plus answer, in tokens. Default: the model's context, at most 8192 of it on tensorrt and pytorch.",
+)
 @click.option("--max-num-tokens", type=int, help="Tokens in one engine step.")
 @click.option(
     "--plan",
@@ -62,7 +67,7 @@ if TYPE_CHECKING:
     help="A LoRA adapter (PEFT folder) to serve as model NAME beside the base model; once for each. tensorrt, pytorch.",
 )
 @click.option("--set", "options", multiple=True, metavar="KEY=VALUE", help="A setting of the target's own.")
-@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest, or with --dry-run the plan, as JSON.")
 def command(
     checkpoint: str | None,
     as_json: bool,
@@ -77,13 +82,15 @@ def command(
     """Build an engine folder from CHECKPOINT.
 
     CHECKPOINT is a Hugging Face folder, a GGUF file, a hub id (owner/name, downloaded) or the bundled model smollm2.
-    The same build again takes under a second; a build that fails or is interrupted leaves nothing behind.
+    The same build again takes under a second. A build that fails or is interrupted leaves OUTPUT as it was; finished
+    stages of a quantising one are kept beside it for the next attempt.
     """
     from llmops.build.engine import build
     from llmops.build.progress import make_progress
     from llmops.build.spec import BuildSpec
 
     if resume is not None:
+        _nothing_else("resume", "in_container", "as_json")
         from llmops.build.resume import resume as finish
 
         _show(*finish(resume, in_container, make_progress()), resume, as_json)
@@ -97,11 +104,25 @@ def command(
         fields |= _planned(plan_file, fields)
     spec = BuildSpec(checkpoint=checkpoint, options=settings, **fields)
     if dry_run:
-        from llmops.build.dry_run import describe
+        from llmops.build.dry_run import dry_run as plan
 
-        click.echo(describe(spec))
+        planned = plan(spec)
+        click.echo(json.dumps(planned._asdict(), indent=2) if as_json else planned.text())
         return
     _show(*build(spec, make_progress()), spec.output, as_json)
+
+
+def _nothing_else(*names: str) -> None:
+    """Raises UsageError for options beside these: they would change nothing."""
+    context = click.get_current_context()
+    typed = [
+        parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+        for parameter in context.command.params
+        if parameter.name not in names
+        and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if typed:
+        raise click.UsageError(f"--resume finishes an engine as it was begun; leave {', '.join(typed)} out.")
 
 
 # flags that only some targets have; the target checks them like --set KEY=VALUE

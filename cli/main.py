@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -50,10 +54,29 @@ def cli() -> None:
     """Checkpoint to OpenAI endpoint on NVIDIA Triton + TensorRT-LLM."""
 
 
+_NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class _Interrupts:
+    """Ctrl-C as Python does it, and that there was one: a library that is just being imported turns it into an
+    ImportError of its own."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.seen = True
+        signal.default_int_handler(signum, frame)
+
+
 def main() -> NoReturn:
     """Run the CLI. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    interrupts = _Interrupts()
     try:
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -61,6 +84,27 @@ def main() -> NoReturn:
         click.echo(f"Error: {error.message}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted.", err=True)
-        sys.exit(130)
+        _interrupted()
+    except ImportError:
+        if not interrupts.seen:
+            raise
+        _interrupted()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_OUTPUT:
+            raise
+        _unwritable(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> NoReturn:
+    click.echo("Interrupted.", err=True)
+    sys.exit(130)
+
+
+def _unwritable(error: OSError) -> NoReturn:
+    """Standard output is on a full disk, or a pipe whose reader has gone, which is that reader's own business."""
+    # Python would try once more when it ends, and complain
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno != errno.EPIPE:
+        click.echo(f"Error: the output cannot be written ({error.strerror}).", err=True)
+    sys.exit(1)

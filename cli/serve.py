@@ -9,15 +9,29 @@ from types import FrameType
 
 import click
 
+PORT = click.IntRange(0, 65535)
+
 
 @click.command()
 @click.argument("repository", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--http-port", default=8000, show_default=True, help="0 takes any free port.")
-@click.option("--grpc-port", default=8001, show_default=True, help="0 takes any free port.")
-@click.option("--metrics-port", default=8002, show_default=True, help="0 takes any free port.")
-@click.option("--exit-timeout", default=30, show_default=True, help="Seconds that running requests get at shutdown.")
-@click.option("--ready-timeout", default=1800, show_default=True, help="Seconds that all models may take to load.")
+@click.option("--http-port", type=PORT, default=8000, show_default=True, help="0 takes any free port.")
+@click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="0 takes any free port.")
+@click.option("--metrics-port", type=PORT, default=8002, show_default=True, help="0 takes any free port.")
+@click.option(
+    "--exit-timeout",
+    type=click.IntRange(0),
+    default=30,
+    show_default=True,
+    help="Seconds that running requests get at shutdown.",
+)
+@click.option(
+    "--ready-timeout",
+    type=click.IntRange(1),
+    default=1800,
+    show_default=True,
+    help="Seconds that all models may take to load.",
+)
 @click.option(
     "--launch",
     type=click.Choice(["auto", "single", "leader", "orchestrator"]),

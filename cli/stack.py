@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from llmops.build.manifest import FILE_NAME
-from llmops.errors import ServerError
+from llmops.errors import InputError, ServerError
 
 DEFAULT_QUANT = {"openvino": "int8"}
 
@@ -26,15 +26,24 @@ def build_engine(
     from llmops.build.engine import build
     from llmops.build.progress import make_progress
     from llmops.build.spec import BuildSpec
+    from llmops.model_repository.match import check_target
 
     if Path(checkpoint, FILE_NAME).is_file():
         return Path(checkpoint)
+    check_target(target)
     quant = quant or DEFAULT_QUANT.get(target, "fp8")
     place = folder or cache_dir() / "up" / f"{_slug(checkpoint)}-{target}-{quant}-tp{tp}"
-    place.mkdir(parents=True, exist_ok=True)
+    _make_folder(place)
     spec = BuildSpec(checkpoint=checkpoint, output=place / "engine", target=target, quant=quant, tp=tp, name=name)  # type: ignore[arg-type]
     build(spec, make_progress())
     return spec.output
+
+
+def _make_folder(place: Path) -> None:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{place} cannot be written ({error.strerror}); give --dir another folder.") from error
 
 
 def make_repository(engine: Path, folder: Path | None) -> Path:

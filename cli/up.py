@@ -16,7 +16,12 @@ import click
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the gateway.")
 @click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0 takes any free port.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where engine and repository go.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Where engine and repository go.  [default: ~/.cache/llmops/up; the repository of an ENGINE: beside it]",
+)
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Gateway settings (YAML).")
 def command(
     checkpoint: str,
@@ -40,7 +45,7 @@ def command(
     with Stack(host, port, config) as stack:
         engine = build_engine(checkpoint, target, quant, tp, name, folder)
         repository = make_repository(engine, folder)
-        click.echo("Starting Triton ...", err=True)
+        click.echo(f"Engine {engine}, repository {repository}. Starting Triton ...", err=True)
         stack.start_triton(repository)
         stack.run_gateway(lambda url, model: _announce(url, model, time.monotonic() - started))
 

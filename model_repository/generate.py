@@ -64,12 +64,14 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
     scratch = output.parent / f".{output.name}.{os.getpid()}.new"
-    output.parent.mkdir(parents=True, exist_ok=True)
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         for folder in folders:
             _write_model(scratch / folder.name, folder)
         _marker(entries).save(scratch)
         _replace(scratch, output)
+    except OSError as error:
+        raise InputError(f"{output} cannot be written ({error.strerror}); give another folder.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [folder.name for folder in folders]

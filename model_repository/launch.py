@@ -28,7 +28,7 @@ from llmops.model_repository.command import ServerOptions
 from llmops.model_repository.drain import drain_engines
 from llmops.model_repository.embedded import Installation, find_installation
 from llmops.model_repository.marker import Marker
-from llmops.model_repository.match import check_server
+from llmops.model_repository.match import check_engines, check_server
 from llmops.model_repository.multi_gpu import plan_launch, with_mpi
 from llmops.model_repository.processes import Process, descendants, kill_left, model_processes, rank_zero, tied
 from llmops.model_repository.repository import check_repository
@@ -216,6 +216,7 @@ def start_triton(
     models, marker = check_repository(repository), Marker.load(repository)
     plan = plan_launch(marker, launch)
     installation = installation or find_installation()
+    check_engines(marker)
     check_server(marker, models, installation.backends)
     chosen = _choose_ports(host, ports or Ports())
     sweep_shared_memory()

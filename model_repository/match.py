@@ -8,7 +8,7 @@ from typing import Any
 
 from llmops.build.installed import installed_version
 from llmops.build.trtllm.versions import IMAGES, Image, check_image, check_installed, image_for
-from llmops.errors import MissingDependencyError
+from llmops.errors import InputError, MissingDependencyError
 from llmops.model_repository.marker import Marker, ServedEngine
 from llmops.model_repository.names import ENGINE
 
@@ -23,6 +23,13 @@ def check_library(target: str, version: str) -> None:
         check_installed(target, version, installed)
     elif tag in IMAGES:
         check_image(target, version, tag)
+
+
+def check_engines(marker: Marker) -> None:
+    """Raises InputError for the first engine that is not where it was when the repository was made."""
+    for name, engine in marker.engines.items():
+        if not Path(engine.directory).is_dir():
+            raise InputError(f"the engine of {name} is not in {engine.directory} any more; make the repository again.")
 
 
 def check_server(marker: Marker, models: dict[str, Any], backends: Path) -> None:
@@ -42,6 +49,15 @@ def needed_image(marker: Marker) -> Image | None:
     # engines of the target tensorrt need their exact version, the others a version at least as new
     engines.sort(key=lambda engine: engine.target != "tensorrt")
     return image_for(engines[0].target, engines[0].tensorrt_llm) if engines else None
+
+
+def check_target(target: str) -> None:
+    """Raises MissingDependencyError when no server here can run what a build for `target` would make."""
+    if target == "pytorch" and not installed_version("tensorrt_llm"):
+        raise MissingDependencyError(
+            "engines of the target pytorch are served with TensorRT-LLM, which is not installed here: run this in "
+            "NVIDIA's image, or `llmops build` here and `llmops repo` and `llmops serve` there."
+        )
 
 
 def _check_engine(name: str, engine: ServedEngine, config: Any, backends: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from llmops.build.manifest import FILE_NAME as ENGINE_FILE
 from llmops.errors import InputError
 from llmops.model_repository.pbtxt import parse_config
 
@@ -14,6 +15,10 @@ def check_repository(repository: Path) -> dict[str, Any]:
     if not repository.is_dir():
         raise InputError(
             f"{repository} is not a model repository: there is no such folder. Make one with `llmops repo`."
+        )
+    if (repository / ENGINE_FILE).is_file():
+        raise InputError(
+            f"{repository} is an engine, not a model repository: `llmops repo {repository} -o REPOSITORY` makes one."
         )
     models = {}
     for folder in sorted(p for p in repository.iterdir() if p.is_dir() and not p.name.startswith(".")):

@@ -66,7 +66,7 @@ def load_texts(settings: CalibrationSettings) -> list[str]:
 
 def check_data(settings: CalibrationSettings) -> None:
     """Raises InputError or MissingDependencyError for data that cannot be used. What lies on the hub is not fetched."""
-    if settings.dataset == BUNDLED or Path(settings.dataset).suffix in _READERS:
+    if settings.dataset == BUNDLED or _is_local(settings.dataset):
         load_texts(settings)
     elif find_spec("datasets") is None:
         raise MissingDependencyError(_NO_DATASETS)
@@ -75,12 +75,18 @@ def check_data(settings: CalibrationSettings) -> None:
 def _read(dataset: str) -> list[str]:
     if dataset == BUNDLED:
         return bundled_texts()
+    if not _is_local(dataset):
+        return _hub(dataset)
     path = Path(dataset).expanduser()
-    if path.suffix in _READERS:
-        if not path.is_file():
-            raise InputError(f"--calib-data {dataset} does not exist; give a .jsonl, .txt or .parquet file.")
-        return _READERS[path.suffix](path)
-    return _hub(dataset)
+    if not path.is_file() or path.suffix not in _READERS:
+        problem = "is of no kind that can be read" if path.exists() else "does not exist"
+        raise InputError(f"--calib-data {dataset} {problem}; give a .jsonl, .txt or .parquet file.")
+    return _READERS[path.suffix](path)
+
+
+def _is_local(dataset: str) -> bool:
+    path = Path(dataset).expanduser()
+    return path.suffix in _READERS or path.exists()
 
 
 def _jsonl(path: Path) -> list[str]:

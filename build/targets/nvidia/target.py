@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.plan.gpus import find_gpu
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Target
 from llmops.build.targets.nvidia.needs import (
     HEADER,
     OTHER_FILES,
+    StageNeed,
     check_memory,
     needs,
     planned_on_gpu,
@@ -50,7 +52,8 @@ class NvidiaTarget(Target):
         gpu = planned_on_gpu(spec)
         stages = needs(checkpoint, request, self.name, spec.tp, spec.pp, gpu and not request.copied)
         commands = [line for part in self.commands(spec, checkpoint, request) for line in (part, "")]
-        return [*_quantising(request, gpu), "", HEADER, *(stage.line() for stage in stages), "", *commands]
+        table = [HEADER, *(stage.line() for stage in stages), *_too_large(spec, stages)]
+        return [*_quantising(request, gpu), "", *table, "", *commands]
 
     @abstractmethod
     def commands(self, spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> list[str]:
@@ -63,3 +66,15 @@ def _quantising(request: Request, gpu: bool) -> list[str]:
     if request.form.calibrated or request.kv_cache != "auto":
         lines.append(request.calibration.describe(gpu, request.form.calib_limit))
     return lines + ([f"quality gate: {request.gates.describe()}"] if request.measure_quality else [])
+
+
+def _too_large(spec: BuildSpec, stages: list[StageNeed]) -> list[str]:
+    """The stages that the engine's own GPUs have no memory for."""
+    if spec.gpu is None:
+        return []
+    gpu, count = find_gpu(spec.gpu), spec.tp * spec.pp
+    names = [stage.stage for stage in stages if stage.gpu > count * gpu.memory]
+    if not names:
+        return []
+    have = f"{count} x {gpu.name} ({count * gpu.memory / 2**30:.0f} GiB)"
+    return [f"more than {have} can hold: {', '.join(names)}; run `llmops build` with more GPUs, or on CPU"]
