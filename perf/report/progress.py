@@ -19,9 +19,15 @@ class Bar(bench.Progress):
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-        # where nothing can be redrawn, rich would print an empty line at the end
-        given = {"console": console, "transient": True, "auto_refresh": False, "disable": not console.is_terminal}
-        self._progress = Progress(*columns, TimeElapsedColumn(), **given)
+        self._progress = Progress(
+            *columns,
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            # where nothing can be redrawn, rich would print an empty line at the end
+            disable=not console.is_terminal,
+        )
         self._task = self._progress.add_task("connecting", total=None, text="")
         self._drawn = 0.0
 

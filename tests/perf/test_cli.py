@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,12 +121,14 @@ def test_numbers_out_of_range_are_refused_by_their_option(arguments):
     assert "is not in the range" in result.stderr
 
 
-def test_an_address_without_its_v1():
-    with delay_server(ttft=0.01, itl=0.01) as server:
-        base = server.url.removesuffix("/v1")
+def test_an_address_without_its_v1(tmp_path):
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    with subprocess.Popen([*command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        base = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())[0]
         result = bench(base)
+        server.kill()
     assert result.returncode == 1
-    assert result.stderr.endswith(f"did you mean {base}/v1?\n")
+    assert result.stderr == f"Error: {base}/models gave no list of models (status 404); did you mean {base}/v1?\n"
 
 
 def test_a_server_that_is_not_there_is_said_before_the_load():
