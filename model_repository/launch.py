@@ -216,8 +216,8 @@ def start_triton(
     models, marker = check_repository(repository), Marker.load(repository)
     plan = plan_launch(marker, launch)
     installation = installation or find_installation()
-    check_engines(marker)
     check_server(marker, models, installation.backends)
+    check_engines(marker)
     chosen = _choose_ports(host, ports or Ports())
     sweep_shared_memory()
     options = ServerOptions(

@@ -119,6 +119,13 @@ def test_the_embedded_server_names_the_image_that_can(tmp_path: Path) -> None:
         start_triton(repository, ports=Ports(0, 0, 0))
 
 
+def test_an_engine_that_was_moved_is_named_before_anything_starts(tmp_path: Path) -> None:
+    repository, gone = parking_repository(tmp_path), tmp_path / "gone"
+    marker(tiny=engine(1, "python", directory=str(gone))).save(repository)
+    with pytest.raises(InputError, match=f"the engine of tiny is not in {gone} any more"):
+        start_triton(repository, ports=Ports(0, 0, 0))
+
+
 @pytest.mark.parametrize(
     ("tag", "installed", "says"),
     [
@@ -167,7 +174,7 @@ def parking_repository(root: Path, seconds: float = 0) -> Path:
         code = PARKING.format(folder=str(root), seconds=seconds)
         (version / "model.py").write_text(code)
         (version.parent / "config.pbtxt").write_text(CONFIG.replace("echo", name))
-    marker(tiny=engine(2)).save(root / "repository")
+    marker(tiny=engine(2, directory=str(root))).save(root / "repository")
     return root / "repository"
 
 
