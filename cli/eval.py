@@ -17,7 +17,7 @@ import click
 @click.option("--min-top1", type=float, help="Fail when the most likely token stays the same less often than this.")
 @click.option("--max-mean-kl", type=float, help="Fail when the mean KL divergence per token is larger (nats).")
 @click.option("--max-token-kl", type=float, help="Fail when any token's KL divergence is larger (nats).")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print figures, limits and verdict as JSON.")
 def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> None:
     """How far the quantised ENGINE is from its source. A quantised Hugging Face folder will do as well.
 
@@ -25,6 +25,7 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
     and prompts again, and the weights on disk are dequantised and compared.
     """
     import json
+    from dataclasses import asdict
 
     from llmops.build.progress import make_progress
     from llmops.build.quality.evaluate import evaluate
@@ -32,7 +33,8 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
 
     quality, gates = evaluate(engine, against, limits, make_progress())
     if as_json:
-        click.echo(json.dumps(quality.as_dict(), indent=2))
+        verdict = {"limits": asdict(gates), "passed": gates.passes(quality)}
+        click.echo(json.dumps({**quality.as_dict(), **verdict}, indent=2))
     else:
         click.echo("\n".join(quality_lines(quality, gates)))
     gates.check(quality)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from llmops.build.plan.search import Plan
 
 
+PIPED = 120
 QUANT = "bf16, fp8, fp8_pc_pt, fp8_block, int8_wo, int8_sq, int4_wo, int4_awq, w4a8_awq, mxfp4"
 
 
@@ -109,10 +112,15 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
 
     from llmops.build.plan.report.terminal import show
 
-    show(plan, Console(highlight=False), top)
-    for path in (save, html):
-        if path:
-            click.echo(f"Wrote {path}")
+    # a pipe has no width, and leaving columns out would be noticed by nobody
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    show(plan, Console(highlight=False, width=PIPED if piped else None), top)
+    if save:
+        chosen = plan.buildable
+        other = "" if chosen is plan.best else ", the best that is one kind of engine"
+        click.echo(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}{other}")
+    if html:
+        click.echo(f"Wrote {html}")
 
 
 def _plan(checkpoint: str, flags: dict[str, Any]) -> Plan:

@@ -110,7 +110,7 @@ class TritonServer:
         """Block until `stop` is set. Raises ServerError if the server, or a model's process, ends by itself before."""
         while not stop.wait(0.2):
             if self.process.poll() is not None:
-                raise ServerError(f"Triton ended unexpectedly with code {self.process.returncode}; see its log above")
+                raise ServerError(f"Triton ended unexpectedly with {self._ending()}")
             for model, processes in self._models.items():
                 if not all(process.alive for process in processes):
                     self._broken = True
@@ -171,6 +171,12 @@ class TritonServer:
     def _failure(self) -> str:
         cause = explain_failure(self.log) or f"it ended with code {self.process.returncode} and said nothing"
         return f"Triton did not start: {cause}."
+
+    def _ending(self) -> str:
+        code = self.process.returncode
+        name = f" ({signal.Signals(-code).name})" if code < 0 else ""
+        errors = [line.message for line in self.log if line.level in ("error", "fatal")]
+        return f"code {code}{name}" + (f"; its last error was: {errors[-1]}" if errors else "")
 
     def _read_log(self) -> None:
         assert self.process.stdout is not None

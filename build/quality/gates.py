@@ -81,6 +81,14 @@ class Gates:
                 "or other --calib-data, a smaller --group-size, or set the limit yourself."
             )
 
+    def passes(self, quality: Quality) -> bool:
+        """Whether `check` has nothing to say."""
+        try:
+            self.check(quality)
+        except BuildError:
+            return False
+        return True
+
     def _check_ranges(self, quality: Quality) -> None:
         if quality.narrowest is not None and quality.narrowest[0] < self.min_range:
             part, layer = quality.narrowest

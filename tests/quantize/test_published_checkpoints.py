@@ -123,6 +123,11 @@ def test_eval_of_a_published_checkpoint(published, form, low, high):
     assert 0.9 < figures["perplexity_ratio"] < 1.1
     assert 0 < figures["mean_kl"] < 0.3
     assert figures["top1_agreement"] > 0.7
+    assert figures["passed"] is True
+    result, error = run("eval", folder, "--against", source, "--json", "--max-mean-kl", "1e-9")
+    assert "mean KL" in error
+    figures = json.loads(result.stdout)
+    assert (figures["limits"]["max_mean_kl"], figures["passed"]) == (1e-9, False)
 
 
 def test_an_engine_that_passes_block_fp8_on(published, tmp_path):
