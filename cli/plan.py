@@ -38,7 +38,7 @@ class Seconds(click.ParamType):
 
 
 @click.command(name="plan")
-@click.argument("checkpoint", metavar="MODEL")
+@click.argument("checkpoint")
 @click.option("--gpu", help="Kind of GPU.  [default: h100-sxm]")
 @click.option("--compare", metavar="GPU,GPU…", help="Several kinds of GPU, compared by cost.")
 @click.option("--gpus", "max_gpus", type=int, default=64, show_default=True, help="How many GPUs there are.")
@@ -90,7 +90,7 @@ class Seconds(click.ParamType):
 def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None, top: int, **flags: Any) -> None:
     """Will it fit, how to shard it, how fast, what will it cost.
 
-    MODEL is a config.json, a checkpoint folder or a hub id. Neither a GPU nor weights are needed.
+    CHECKPOINT is what `llmops build` takes, or only its config.json. Neither a GPU nor weights are needed.
     """
     plan = _plan(checkpoint, flags)
     if save:

@@ -29,6 +29,8 @@ def open_checkpoint(ref: str, weights: bool = True) -> Checkpoint:
 def _open_path(path: Path, ref: str, weights: bool) -> Checkpoint:
     from llmops.build.checkpoint.gguf import is_gguf
 
+    if path.name == "config.json" and path.is_file():
+        path = path.parent
     if path.is_file():
         if not is_gguf(path):
             raise CheckpointError(_not_a_checkpoint(path, "the file is not a GGUF"))

@@ -7,14 +7,18 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.checkpoint.bundled import BUNDLED
 from llmops.build.plan.timing.silicon import package_root
 from llmops.errors import CheckpointError
 
 
 def load_config(source: str) -> dict[str, Any]:
-    """The config of a path (config.json or its folder) or of a hub id such as meta-llama/Llama-3.1-70B.
-    Raises CheckpointError when there is none."""
+    """The config of a path (config.json, its folder or a GGUF file), of a bundled model, or of a hub id such as
+    meta-llama/Llama-3.1-70B. Raises CheckpointError when there is none."""
     path = Path(source).expanduser()
+    if path.suffix == ".gguf" or (source in BUNDLED and not path.exists()):
+        return open_checkpoint(source, weights=False).config
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
@@ -25,7 +29,8 @@ def load_config(source: str) -> dict[str, Any]:
         return _read(path)
     if source.endswith(".json") or source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise CheckpointError(
-            f"{source} does not exist; name a config.json, a checkpoint folder, or a hub id (owner/model)."
+            f"{source} does not exist; name a config.json, a checkpoint folder, a GGUF file, a hub id (owner/model) "
+            f"or {' or '.join(BUNDLED)}."
         )
     known = _collected(source)
     return _read(known) if known else _from_hub(source)

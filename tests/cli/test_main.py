@@ -67,8 +67,9 @@ def test_wrong_places_are_one_sentence(engine_dir, checkpoint, tmp_path, argumen
     assert not places["new"].exists()
 
 
-def test_a_dry_run_in_json(checkpoint, tmp_path):
-    result = llmops("build", checkpoint, "-o", tmp_path / "e", "--dry-run", "--json", stdout=subprocess.PIPE)
+@pytest.mark.parametrize("file", [".", "config.json"])
+def test_a_dry_run_in_json(checkpoint, tmp_path, file):
+    result = llmops("build", checkpoint / file, "-o", tmp_path / "e", "--dry-run", "--json", stdout=subprocess.PIPE)
     plan = json.loads(result.stdout)
     # by hand: embedding and head, and per layer q, o, k, v, gate, up, down and two norms; the last norm
     layer = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256

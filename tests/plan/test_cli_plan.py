@@ -177,3 +177,13 @@ def test_a_file_that_is_no_plan(tmp_path, content, words):
         BuildPlan.load(path)
     with pytest.raises(InputError, match="does not exist"):
         BuildPlan.load(tmp_path / "other.json")
+
+
+def test_the_bundled_model_is_planned_from_its_gguf():
+    """SmolLM2-135M: 30 layers, 9 query and 3 KV heads of 64, hidden 576, MLP 1536, 49,152 tokens, one table."""
+    result = run("smollm2", "--gpu", "h100-sxm", "--json")
+    weights = json.loads(result.stdout)["candidates"][0]["memory"]["weights"]
+    assert weights["attention"] == 30 * 2 * (2 * 576 * 576 + 2 * 576 * 192)
+    assert weights["mlp"] == 30 * 2 * 3 * 576 * 1536
+    assert weights["embedding"] == 2 * 49152 * 576
+    assert "lm_head" not in weights
