@@ -21,8 +21,13 @@ from llmops.model_repository import embedded
 
 Status = Literal["ok", "not ok", "note"]
 
-# extra -> a module that is importable only when the extra is installed
-EXTRAS = {"embedded": "openvino_genai", "quantize": "modelopt"}
+# extra -> a module that is importable only when the extra is installed, and what needs it
+EXTRAS = {
+    "embedded": ("openvino_genai", "build --target openvino, and serve without NVIDIA's image"),
+    "quantize": ("modelopt", "build --target tensorrt or pytorch, and eval"),
+    "export": ("nncf", "build --target openvino of families other than Llama, Mistral, Qwen 2/3"),
+    "silicon": ("aiconfigurator", "plan with times measured on silicon"),
+}
 MIN_DISK = 5 << 30
 # what Triton's Python backend and a few models take of /dev/shm: 1 MiB each at start, more under load
 MIN_SHM = 256 << 20
@@ -155,14 +160,13 @@ def _python_on_path() -> Check:
 
 
 def _extras() -> Iterator[Check]:
-    for extra, module in EXTRAS.items():
+    for extra, (module, use) in EXTRAS.items():
         if find_spec(module) is not None:
             yield Check(f"extra {extra}", "ok", "installed")
         else:
             needed = extra == "embedded" and not embedded.CONTAINER_ROOT.is_dir()
-            yield Check(
-                f"extra {extra}", "not ok" if needed else "note", "not installed", f"pip install 'llmops[{extra}]'"
-            )
+            status: Status = "not ok" if needed else "note"
+            yield Check(f"extra {extra}", status, f"not installed; for {use}", f"pip install 'llmops[{extra}]'")
 
 
 def _port(name: str, port: int) -> Check:
