@@ -17,6 +17,8 @@ PERIOD = 0.002
 REQUESTS = 3000
 USERS = 64
 WORKERS = (1, 2)
+# two cores for two workers, Triton and the load generator
+GROWTH = 1.2
 _COUNTER = re.compile(r'^llmops_requests_total\{route="/v1/chat/completions",[^}]*\} (\S+)$', re.M)
 
 
@@ -32,7 +34,7 @@ def measure(engine: Path) -> Section:
         for workers in WORKERS:
             with gateway(server.address, "--workers", str(workers)) as front:
                 rates[workers] = _load(front, workers, section)
-        section.add("throughput of 2 workers / 1", rates[2] / rates[1], "×", 1, "least")
+        section.add("throughput of 2 workers / 1", rates[2] / rates[1], "×", GROWTH, "least")
     return section
 
 

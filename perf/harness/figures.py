@@ -39,6 +39,7 @@ class Section:
     text: str
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)  # what should have run and did not, with the reason
     when: str = ""  # UTC, of the end
     seconds: float = 0.0
     others: float = 0.0  # cores that processes outside the benchmark used meanwhile
@@ -66,6 +67,11 @@ class Section:
         self.notes.append(text)
         print(f"  {text}", flush=True)
 
+    def lack(self, text: str) -> None:
+        """What did not run, and why: a sentence that nobody may overlook."""
+        self.lacks.append(text)
+        print(f"  {text}", flush=True)
+
     @property
     def missed(self) -> list[Figure]:
         """Figures that did not reach their aim."""
@@ -76,7 +82,8 @@ class Section:
         if self.figures:
             lines += ["| | measured | aimed at | |", "|---|---|---|---|"]
             lines += [_row(figure) for figure in self.figures]
-        lines += ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        remarks = [*self.lacks, *self.notes]
+        lines += ["", *(f"- {remark}" for remark in remarks)] if remarks else []
         return "\n".join(lines) + "\n"
 
     def _circumstances(self) -> str:

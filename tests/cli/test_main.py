@@ -130,3 +130,15 @@ def test_ctrl_c_that_a_library_turns_into_an_error_of_its_own():
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=30, check=False
     )
     assert (result.returncode, result.stderr) == (130, "Interrupted.\n")
+
+
+def test_help_imports_nothing_heavy():
+    script = "import sys; sys.argv = ['llmops', '--help']\nfrom llmops.cli.main import main\ntry: main()\n"
+    script += "except SystemExit: print('loaded:', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True).stdout
+    loaded = set(said.rpartition("loaded:")[2].split())
+    assert "click" in loaded
+    heavy = (
+        "numpy torch transformers openvino grpc google fastapi starlette uvicorn pydantic rich httpx jinja2 tokenizers"
+    )
+    assert not loaded & set(heavy.split())

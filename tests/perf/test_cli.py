@@ -102,6 +102,10 @@ def test_secrets_stay_out_of_the_report(tmp_path):
         (["http://127.0.0.1:1/v1", "-m", "m", "--trace", "/nowhere.jsonl"], "cannot be read"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--via", "engine"], "does not fit http://127.0.0.1:1/v1"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/"], "is a folder; give a file in it"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--max-concurrency", 3], "--max-concurrency bounds an open loop"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--cancel", 0.1, "--no-stream"], "not with --no-stream"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--tools", 2, "--prompts", "p"], "--tools shape made-up prompts"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--cancel", 0.1, "--trace", "t"], "--cancel shape made-up prompts"),
         (["--compare", "/nowhere/a.json", "/nowhere/b.json"], "cannot be read"),
     ],
 )

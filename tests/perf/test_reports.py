@@ -101,6 +101,12 @@ def test_a_step_whose_answers_get_slower_and_slower_does_not_hold():
     assert Step.of(1.0, steady, [Slo("ttft", 0.2)], 0.99).holds
 
 
+def test_requests_that_were_meant_to_leave_do_not_count_against_a_step():
+    run = Run(0.0, 2.0, [record(0.0, 0.1, 0.2) for _ in range(9)] + [replace(record(0.0, 0.1), cancelled=True)])
+    step = Step.of(1.0, run, [parse_slo("e2e:1000")], 0.99)
+    assert (step.good_share, step.holds, step.requests) == (1.0, True, 9)
+
+
 def document(*records, **options):
     run = Run(0.0, max(r.end for r in records), list(records))
     given = {"url": "http://host/v1", "model": "m", "slos": [], **options}
