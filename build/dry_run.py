@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.base import TensorInfo
+from llmops.build.encoder import open_encoder
 from llmops.build.engine import check_spec
 from llmops.build.plan.precision import PRECISIONS, find_precision
 from llmops.build.plan.weights import checkpoint_weights
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Target
-from llmops.errors import MissingDependencyError, ResourceError
+from llmops.errors import InputError, MissingDependencyError, ResourceError
 
 
 class DryRun(NamedTuple):
@@ -44,7 +45,12 @@ class DryRun(NamedTuple):
 
 
 def dry_run(spec: BuildSpec) -> DryRun:
-    """Raises what the build itself would raise for what was asked; what only this machine lacks is said in it."""
+    """Raises what the build itself would raise for a spec that does not fit; what only this machine lacks is said.
+
+    Tokenizer and weights are not looked at: config.json is enough.
+    """
+    if open_encoder(spec.checkpoint) is not None:
+        raise InputError(f"{spec.checkpoint} is an embedding model, which is built in seconds; leave --dry-run out.")
     checkpoint = _with_size(open_checkpoint(spec.checkpoint, weights=False))
     target = check_spec(spec, checkpoint)
     arch = checkpoint.architecture

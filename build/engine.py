@@ -42,6 +42,7 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
             return build_encoder(spec, encoder, progress)
     checkpoint = open_checkpoint(spec.checkpoint)
     target = check_spec(spec, checkpoint)
+    # for what they raise, before the work
     check_tokenizer(checkpoint)
     sampling_defaults(checkpoint)
     with _only_build(spec.output, progress):
@@ -63,6 +64,7 @@ def check_spec(spec: BuildSpec, checkpoint: Checkpoint) -> Target:
 def _only_build(output: Path, progress: Progress) -> Iterator[None]:
     """What a killed build left is cleared away first."""
     with full_disk_named(output), sole_build(output, progress.note):
+        # another build may have ended while this one waited
         _check_output(output)
         remove_leftovers(output.absolute())
         clean_stages(output)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.options import refuse_others
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def command(**given: Any) -> None:
     """
     json_path, html_path, compare = given.pop("json_path"), given.pop("html_path"), given.pop("compare")
     if compare:
+        refuse_others("--compare reads two files and sends no load", "compare")
         _compare(compare[0], compare[1])
         return
     _check_writable(json_path, html_path)

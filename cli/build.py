@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.options import refuse_others
+
 if TYPE_CHECKING:
     from llmops.build.manifest import EngineManifest
 
@@ -90,7 +92,7 @@ def command(
     from llmops.build.spec import BuildSpec
 
     if resume is not None:
-        _nothing_else("resume", "in_container", "as_json")
+        refuse_others("--resume finishes an engine as it was begun", "resume", "in_container", "as_json")
         from llmops.build.resume import resume as finish
 
         _show(*finish(resume, in_container, make_progress()), resume, as_json)
@@ -110,19 +112,6 @@ def command(
         click.echo(json.dumps(planned._asdict(), indent=2) if as_json else planned.text())
         return
     _show(*build(spec, make_progress()), spec.output, as_json)
-
-
-def _nothing_else(*names: str) -> None:
-    """Raises UsageError for options beside these: they would change nothing."""
-    context = click.get_current_context()
-    typed = [
-        parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
-        for parameter in context.command.params
-        if parameter.name not in names
-        and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-    ]
-    if typed:
-        raise click.UsageError(f"--resume finishes an engine as it was begun; leave {', '.join(typed)} out.")
 
 
 # flags that only some targets have; the target checks them like --set KEY=VALUE

@@ -75,21 +75,6 @@ class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
-class AuthenticationError(ApiError):
-    """401: no key, or one that is not known."""
-
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
-
-
-class PermissionDeniedError(ApiError):
-    """403: the key is known, but may not do this."""
-
-    status = 403
-    type = "permission_error"
-
-
 class NotFoundError(ApiError):
     """404: no such route or object."""
 
@@ -118,29 +103,12 @@ class MethodNotAllowedError(ApiError):
     code = "method_not_allowed"
 
 
-class ConflictError(ApiError):
-    """409: the object is in a state that does not allow this."""
-
-    status = 409
-    type = "invalid_request_error"
-    code = "conflict"
-
-
 class BodyTooLargeError(ApiError):
     """413: the body is over the limit."""
 
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
-
-
-class RateLimitError(ApiError):
-    """429: try again after `retry_after`; with `should_retry=False` where waiting will not help."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
-    should_retry = True
 
 
 class EngineError(ApiError):
@@ -185,3 +153,9 @@ class CancelledStreamError(ApiError):
 
     def __init__(self) -> None:
         super().__init__("The request was cancelled.")
+
+
+def missing(where: str) -> InvalidRequestError:
+    """The field that a request needs and does not have."""
+    text = f"Missing required parameter: '{where}'."
+    return InvalidRequestError(text, param=where, code="missing_required_parameter")

@@ -52,11 +52,12 @@ def needed_image(marker: Marker) -> Image | None:
 
 
 def check_target(target: str) -> None:
-    """Raises MissingDependencyError when no server here can run what a build for `target` would make."""
-    if target == "pytorch" and not installed_version("tensorrt_llm"):
+    """Raises MissingDependencyError for a target whose engines need TensorRT-LLM where there is none, so that nobody
+    learns it after hours of quantising."""
+    if target in ("pytorch", "tensorrt") and not installed_version("tensorrt_llm"):
         raise MissingDependencyError(
-            "engines of the target pytorch are served with TensorRT-LLM, which is not installed here: run this in "
-            "NVIDIA's image, or `llmops build` here and `llmops repo` and `llmops serve` there."
+            f"engines of the target {target} need TensorRT-LLM, which is not installed here: run this in NVIDIA's "
+            "image, or `llmops build` here and `llmops repo` and `llmops serve` there."
         )
 
 

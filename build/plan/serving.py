@@ -57,10 +57,6 @@ class Replica:
         # False: a decode worker, whose prompts were read elsewhere
         self.reads_prompts = prompts
 
-    def saturated(self) -> Point:
-        """Requests never run out: the batch is full."""
-        return self.at(self.full_batch, bursts=False)
-
     @property
     def full_batch(self) -> float:
         """The batch that memory and the step's token limit allow."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from llmops.gateway.errors import BodyTooLargeError, CancelledStreamError, InvalidRequestError
+from llmops.gateway.errors import BodyTooLargeError, CancelledStreamError, InvalidRequestError, missing
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -92,8 +92,7 @@ def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
     first = max(field, key=lambda one: len(_path(one, value)))
     param = "".join(_path(first, value)).lstrip(".") or None
     if first["type"] == "missing":
-        message = f"Missing required parameter: '{param}'."
-        return InvalidRequestError(message, param=param, code="missing_required_parameter")
+        return missing(param or "")
     return InvalidRequestError(f"Invalid value for '{param}': {first['msg']}.", param=param, code=_code(first["type"]))
 
 
@@ -104,12 +103,12 @@ def _code(kind: str) -> str:
 def _path(error: ErrorDetails, value: Any) -> list[str]:
     """Pydantic names the branches of unions in its locations; only what is in the body, or missing there, is kept."""
     path = []
-    missing = error["loc"][-1] if error["type"] == "missing" else None
+    absent = error["loc"][-1] if error["type"] == "missing" else None
     for part in error["loc"]:
         if isinstance(part, int) and isinstance(value, list) and part < len(value):
             path.append(f"[{part}]")
             value = value[part]
-        elif isinstance(part, str) and isinstance(value, dict) and (part in value or part == missing):
+        elif isinstance(part, str) and isinstance(value, dict) and (part in value or part == absent):
             path.append(f".{part}")
             value = value.get(part)
     return path

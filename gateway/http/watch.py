@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from starlette.types import Receive
 
-# A task per request is a good part of what a short answer costs, and one that is done by then needs no watch (s)
-BEGIN = 0.1
+# Seconds until somebody listens: a task is a good part of what a short answer costs. A client that leaves is noticed so
+# much later.
+DELAY = 0.1
 
 
 class ClientWatch:
@@ -19,7 +20,7 @@ class ClientWatch:
         self._receive = receive
         self._on_gone: Callable[[], None] | None = None
         self._task: asyncio.Task | None = None
-        self._timer = asyncio.get_running_loop().call_later(BEGIN, self._begin)
+        self._timer = asyncio.get_running_loop().call_later(DELAY, self._begin)
 
     def tell(self, on_gone: Callable[[], None]) -> None:
         """Call `on_gone` when the client goes; at once when it already has."""

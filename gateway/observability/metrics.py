@@ -7,7 +7,7 @@ lists that a collector reads when scraped. Everything runs on one event loop, so
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -20,15 +20,14 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class Series:
     """One label value's buckets."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("counts", "total")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
+        self.counts[bisect_left(SECONDS, value)] += times
         self.total += value * times
 
 
@@ -43,14 +42,14 @@ class Histogram(Collector):
     def labels(self, value: str) -> Series:
         series = self._series.get(value)
         if series is None:
-            series = self._series[value] = Series(SECONDS)
+            series = self._series[value] = Series()
         return series
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
         for value, series in list(self._series.items()):
             running, buckets = 0, []
-            for bound, count in zip([*map(str, series.bounds), "+Inf"], series.counts, strict=True):
+            for bound, count in zip([*map(str, SECONDS), "+Inf"], series.counts, strict=True):
                 running += count
                 buckets.append((bound, running))
             family.add_metric([value], buckets, series.total)

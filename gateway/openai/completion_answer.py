@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmops.gateway.errors import InvalidRequestError, UnsupportedError
+from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import EngineRequest, Guide
 from llmops.gateway.openai.answer import Answer
@@ -31,7 +31,7 @@ Prompt = str | list[int]
 def check_completion(body: CompletionRequest, model: ServedModel) -> None:
     """What can be refused without tokenising the prompts."""
     if body.prompt is None or body.prompt == []:
-        raise InvalidRequestError("Missing required parameter: 'prompt'.", param="prompt")
+        raise missing("prompt")
     if body.echo and body.logprobs is not None:
         raise UnsupportedError(
             "echo together with logprobs needs the prompt's log-probabilities, which this engine does not give; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llmops.gateway.errors import InvalidRequestError, UnsupportedError
+from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing
 from llmops.gateway.openai.reasoning import template_arguments
 from llmops.gateway.openai.tools.families import family_of, knows_tools
 from llmops.gateway.openai.tools.prompting import for_template, through_system_message
@@ -66,7 +66,7 @@ def _plain(message: Message, position: int, knows_developer: bool) -> dict[str, 
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     elif message.role == "tool":
-        raise _missing(f"messages[{position}].tool_call_id")
+        raise missing(f"messages[{position}].tool_call_id")
     thinking = message.reasoning_content or message.reasoning
     if isinstance(thinking, str):
         plain["reasoning_content"] = thinking
@@ -80,7 +80,7 @@ def _plain(message: Message, position: int, knows_developer: bool) -> dict[str, 
 def _content(message: Message, position: int) -> str:
     if message.content is None:
         if message.refusal is None and not _may_be_empty(message):
-            raise _missing(f"messages[{position}].content")
+            raise missing(f"messages[{position}].content")
         return message.refusal or ""
     if isinstance(message.content, str):
         return message.content
@@ -94,18 +94,12 @@ def _may_be_empty(message: Message) -> bool:
     )
 
 
-def _missing(where: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter"
-    )
-
-
 def _part(part: ContentPart, where: str) -> str:
     if part.type not in TEXT_PARTS:
         raise UnsupportedError(f"This model takes text only, not a part of type '{part.type}'.", param=where)
     text = part.text if part.text is not None else (part.model_extra or {}).get("refusal")
     if not isinstance(text, str):
-        raise _missing(f"{where}.text")
+        raise missing(f"{where}.text")
     return text
 
 

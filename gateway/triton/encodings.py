@@ -74,7 +74,7 @@ class ObjectTensors(TensorWriter):
         self._values: dict[str, Any] = {}
 
     def scalar(self, name: str, datatype: str, value: float) -> None:
-        self._values[name] = float(value) if datatype == "FP32" else value
+        self._values[name] = value
 
     def text(self, name: str, value: str) -> None:
         self._values[name] = value

@@ -13,6 +13,9 @@ from llmops.gateway.triton.encodings import MessageTensors, ObjectTensors
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.tensors import EMPTY_FINAL
 
+# flags of a step's entries
+LAST_OF_SLOT, ERROR, CANCELLED = 2, 4, 8
+
 
 class Submission(NamedTuple):
     """A request on its way to its slot. `tensors`: all but the token ids, as a JSON object."""

@@ -12,27 +12,24 @@ import struct
 import time
 import uuid
 from array import array
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from grpc import aio
 
-from llmops.gateway.errors import ApiError, CancelledStreamError, UnavailableError
-from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenSink, TokenStream
+from llmops.gateway.errors import ApiError, UnavailableError
+from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.triton.base import Transport
 from llmops.gateway.triton.requests import RequestWriter
-from llmops.gateway.triton.step_messages import StepWriter, Submission, slots_of
+from llmops.gateway.triton.slot_stream import SlotStream
+from llmops.gateway.triton.step_messages import ERROR, LAST_OF_SLOT, StepWriter, Submission, slots_of
 from llmops.gateway.triton.tensors import FINAL_FLAG, error_of
 
-LAST_OF_SLOT, ERROR, CANCELLED = 2, 4, 8
 # the engine keeps 256 unacknowledged steps
 ACKNOWLEDGE_EVERY = 32
 # how long a lost connection is tried again; the engine keeps the requests as long (s)
 GRACE = 5.0
 RETRY = 0.1
-# tokens of a slow client that become one batch
-MERGED = 64
 UNKNOWN = "subscription: unknown"
 RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
@@ -77,7 +74,7 @@ class Subscription:
         self._id = uuid.uuid4().hex
         self._writer = StepWriter(requests, self._id)
         self._slots = itertools.count()
-        self._streams: dict[int, StepStream] = {}
+        self._streams: dict[int, SlotStream] = {}
         self._last = self._acknowledged = 0
         self._writing = asyncio.Lock()
         self._call: Any = None
@@ -99,11 +96,11 @@ class Subscription:
             raise UnavailableError(f"Triton cannot be reached: {detail or error}.") from error
         self._task = asyncio.create_task(self._run(), name="step-stream")
 
-    def submit(self, request: EngineRequest) -> StepStream:
+    def submit(self, request: EngineRequest) -> SlotStream:
         """What is submitted while a message is being written goes into the next one, all of it."""
         slot = next(self._slots)
         submission = self._writer.submission(request, slot)
-        stream = self._streams[slot] = StepStream(self, slot, submission)
+        stream = self._streams[slot] = SlotStream(slot, submission, self.cancel)
         self._outbox[slot] = submission
         if not self._submitting:
             self._submitting = True
@@ -188,6 +185,7 @@ class Subscription:
         slots = slots_of(message_id)
         if not slots:
             self._end(UnavailableError(f"The engine ended the stream: {text}"))
+        self._leaving.difference_update(slots)
         for slot in slots:
             stream = self._streams.pop(slot, None)
             if stream is not None:
@@ -259,97 +257,6 @@ class Subscription:
             stream.fail(error)
         if self._call is not None:
             self._call.cancel()
-
-
-class StepStream(TokenStream):
-    """One slot. Batches wait here for their reader, so that a slow client holds up nobody else."""
-
-    __slots__ = (
-        "_batches",
-        "_cancelled",
-        "_ended",
-        "_error",
-        "_sink",
-        "_slot",
-        "_subscription",
-        "_waiter",
-        "unconfirmed",
-    )
-
-    def __init__(self, subscription: Subscription, slot: int, submission: Submission) -> None:
-        self._subscription = subscription
-        self._slot = slot
-        # kept until the engine has been heard of, to be sent again over a new connection
-        self.unconfirmed: Submission | None = submission
-        self._batches: deque[TokenBatch] = deque()
-        self._waiter: asyncio.Future | None = None
-        self._sink: TokenSink | None = None
-        self._error: Exception | None = None
-        self._ended = self._cancelled = False
-
-    async def __anext__(self) -> TokenBatch:
-        while not self._batches:
-            if self._cancelled:
-                raise CancelledStreamError()
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._batches.popleft()
-
-    def attach(self, sink: TokenSink) -> None:
-        self._sink = sink
-
-    def push(self, batch: TokenBatch) -> None:
-        self.unconfirmed = None
-        if self._sink is not None and self._waiter is not None and not self._waiter.done():
-            try:
-                if self._sink(batch):
-                    return
-            except Exception as error:  # noqa: BLE001  its reader handles it; the other streams of this step go on
-                self.fail(error)
-                return
-        self._keep(batch)
-        self._wake()
-
-    def _keep(self, batch: TokenBatch) -> None:
-        """What nobody reads now is put together, so that a slow client costs a few dozen bytes per token."""
-        last = self._batches[-1] if self._batches else None
-        if last is None or last.sequence != batch.sequence or len(last.tokens) >= MERGED:
-            self._batches.append(batch)
-        else:
-            logprobs = None if batch.logprobs is None else [*(last.logprobs or ()), *batch.logprobs]
-            self._batches[-1] = TokenBatch(batch.sequence, [*last.tokens, *batch.tokens], logprobs)
-
-    def mark(self, flags: int, error: str | None) -> None:
-        self.unconfirmed = None
-        if flags & ERROR:
-            self.fail(error_of(error or ""))
-        elif flags & CANCELLED:
-            self.fail(UnavailableError("The engine took the request out of its batch."))
-        elif flags & LAST_OF_SLOT:
-            self._ended = True
-            self._wake()
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self._wake()
-
-    def cancel(self) -> None:
-        if not self._cancelled:
-            self._cancelled = True
-            self._batches.clear()
-            self._subscription.cancel(self._slot)
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 def _strings(data: bytes) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Sequence
 
@@ -88,10 +87,7 @@ class ResponseReader:
 def _ints(data: bytes) -> list[int]:
     if len(data) == 4:
         return [int.from_bytes(data, "little", signed=True)]
-    values = array("i", data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tolist()
+    return array("i", data).tolist()
 
 
 def error_of(message: str) -> ApiError:

@@ -92,9 +92,13 @@ class OpenVino:
         return self._answer()
 
     def _answer(self) -> dict[str, float]:
-        line = _line(self.process, self.name)
-        answer: dict[str, float] = json.loads(line)
-        return answer
+        """The next line that is ours: libraries print to standard output too."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, float] = json.loads(line)
+                return answer
+        raise InputError(f"{self.name} ended (exit {self.process.wait()}): its settings do not work on this machine.")
 
 
 _SCHEDULER = ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "enable_prefix_caching", "dynamic_split_fuse")
@@ -134,15 +138,6 @@ def _spawn(command: list[str], stack: ExitStack) -> subprocess.Popen[str]:
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process
-
-
-def _line(process: subprocess.Popen[str], name: str) -> str:
-    """The next line that is ours: libraries print to standard output too."""
-    assert process.stdout
-    for line in process.stdout:
-        if line.startswith(("{", "http")):
-            return line
-    raise InputError(f"{name} ended (exit {process.wait()}): its settings do not work on this machine.")
 
 
 def measure(contender: Contender, streams: int, output: int) -> Sample:

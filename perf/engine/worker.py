@@ -1,7 +1,7 @@
-"""One OpenVINO GenAI pipeline in a process of its own, driven line by line by `engine_study`.
+"""One OpenVINO GenAI pipeline in a process of its own, driven line by line by `study`.
 
 Argument: {"model": folder, "properties": {…}, "scheduler": {…}}. Each line on standard input asks for a batch,
-`STREAMS INPUT_TOKENS OUTPUT_TOKENS`; each answer is one JSON line.
+`STREAMS INPUT_TOKENS OUTPUT_TOKENS`, or for two first tokens, `prefix INPUT_TOKENS`; each answer is one JSON line.
 """
 
 from __future__ import annotations
@@ -33,24 +33,13 @@ class Worker:
 
     def batch(self, streams: int, inputs: int, outputs: int) -> dict[str, float]:
         """All requests at once, to their last token. Prompts are random, so that no prefix is shared."""
-        begin, used = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         handles = [self._submit(self._prompt(inputs), outputs) for _ in range(streams)]
-        tokens, first, stepping = 0, 0.0, 0.0
+        tokens = 0
         while self.pipeline.has_non_finished_requests():
-            before = time.perf_counter()
             self.pipeline.step()
-            stepping += time.perf_counter() - before
             tokens += sum(_drain(handle) for handle in handles)
-            first = first or (time.perf_counter() - begin if tokens else 0.0)
-        seconds = time.perf_counter() - begin
-        cpu = time.process_time() - used
-        return {
-            "tokens": tokens,
-            "seconds": seconds,
-            "cpu_seconds": cpu,
-            "first_token": first,
-            "step_share": stepping / seconds,
-        }
+        return {"tokens": tokens, "seconds": time.perf_counter() - begin}
 
     def prefix(self, inputs: int) -> dict[str, float]:
         """Time to first token, in seconds, of a new prompt and of the same one again."""

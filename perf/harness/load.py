@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from llmops.perf.bench import BenchOptions, Progress, bench
+from llmops.perf.bench import BenchOptions, bench
 from llmops.perf.harness.processes import CpuMeter, difference
 from llmops.perf.load.loop import run_async
-from llmops.perf.records import Record
 from llmops.perf.report.document import Document
 from llmops.perf.workloads.lengths import parse_lengths
 
@@ -23,16 +22,6 @@ def options(url: str, input_: int | str = 64, output: int | str = 64, **given: A
 def run(url: str, input_: int | str = 64, output: int | str = 64, **given: Any) -> Document:
     """One load from start to end."""
     return run_async(bench(options(url, input_, output, **given)))
-
-
-class Watch(Progress):
-    """Counts tokens and requests while a load runs."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-
-    def record(self, record: Record) -> None:
-        self.requests += 1
 
 
 async def window(

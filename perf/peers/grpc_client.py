@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.harness.figures import Section
@@ -28,7 +29,12 @@ def measure(engine: Path) -> Section:
         generate_repository(read_engines([str(engine)]), repository)
         with triton(repository) as server:
             for streams, requests in STREAMS.items():
-                load = {"concurrency": streams, "requests": requests, "seed": next(seeds), "extra": {"temperature": 0}}
+                load: dict[str, Any] = {
+                    "concurrency": streams,
+                    "requests": requests,
+                    "seed": next(seeds),
+                    "extra": {"temperature": 0},
+                }
                 summary = run(f"grpc://{server.address}", **load).summary
                 assert summary.ttft is not None, summary.errors
                 section.add(f"{streams} streams", summary.output_tokens_per_second, "tokens/s")

@@ -10,9 +10,8 @@ from rich.table import Table
 
 from llmops.perf.report.document import Document
 from llmops.perf.report.rates import rate_interval
-from llmops.perf.report.statistics import PERCENTILES, Distribution
+from llmops.perf.report.statistics import LATENCIES, PERCENTILES, Distribution
 
-LATENCIES = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "End to end"), ("overhead", "Overhead"))
 RATES = (
     ("requests_per_second", "Requests/s"),
     ("output_tokens_per_second", "Output tokens/s"),
@@ -21,7 +20,7 @@ RATES = (
 # a difference below this is not worth a word, however sure it is
 SMALL = 0.02
 # options that may differ without making the runs answers to different questions
-FREE = {"url", "model", "json", "timeout", "verify"}
+FREE = {"url", "model", "timeout", "verify"}
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,12 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        if self.change is None or self.certain is False or abs(self.change) < SMALL:
+        small = self.change is not None and abs(self.change) < SMALL
+        if self.certain is False or self.first == self.second or small:
             return "same"
         if self.certain is None:
             return "unsure"
-        return "better" if (self.change > 0) == self.higher_is_better else "worse"
+        return "better" if (self.second > self.first) == self.higher_is_better else "worse"
 
 
 def rows(first: Document, second: Document) -> list[Row]:
@@ -56,7 +56,7 @@ def rows(first: Document, second: Document) -> list[Row]:
         if a is not None and b is not None:
             certain = _do_not_touch(rate_interval(first, name), rate_interval(second, name))
             found.append(Row(label, a, b, True, certain))
-    for name, label in LATENCIES:
+    for name, label in LATENCIES.items():
         found += _latency_rows(label, getattr(first.summary, name), getattr(second.summary, name))
     return found
 

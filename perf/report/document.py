@@ -13,7 +13,7 @@ from typing import Any
 from llmops import __version__
 from llmops.errors import InputError
 from llmops.perf.load.sweep import Step
-from llmops.perf.report.statistics import Distribution, Summary
+from llmops.perf.report.statistics import LATENCIES, Distribution, Summary
 
 FORMAT = "llmops-bench/1"
 
@@ -54,12 +54,9 @@ def read_document(path: Path) -> Document:
         raise InputError(f"{path} is not JSON: {error}.") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}).")
-    figures: dict[str, Any] = {k: _distribution(v) if k in _DISTRIBUTIONS else v for k, v in data["summary"].items()}
+    figures: dict[str, Any] = {k: _distribution(v) if k in LATENCIES else v for k, v in data["summary"].items()}
     rest = {name: data[name] for name in ("options", "machine", "records", "origin", "created")}
     return Document(summary=Summary(**figures), sweep=[Step(**step) for step in data["sweep"]], **rest)
-
-
-_DISTRIBUTIONS = ("ttft", "itl", "tpot", "e2e", "overhead")
 
 
 def _distribution(value: dict[str, Any] | None) -> Distribution | None:

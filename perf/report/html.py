@@ -13,8 +13,8 @@ from llmops.perf.bench import BenchOptions
 from llmops.perf.report.document import Document
 from llmops.perf.report.notes import notes
 from llmops.perf.report.plots import plots
-from llmops.perf.report.statistics import PERCENTILES, Summary
-from llmops.perf.report.terminal import ROWS, milliseconds, rates
+from llmops.perf.report.statistics import LATENCIES, PERCENTILES, Summary
+from llmops.perf.report.terminal import milliseconds, rates
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--soft:#59636e;--line:#e3e6ea;--a:#1a73e8;--b:#c4600a;--c:#2e8b57}
@@ -111,7 +111,7 @@ def _row(cells: list[str]) -> str:
 
 def _latencies(summary: Summary) -> str:
     rows = []
-    for key, label in ROWS:
+    for key, label in LATENCIES.items():
         value = getattr(summary, key)
         if value is not None:
             figures = (value.mean, value.p50, value.p90, value.p95, value.p99, value.maximum)

@@ -12,6 +12,8 @@ from llmops.perf.records import Record
 from llmops.perf.report.quantiles import intervals, percentile
 
 PERCENTILES = (50, 90, 95, 99)
+# the distributions of a summary, and what people call them
+LATENCIES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E", "overhead": "Overhead"}
 # the CPU share of one core from which on the load generator may itself be what is measured
 BUSY_SHARE = 0.7
 

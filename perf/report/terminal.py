@@ -8,15 +8,7 @@ from rich.table import Table
 
 from llmops.perf.report.document import Document
 from llmops.perf.report.notes import notes
-from llmops.perf.report.statistics import PERCENTILES, Distribution, Summary
-
-ROWS = (
-    ("ttft", "TTFT"),
-    ("itl", "ITL"),
-    ("tpot", "TPOT"),
-    ("e2e", "E2E"),
-    ("overhead", "Overhead"),
-)
+from llmops.perf.report.statistics import LATENCIES, PERCENTILES, Distribution, Summary
 
 
 def show(document: Document, console: Console) -> None:
@@ -35,7 +27,7 @@ def _latencies(summary: Summary) -> Table:
     table.add_column("")
     for name in ("mean", *(f"p{p}" for p in PERCENTILES), "max", "n"):
         table.add_column(name, justify="right")
-    for key, label in ROWS:
+    for key, label in LATENCIES.items():
         value: Distribution | None = getattr(summary, key)
         if value is not None:
             cells = (value.mean, value.p50, value.p90, value.p95, value.p99, value.maximum)

@@ -32,7 +32,7 @@ class Part:
 def parts() -> list[Part]:
     """In the order of the page. Each takes the engine folder; imports are late: each runs in a process of its own."""
     return [
-        Part("hot path", 220, _hot_path),
+        Part("hot path", 280, _hot_path),
         Part("layers", 120, _layers),
         Part("engine path", 280, _engine_path, peer="llamacpp"),
         Part("Dynamo", 180, _dynamo, peer="dynamo"),

@@ -136,6 +136,12 @@ def test_a_message_that_is_not_understood_is_refused(wrong: Any, said: str) -> N
         submitted({"slot": 0, "input_lengths": 0}, wrong)
 
 
+def test_lists_are_taken_as_they_are() -> None:
+    values = {"prompt_table_extra_ids": [2**64 - 1, 1], "seed": [], "stop_words_list": [[5, 6], [1, 2]]}
+    ((_, tensors),) = submitted({"slot": 0, **LEAST, **values})
+    assert {name: tensors[name].tolist() for name in values} == values
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -18,7 +18,7 @@ from llmops.perf.load.runner import Run
 from llmops.perf.load.slo import Slo, is_good, parse_slo
 from llmops.perf.load.sweep import Step, highest_rate
 from llmops.perf.records import Record
-from llmops.perf.report.compare import differing_options, rows
+from llmops.perf.report.compare import Row, differing_options, rows
 from llmops.perf.report.document import Document, read_document
 from llmops.perf.report.html import page, write_page
 from llmops.perf.report.quantiles import intervals, percentile
@@ -126,6 +126,11 @@ def test_a_comparison_tells_a_difference_from_noise():
     assert row.change == pytest.approx(0.5, rel=0.01)
     faster = next(row for row in rows(slower, base) if row.label == "TTFT p50, ms")
     assert faster.verdict == "better"
+
+
+def test_something_against_nothing_is_a_difference():
+    assert Row("Goodput, req/s", 0.0, 10.0, True, True).verdict == "better"
+    assert Row("Goodput, req/s", 0.0, 0.0, True, True).verdict == "same"
 
 
 def test_few_requests_are_not_enough_for_a_verdict():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import socket
 import time
 import urllib.request
@@ -12,19 +14,20 @@ import urllib.request
 import pytest
 
 from llmops.perf.fountain.repository import make_fountain
+from tests.steps.test_faults import until_active
 
 pytestmark = pytest.mark.xdist_group("stack")
 
 
 @pytest.fixture(scope="module")
 def fountain(engine_dir, tmp_path_factory):
-    """gRPC address of a Triton whose model gives every stream a token each millisecond."""
+    """A Triton whose model gives every stream a token each millisecond."""
     from llmops.model_repository.launch import Ports, start_triton
 
     repository = make_fountain(engine_dir, tmp_path_factory.mktemp("fountain") / "repository", 0.001)
     with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3) as server:
         server.wait_ready(120)
-        yield server.grpc_address
+        yield server
 
 
 class Client:
@@ -80,7 +83,7 @@ async def until(url: str, name: str, value: float, seconds: float) -> None:
 
 async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(fountain, start_gateway):
     tokens = 6000
-    url = (await asyncio.to_thread(start_gateway, fountain)).url
+    url = (await asyncio.to_thread(start_gateway, fountain.grpc_address)).url
     slow = Client(url, tokens)
     quick = await asyncio.to_thread(Client(url, tokens).read)
     # the quick one went on to its end although the slow one has read nothing
@@ -94,7 +97,7 @@ async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(fountain,
 
 
 async def test_a_client_that_reads_nothing_for_too_long_is_dropped(fountain, start_gateway):
-    gateway = await asyncio.to_thread(start_gateway, fountain, LLMOPS_TIMEOUTS__CLIENT="1")
+    gateway = await asyncio.to_thread(start_gateway, fountain.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1")
     client = Client(gateway.url, 200_000)
     await until(gateway.url, "llmops_active_streams", 1, 10)
     await until(gateway.url, "llmops_active_streams", 0, 20)
@@ -102,3 +105,18 @@ async def test_a_client_that_reads_nothing_for_too_long_is_dropped(fountain, sta
     events = await asyncio.to_thread(client.read)
     assert texts(events)
     assert "[DONE]" not in events
+
+
+async def test_a_gateway_that_is_stopped_for_too_long_loses_its_requests_and_says_so_once(fountain, start_gateway):
+    """The window of 256 steps is full after a quarter of a second, and the grace time is five."""
+    gateway = await asyncio.to_thread(start_gateway, fountain.grpc_address)
+    clients = [Client(gateway.url, 200_000) for _ in range(4)]
+    await until_active(fountain.metrics_url, 4, seconds=20)
+    os.kill(gateway.process.pid, signal.SIGSTOP)
+    await until_active(fountain.metrics_url, 0, seconds=20)
+    os.kill(gateway.process.pid, signal.SIGCONT)
+    for events in await asyncio.gather(*(asyncio.to_thread(client.read) for client in clients)):
+        errors = [event["error"]["code"] for event in events if isinstance(event, dict) and "error" in event]
+        assert errors == ["engine_unavailable"]
+        assert "[DONE]" not in events
+    assert (await asyncio.to_thread(Client(gateway.url, 10).read))[-1] == "[DONE]"

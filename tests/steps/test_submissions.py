@@ -92,14 +92,24 @@ def told(message: dict[str, bytes]) -> str:
     return f"stop {int.from_bytes(message['slot'], 'little')}" if "stop" in message else "subscribe"
 
 
+async def second_call(calls: list[SlowCall]) -> SlowCall:
+    """As soon as it has taken `subscribe` and blocks."""
+
+    async def wait() -> None:
+        while len(calls) < 2 or calls[1].open.is_set():
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(wait(), 10)
+    return calls[1]
+
+
 async def reconnected(calls: list[SlowCall]) -> SlowCall:
     """The second call, when all is said in it."""
-    while len(calls) < 2 or calls[1].open.is_set():
-        await asyncio.sleep(0)
-    calls[1].stops_after = -1
-    calls[1].open.set()
+    second = await second_call(calls)
+    second.stops_after = -1
+    second.open.set()
     await settle()
-    return calls[1]
+    return second
 
 
 def ask(first: int) -> EngineRequest:
@@ -202,8 +212,7 @@ async def test_a_cancel_while_a_new_connection_is_told_of_the_request(streams) -
     await settle()
     waiting = await transport.open(ask(12))
     calls[0].cancel()
-    while len(calls) < 2 or calls[1].open.is_set():
-        await asyncio.sleep(0)
+    await second_call(calls)
     waiting.cancel()
     second = await reconnected(calls)
     assert second.said()[:3] == ["subscribe", "submit [10, 11, 12]", "stop 2"]

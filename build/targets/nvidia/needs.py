@@ -27,12 +27,13 @@ _GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
 
 @dataclass(frozen=True)
 class StageNeed:
-    """Bytes. `gpu` is the sum over all GPUs; 0 means that the stage runs without."""
+    """Bytes. `gpu` is the sum over all GPUs; 0 means that the stage runs without. `here`: within this command."""
 
     stage: str
     ram: int
     gpu: int
     disk: int
+    here: bool = False
 
     def line(self) -> str:
         gpu = f"{self.gpu / _GIB:8.1f} GiB" if self.gpu else "       none"
@@ -69,11 +70,11 @@ def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: in
         ram = (
             stored * 2 if gpu else int(full * _CPU_FACTOR) + max(fixed, _CPU_FIXED + _activations(checkpoint, request))
         )
-        stages.append(StageNeed("quantise and export", ram, on_gpu, stored))
+        stages.append(StageNeed("quantise and export", ram, on_gpu, stored, here=True))
     if request.measure_quality:
         on_gpu = math.ceil(full * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
         ram = stored if gpu else int(full * _GATE_FACTOR) + fixed
-        stages.append(StageNeed("quality gate", ram, on_gpu, recorded_bytes(checkpoint)))
+        stages.append(StageNeed("quality gate", ram, on_gpu, recorded_bytes(checkpoint), here=True))
     if target == "tensorrt":
         # every worker holds its rank's weights, and the engine beside them
         title = f"trtllm-build, {tp * pp} ranks" if tp * pp > 1 else "trtllm-build"
@@ -99,14 +100,13 @@ def _activations(checkpoint: Checkpoint, request: Request) -> int:
 def check_memory(stages: list[StageNeed], gpu: bool) -> None:
     """Raises ResourceError for the first stage that runs here and does not fit."""
     available = available_memory()
-    for need in stages:
-        here = need.stage.startswith(("quantise", "quality"))
-        if here and available is not None and need.ram > available:
+    for need in (stage for stage in stages if stage.here):
+        if available is not None and need.ram > available:
             raise ResourceError(
                 f"the stage {need.stage!r} needs about {need.ram / _GIB:.1f} GiB of memory, {available / _GIB:.1f} GiB "
                 "are available; use a machine with more, or one with GPUs."
             )
-        if here and gpu and need.gpu > gpu_memory():
+        if gpu and need.gpu > gpu_memory():
             raise ResourceError(
                 f"the stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, the GPUs here have "
                 f"{gpu_memory() / _GIB:.1f} GiB; use more GPUs."

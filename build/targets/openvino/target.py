@@ -22,6 +22,7 @@ KV_CACHES = ("auto", "f32", "f16", "u8")
 NATIVE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _DEFAULT_BATCH = 64
 # bytes per element of a weight matrix
+_GRAPH_BYTES = 16 << 20
 _BYTES = {"int8": 1.0, "int4": 0.63}
 
 
@@ -68,9 +69,6 @@ def _write_for_genai(checkpoint: Checkpoint, tokenizer_dir: Path, model_dir: Pat
     ids = {"bos_token_id": special.bos, "eos_token_id": list(special.end), "pad_token_id": special.pad}
     known = {name: value for name, value in ids.items() if value not in (None, [])}
     (model_dir / "generation_config.json").write_text(json.dumps(known, indent=2) + "\n")
-
-
-_GRAPH_BYTES = 16 << 20
 
 
 def _check_flags(spec: BuildSpec) -> None:

@@ -96,22 +96,33 @@ async def respond(
     try:
         answer = await start()
         watch.tell(answer.cancel)
-        try:
-            await answer.start()
-            body = None if events is not None else await collect(answer)
-        finally:
-            context.waited, context.detokenised = answer.waited, answer.detokenised
-            if events is None:
-                answer.close()
-        if events is not None:
-            stream = EventStream(events(answer), watch, context.headers(), patience=answer.timeouts.client)
-            streaming = True
-            return stream
-        assert body is not None
-        return json_response(body)
+        if events is None:
+            return json_response(await _collected(answer, collect, context))
+        await _begun(answer, context)
+        stream = EventStream(events(answer), watch, context.headers(), patience=answer.timeouts.client)
+        streaming = True
+        return stream
     finally:
         if not streaming:
             watch.close()
+
+
+async def _begun(answer: Answer, context: RequestContext) -> None:
+    try:
+        await answer.start()
+    finally:
+        context.waited, context.detokenised = answer.waited, answer.detokenised
+
+
+async def _collected(
+    answer: Answer, collect: Callable[[Answer], Awaitable[dict[str, Any]]], context: RequestContext
+) -> dict[str, Any]:
+    try:
+        await answer.start()
+        return await collect(answer)
+    finally:
+        context.waited, context.detokenised = answer.waited, answer.detokenised
+        answer.close()
 
 
 def json_response(body: dict[str, Any], status: int = 200) -> Response:

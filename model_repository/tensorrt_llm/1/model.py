@@ -8,7 +8,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.metrics import Metrics
-from llmops_engine.parse import Limits, Tensors, is_stop, parse_request
+from llmops_engine.parse import Limits, Tensors, flag, parse_request
 from llmops_engine.request import Refused
 from llmops_engine.runtimes import create_runtime
 from llmops_engine.sinks import FINAL, RequestSink, send_error
@@ -50,7 +50,7 @@ class TritonPythonModel:
             tensors = _tensors(request)
             if self._steps.handle(tensors, sender):
                 return
-            if is_stop(tensors):
+            if flag(tensors, "stop"):
                 self._stop(request.request_id(), sender)
                 return
             parsed = parse_request(tensors, self._limits)

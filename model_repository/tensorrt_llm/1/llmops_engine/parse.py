@@ -97,10 +97,6 @@ def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
     )
 
 
-def is_stop(tensors: Tensors) -> bool:
-    return flag(tensors, "stop")
-
-
 def word_list(words: np.ndarray | None, name: str) -> list[list[int]]:
     """INT32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, padded with -1."""
     if words is None or words.size == 0:

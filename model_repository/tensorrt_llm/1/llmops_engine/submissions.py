@@ -17,27 +17,26 @@ from .request import Refused
 
 
 class _Datatype(NamedTuple):
-    """What JSON may say for one: types of a single value, numpy's kinds of an array, and the range of both."""
+    """What JSON may say for a value of one: its types and its range."""
 
     dtype: np.dtype
     scalars: tuple[type, ...]
-    kinds: str
     low: float
     high: float
 
 
 def _integer(name: str) -> _Datatype:
     limits = np.iinfo(name)
-    return _Datatype(np.dtype(name), (int,), "iu", int(limits.min), int(limits.max))
+    return _Datatype(np.dtype(name), (int,), int(limits.min), int(limits.max))
 
 
 def _float(name: str) -> _Datatype:
     limits = np.finfo(name)
-    return _Datatype(np.dtype(name), (int, float), "iuf", float(limits.min), float(limits.max))
+    return _Datatype(np.dtype(name), (int, float), float(limits.min), float(limits.max))
 
 
 _DATATYPES = {
-    "TYPE_BOOL": _Datatype(np.dtype(bool), (bool,), "b", False, True),
+    "TYPE_BOOL": _Datatype(np.dtype(bool), (bool,), False, True),
     **{f"TYPE_{name.upper()}": _integer(name) for name in ("uint8", "int32", "int64", "uint64")},
     "TYPE_FP16": _float("float16"),
     "TYPE_FP32": _float("float32"),
@@ -90,21 +89,19 @@ def _text(name: str, value: Any) -> np.ndarray:
 
 
 def _numbers(name: str, value: Any, kind: _Datatype) -> np.ndarray:
-    if isinstance(value, list):
-        given = _rows(name, value)
-        fits = given.dtype.kind in kind.kinds and bool(((kind.low <= given) & (given <= kind.high)).all())
-    else:
-        given, fits = value, type(value) in kind.scalars and kind.low <= value <= kind.high
-    if not fits:
+    leaves = _leaves(value) if isinstance(value, list) else (value,)
+    if not all(type(leaf) in kind.scalars and kind.low <= leaf <= kind.high for leaf in leaves):
         raise Refused(f"{name}: must be {kind.dtype.name}")
-    return np.array(given, kind.dtype)
-
-
-def _rows(name: str, value: list[Any]) -> np.ndarray:
     try:
-        return np.array(value)
+        return np.array(value, kind.dtype)
     except ValueError:
         raise Refused(f"{name}: its rows must be equally long") from None
+
+
+def _leaves(value: list[Any]) -> Iterator[Any]:
+    """No tensor of the contract has more than two dimensions besides the batch."""
+    for row in value:
+        yield from row if isinstance(row, list) else (row,)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

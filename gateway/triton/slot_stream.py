@@ -1,0 +1,107 @@
+"""The tokens of one slot of a step stream, for its reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from llmops.gateway.errors import CancelledStreamError, UnavailableError
+from llmops.gateway.messages import TokenBatch, TokenSink, TokenStream
+from llmops.gateway.triton.step_messages import CANCELLED, ERROR, LAST_OF_SLOT, Submission
+from llmops.gateway.triton.tensors import error_of
+
+# tokens of a slow client that become one batch
+MERGED = 64
+
+
+class SlotStream(TokenStream):
+    """One slot. Batches wait here for their reader, so that a slow client holds up nobody else."""
+
+    __slots__ = (
+        "_batches",
+        "_cancelled",
+        "_ended",
+        "_error",
+        "_leave",
+        "_sink",
+        "_slot",
+        "_waiter",
+        "unconfirmed",
+    )
+
+    def __init__(self, slot: int, submission: Submission, leave: Callable[[int], None]) -> None:
+        """`leave` takes the slot out of the engine's batch."""
+        self._leave = leave
+        self._slot = slot
+        # kept until the engine has been heard of, to be sent again over a new connection
+        self.unconfirmed: Submission | None = submission
+        self._batches: deque[TokenBatch] = deque()
+        self._waiter: asyncio.Future | None = None
+        self._sink: TokenSink | None = None
+        self._error: Exception | None = None
+        self._ended = self._cancelled = False
+
+    async def __anext__(self) -> TokenBatch:
+        while not self._batches:
+            if self._cancelled:
+                raise CancelledStreamError()
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._batches.popleft()
+
+    def attach(self, sink: TokenSink) -> None:
+        self._sink = sink
+
+    def push(self, batch: TokenBatch) -> None:
+        self.unconfirmed = None
+        if self._sink is not None and self._waiter is not None and not self._waiter.done():
+            try:
+                if self._sink(batch):
+                    return
+            except Exception as error:  # noqa: BLE001  its reader handles it; the other streams of this step go on
+                self.fail(error)
+                return
+        self._keep(batch)
+        self._wake()
+
+    def _keep(self, batch: TokenBatch) -> None:
+        """What nobody reads now is put together, so that a slow client costs a few dozen bytes per token."""
+        last = self._batches[-1] if self._batches else None
+        if last is None or last.sequence != batch.sequence or len(last.tokens) >= MERGED:
+            self._batches.append(batch)
+        else:
+            logprobs = None if batch.logprobs is None else [*(last.logprobs or ()), *batch.logprobs]
+            self._batches[-1] = TokenBatch(batch.sequence, [*last.tokens, *batch.tokens], logprobs)
+
+    def mark(self, flags: int, error: str | None) -> None:
+        self.unconfirmed = None
+        if flags & ERROR:
+            self.fail(error_of(error or ""))
+        elif flags & CANCELLED:
+            self.fail(UnavailableError("The engine took the request out of its batch."))
+        elif flags & LAST_OF_SLOT:
+            self._ended = True
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._wake()
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._batches.clear()
+            self._leave(self._slot)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

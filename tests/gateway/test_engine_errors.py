@@ -1,0 +1,24 @@
+"""What an engine's words mean for a client."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmops.gateway.errors import EngineError, UnavailableError, UnsupportedError
+from llmops.gateway.triton.tensors import error_of
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "status"),
+    [
+        ("drain: the engine is shutting down and takes no new requests", UnavailableError, 503),
+        ("Request for unknown model: 'tiny-tensorrt_llm' is not found", UnavailableError, 503),
+        ("embedding_bias: not supported by target openvino", UnsupportedError, 400),
+        ("the engine failed: out of memory", EngineError, 500),
+        ("no_such_tensor: whatever", EngineError, 500),
+    ],
+)
+def test_the_status_of_an_engine_s_error(said, kind, status):
+    error = error_of(said)
+    assert type(error) is kind
+    assert error.status == status
