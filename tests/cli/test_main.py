@@ -48,7 +48,7 @@ def test_serve_takes_only_ports_and_times_that_there_are(tmp_path, ports):
         (("serve", "{engine}"), "is an engine, not a model repository: `llmops repo "),
         (("build", "{checkpoint}", "-o", "{other}", "--dry-run"), "is not an engine"),
         (("build", "--resume", "{other}", "--quant", "int4"), "leave --quant out"),
-        (("build", "smollm2", "--resume", "{other}", "-o", "{new}"), "was begun; leave checkpoint, -o out."),
+        (("build", "smollm2", "--resume", "{other}", "-o", "{new}"), "was begun; leave CHECKPOINT, -o out."),
         (("bench", "--compare", "a.json", "b.json", "-n", 5), "sends no load; leave -n out."),
     ],
 )
