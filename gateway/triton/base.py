@@ -6,7 +6,10 @@ what the model's card announces.
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
+
+from grpc import aio
 
 from llmops.gateway.messages import Engine, EngineRequest, TokenStream
 
@@ -22,3 +25,7 @@ class Transport(Engine):
 
     async def close(self) -> None:
         """Release what the transport holds; open streams end with UnavailableError."""
+
+
+# what a write raises when its call has ended, depending on who noticed first
+BROKEN = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)

@@ -12,7 +12,7 @@ from grpc import aio
 
 from llmops.gateway.errors import ApiError, CancelledStreamError, EngineError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
-from llmops.gateway.triton.base import Transport
+from llmops.gateway.triton.base import BROKEN, Transport
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.tensors import FINAL_FLAG, ResponseReader, error_of
 
@@ -33,7 +33,7 @@ class RequestStreams(Transport):
         try:
             await call.write(message)
             await call.done_writing()
-        except (aio.AioRpcError, aio.UsageError) as error:
+        except BROKEN as error:
             raise await _broken(call, error) from error
         return RequestStream(call, ResponseReader(logprobs=request.logprobs))
 

@@ -19,7 +19,7 @@ from grpc import aio
 
 from llmops.gateway.errors import ApiError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
-from llmops.gateway.triton.base import Transport
+from llmops.gateway.triton.base import BROKEN, Transport
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.slot_stream import SlotStream
 from llmops.gateway.triton.step_messages import ERROR, LAST_OF_SLOT, StepWriter, Submission, slots_of
@@ -91,7 +91,7 @@ class Subscription:
         self._call = self._start_call()
         try:
             await self._call.write(self._writer.subscribe(0))
-        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError) as error:
+        except BROKEN as error:
             detail = await self._call.details()
             raise UnavailableError(f"Triton cannot be reached: {detail or error}.") from error
         self._task = asyncio.create_task(self._run(), name="step-stream")
@@ -149,7 +149,7 @@ class Subscription:
     async def _write_now(self, message: Any) -> None:
         try:
             await self._call.write(message)
-        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
+        except BROKEN:
             # the reader sees the same break, and sends again what did not arrive
             return
 
@@ -233,7 +233,7 @@ class Subscription:
                     self._call = self._start_call()
                     await self._say_again()
                 return
-            except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
+            except BROKEN:
                 if time.monotonic() > deadline:
                     break
             await asyncio.sleep(RETRY)

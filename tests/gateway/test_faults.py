@@ -113,7 +113,7 @@ async def test_triton_down_is_503_and_comes_back_without_a_restart(stack):
     assert (await stack.chat()).status_code == 200
     await stack.triton.stop()
     response = await stack.chat()
-    assert response.status_code == 503
+    assert response.status_code == 503, response.text
     assert response.json()["error"]["code"] == "engine_unavailable"
     assert int(response.headers["retry-after"]) >= 1
     assert int(response.headers["retry-after-ms"]) >= 1000
