@@ -212,7 +212,7 @@ async def _check_unloaded(options: BenchOptions, runner: Runner, progress: Progr
     """A server that breaks the objectives with one request at a time would be tried at ever lower rates."""
     progress.phase("one at a time", UNLOADED, None)
     run = await runner.closed(1, Limit(UNLOADED, STEP_SECONDS))
-    records = [record for record in run.records if not record.cancelled]
+    records = run.stayed
     good = sum(is_good(record, options.slos) for record in records)
     if good < len(records) / 2:
         raise LlmopsError(

@@ -12,7 +12,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ from typing import Any
 import click
 
 from llmops.errors import LlmopsError, MissingDependencyError
-from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.processes import tied
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
-from llmops.perf.harness.stack import Service, gateway, triton
+from llmops.perf.harness.stack import Service, engine_on_triton, gateway
 from llmops.perf.peers.llamacpp import llamacpp, tokens_per_second
 
 STREAMS = {1: 3, 8: 16, 32: 64}  # concurrency: requests
@@ -66,11 +64,8 @@ def _ask(child: subprocess.Popen[str], line: str) -> float:
 @contextlib.contextmanager
 def served(engine: Path) -> Iterator[tuple[Service, Service]]:
     """The same engine on the real Triton, and the gateway."""
-    with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder, "repository")
-        generate_repository(read_engines([str(engine)]), repository)
-        with triton(repository) as server, gateway(server.address) as front:
-            yield server, front
+    with engine_on_triton(engine) as server, gateway(server.address) as front:
+        yield server, front
 
 
 def through_gateway(front: Service) -> Measure:

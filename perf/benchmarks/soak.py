@@ -5,9 +5,7 @@ On the fountain, like hot_path. ENGINE is any engine folder; only its tokenizer 
 
 from __future__ import annotations
 
-import re
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from llmops.perf.harness.processes import footprint
 from llmops.perf.harness.stack import Service
 
 REQUESTS = 100_000
-_ACTIVE = re.compile(r"^llmops_active_streams\{[^}]*\} (\S+)$", re.M)
 PERIOD = 0.002
 USERS = 64
 CANCELLED = 0.1  # share of the requests that leave midway
@@ -51,12 +48,7 @@ def soak(front: Service, section: Section, requests: int) -> None:
     end = footprint(front.pids)
     section.add("threads left", end.threads - start.threads, "threads", 0)
     section.add("files left", end.files - start.files, "files", 0)
-    section.add("streams left, by the gateway's own count", _active(front), "streams", 0)
-
-
-def _active(front: Service) -> float:
-    with urllib.request.urlopen(front.address.removesuffix("/v1") + "/metrics", timeout=10) as response:
-        return sum(float(value) for value in _ACTIVE.findall(response.read().decode()))
+    section.add("streams left, by the gateway's own count", front.metric(r"llmops_active_streams\{"), "streams", 0)
 
 
 def _memory(seen: list[tuple[int, int]], section: Section) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from pathlib import Path
 
 from llmops.perf.fountain.served import served_fountain
@@ -19,7 +17,7 @@ USERS = 64
 WORKERS = (1, 2)
 # two cores for two workers, Triton and the load generator
 GROWTH = 1.2
-_COUNTER = re.compile(r'^llmops_requests_total\{route="/v1/chat/completions",[^}]*\} (\S+)$', re.M)
+_COUNTER = r'llmops_requests_total\{route="/v1/chat/completions",'
 
 
 def measure(engine: Path) -> Section:
@@ -40,22 +38,16 @@ def measure(engine: Path) -> Section:
 
 def _load(front: Service, workers: int, section: Section) -> float:
     run(front.address, output=1, concurrency=USERS, requests=300, warmup=0, stream=False)
-    meter, counted = CpuMeter({"gateway": front.pids}), _requests(front)
+    meter, counted = CpuMeter({"gateway": front.pids}), front.metric(_COUNTER)
     before = meter.read()
     summary = run(front.address, output=1, concurrency=USERS, requests=REQUESTS, warmup=0, stream=False).summary
     used = difference(before, meter.read())
     section.add(f"{workers} workers", summary.requests_per_second, "requests/s")
     section.add(f"{workers} workers: cores they used", used["gateway"] / used["wall"], "cores")
-    lost = REQUESTS - (_requests(front) - counted)
+    lost = REQUESTS - (front.metric(_COUNTER) - counted)
     section.add(f"{workers} workers: requests that the metrics of all workers miss", lost, "requests", 0)
     assert not summary.errors, summary.errors
     return summary.requests_per_second
-
-
-def _requests(front: Service) -> float:
-    address = front.address.removesuffix("/v1")
-    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as response:
-        return sum(float(value) for value in _COUNTER.findall(response.read().decode()))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -34,6 +35,12 @@ class Service:
         pids: list[int] = descendants(self.pid)
         return pids
 
+    def metric(self, pattern: str) -> float:
+        """Sum of the samples of a gateway's metrics that start with `pattern`, a regular expression."""
+        with urllib.request.urlopen(self.address.removesuffix("/v1") + "/metrics", timeout=10) as response:
+            page = response.read().decode()
+        return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)$", page, re.M))
+
 
 @contextlib.contextmanager
 def triton(repository: Path) -> Iterator[Service]:
@@ -43,6 +50,18 @@ def triton(repository: Path) -> Iterator[Service]:
     with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3, on_log=lambda _: None) as server:
         server.wait_ready(READY_SECONDS)
         yield Service(server.grpc_address, server.pid)
+
+
+@contextlib.contextmanager
+def engine_on_triton(engine: Path) -> Iterator[Service]:
+    """The engine folder in a repository of its own on the real tritonserver, ready."""
+    from llmops.model_repository.generate import generate_repository, read_engines
+
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder, "repository")
+        generate_repository(read_engines([str(engine)]), repository)
+        with triton(repository) as server:
+            yield server
 
 
 @contextlib.contextmanager

@@ -36,6 +36,11 @@ class Run:
     def seconds(self) -> float:
         return self.end - self.start
 
+    @property
+    def stayed(self) -> list[Record]:
+        """Without those that the load generator left midway, which are no answers."""
+        return [record for record in self.records if not record.cancelled]
+
 
 class Runner:
     """One client, one workload, any number of phases; sessions are numbered through all of them."""

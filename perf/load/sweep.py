@@ -27,8 +27,7 @@ class Step:
 
     @classmethod
     def of(cls, rate: float, run: Run, slos: list[Slo], share: float) -> Step:
-        # those that the load generator left are no answers
-        records = [record for record in run.records if not record.cancelled]
+        records = run.stayed
         good = sum(is_good(record, slos) for record in records) / max(1, len(records))
         first = sorted(1000 * record.ttft for record in records if record.ok and record.ttft is not None)
         whole = sorted(1000 * record.e2e for record in records if record.ok)

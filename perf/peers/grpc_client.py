@@ -5,18 +5,14 @@ One ModelStreamInfer call per request, as Triton's own clients do it; what the g
 
 from __future__ import annotations
 
-import tempfile
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.perf.benchmarks.engine_path import STREAMS
 from llmops.perf.harness.figures import Section
 from llmops.perf.harness.load import run
 from llmops.perf.harness.script import script
-from llmops.perf.harness.stack import triton
-
-STREAMS = {1: 3, 8: 16, 32: 64}  # concurrency: requests
+from llmops.perf.harness.stack import engine_on_triton
 
 
 def measure(engine: Path) -> Section:
@@ -24,21 +20,18 @@ def measure(engine: Path) -> Section:
     section = Section(
         "Raw gRPC client", "python -m llmops.perf.peers.grpc_client ENGINE", "64 tokens in, 64 out, greedy; no gateway."
     )
-    with section, tempfile.TemporaryDirectory() as folder:
-        repository, seeds = Path(folder, "repository"), count(1)
-        generate_repository(read_engines([str(engine)]), repository)
-        with triton(repository) as server:
-            for streams, requests in STREAMS.items():
-                load: dict[str, Any] = {
-                    "concurrency": streams,
-                    "requests": requests,
-                    "seed": next(seeds),
-                    "extra": {"temperature": 0},
-                }
-                summary = run(f"grpc://{server.address}", **load).summary
-                assert summary.ttft is not None, summary.errors
-                section.add(f"{streams} streams", summary.output_tokens_per_second, "tokens/s")
-                section.add(f"{streams} streams: TTFT p50", summary.ttft.p50, "ms")
+    with section, engine_on_triton(engine) as server:
+        for seed, (streams, requests) in enumerate(STREAMS.items()):
+            load: dict[str, Any] = {
+                "concurrency": streams,
+                "requests": requests,
+                "seed": seed,
+                "extra": {"temperature": 0},
+            }
+            summary = run(f"grpc://{server.address}", **load).summary
+            assert summary.ttft is not None, summary.errors
+            section.add(f"{streams} streams", summary.output_tokens_per_second, "tokens/s")
+            section.add(f"{streams} streams: TTFT p50", summary.ttft.p50, "ms")
     return section
 
 

@@ -103,7 +103,7 @@ def summarise(run: Run, slos: list[Slo]) -> Summary:
         requests_per_second=round(len(done) / seconds, 4),
         output_tokens_per_second=round(tokens_out / seconds, 3),
         total_tokens_per_second=round((tokens_out + sum(inputs)) / seconds, 3) if inputs else None,
-        goodput_share=None if good is None else round(good / max(1, len(records) - _cancelled(records)), 5),
+        goodput_share=None if good is None else round(good / max(1, len(run.stayed)), 5),
         goodput_per_second=None if good is None else round(good / seconds, 4),
         mean_input=_mean(inputs),
         mean_output=_mean([record.tokens_out for record in done]),
@@ -121,10 +121,6 @@ def summarise(run: Run, slos: list[Slo]) -> Summary:
         e2e=Distribution.of([record.e2e for record in done]),
         overhead=Distribution.of([record.overhead_ms / 1000 for record in done if record.overhead_ms is not None]),
     )
-
-
-def _cancelled(records: list[Record]) -> int:
-    return sum(record.cancelled for record in records)
 
 
 def _mean(values: list[int]) -> float | None:

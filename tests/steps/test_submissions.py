@@ -11,7 +11,7 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from llmops.gateway.errors import UnsupportedError
-from llmops.gateway.messages import Capabilities, EngineRequest, ModelCard
+from llmops.gateway.messages import Capabilities, EngineRequest, ModelCard, TokenStream
 from llmops.gateway.triton.step_stream import StepStreams
 
 CARD = ModelCard(
@@ -135,6 +135,16 @@ async def streams():
     await transport.close()
 
 
+async def blocked(transport: StepStreams, calls: list[SlowCall]) -> TokenStream:
+    """The first request was sent, and the message of the second is being written until the test lets it."""
+    first = await transport.open(ask(10))
+    await settle()
+    calls[0].open.clear()
+    await transport.open(ask(11))
+    await settle()
+    return first
+
+
 async def test_what_comes_while_a_message_is_written_goes_into_the_next_one(streams) -> None:
     transport, calls = streams
     await transport.open(ask(10))
@@ -150,11 +160,7 @@ async def test_what_comes_while_a_message_is_written_goes_into_the_next_one(stre
 
 async def test_a_request_that_nobody_wants_any_more_is_not_sent(streams) -> None:
     transport, calls = streams
-    await transport.open(ask(10))
-    await settle()
-    calls[0].open.clear()
-    await transport.open(ask(11))
-    await settle()
+    await blocked(transport, calls)
     early, kept = await transport.open(ask(12)), await transport.open(ask(13))
     early.cancel()
     calls[0].open.set()
@@ -205,11 +211,7 @@ async def test_a_cancel_that_a_break_swallowed_is_said_again(streams) -> None:
 
 async def test_a_cancel_while_a_new_connection_is_told_of_the_request(streams) -> None:
     transport, calls = streams
-    await transport.open(ask(10))
-    await settle()
-    calls[0].open.clear()
-    await transport.open(ask(11))
-    await settle()
+    await blocked(transport, calls)
     waiting = await transport.open(ask(12))
     calls[0].cancel()
     await second_call(calls)
@@ -220,11 +222,7 @@ async def test_a_cancel_while_a_new_connection_is_told_of_the_request(streams) -
 
 async def test_a_refused_message_ends_its_own_requests_only(streams) -> None:
     transport, calls = streams
-    first = await transport.open(ask(10))
-    await settle()
-    calls[0].open.clear()
-    await transport.open(ask(11))
-    await settle()
+    first = await blocked(transport, calls)
     others = [await transport.open(ask(12)), await transport.open(ask(13))]
     calls[0].open.set()
     await settle()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -98,7 +99,8 @@ async def respond(
         watch.tell(answer.cancel)
         if events is None:
             return json_response(await _collected(answer, collect, context))
-        await _begun(answer, context)
+        with _timed(answer, context):
+            await answer.start()
         stream = EventStream(events(answer), watch, context.headers(), patience=answer.timeouts.client)
         streaming = True
         return stream
@@ -107,9 +109,11 @@ async def respond(
             watch.close()
 
 
-async def _begun(answer: Answer, context: RequestContext) -> None:
+@contextmanager
+def _timed(answer: Answer, context: RequestContext) -> Iterator[None]:
+    """Whatever happens, `context` knows what of the time was not the gateway's."""
     try:
-        await answer.start()
+        yield
     finally:
         context.waited, context.detokenised = answer.waited, answer.detokenised
 
@@ -118,10 +122,10 @@ async def _collected(
     answer: Answer, collect: Callable[[Answer], Awaitable[dict[str, Any]]], context: RequestContext
 ) -> dict[str, Any]:
     try:
-        await answer.start()
-        return await collect(answer)
+        with _timed(answer, context):
+            await answer.start()
+            return await collect(answer)
     finally:
-        context.waited, context.detokenised = answer.waited, answer.detokenised
         answer.close()
 
 
