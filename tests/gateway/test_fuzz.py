@@ -1,16 +1,17 @@
-"""Mutated bodies never break the gateway: a 4xx in OpenAI's envelope or a right answer. See perf/fuzz.py."""
+"""Mutated bodies never break the gateway: a 4xx in OpenAI's envelope or a right answer. See perf/fuzz."""
 
 import os
 import sys
 
 import pytest
 
-from llmops.perf.fuzz import cases, fuzz
+from llmops.perf.fuzz import FAMILIES, Target, fuzz, some
 
 COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "1500"))
 SEED = int(os.environ.get("LLMOPS_FUZZ_SEED", "7"))
 EVERYTHING = {"logprobs": True, "logit_bias": True, "n": 8, "seed": True, "min_p": True, "bad_words": True}
 GUIDED = ["json", "json_schema", "regex", "ebnf_grammar"]
+TARGET = Target("tiny")
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ async def able_stack(card, tokenizer):
 @pytest.mark.timeout(1800)
 async def test_mutated_bodies(able_stack):
     able_stack.say("The capital of France is Paris.")
-    findings = await fuzz(able_stack.client, "tiny", "minilm", COUNT, SEED)
+    findings = await fuzz(able_stack.client, some("bodies", TARGET, COUNT, SEED))
     print(dict(findings.statuses))
     assert findings.violations == []
     assert sum(findings.statuses.values()) == COUNT
@@ -32,5 +33,7 @@ async def test_mutated_bodies(able_stack):
     await able_stack.idle()
 
 
-def test_a_seed_gives_the_same_bodies():
-    assert list(cases("m", "e", 50, 1)) == list(cases("m", "e", 50, 1)) != list(cases("m", "e", 50, 2))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_seed_gives_the_same_requests(family):
+    first, again, other = (list(some(family, TARGET, 50, seed)) for seed in (1, 1, 2))
+    assert first == again != other

@@ -1,22 +1,14 @@
-"""Mutated request bodies against a running gateway: python -m llmops.perf.fuzz URL --model NAME --count 20000.
-
-Every answer must be a 4xx in OpenAI's envelope or a right 200, and the gateway must live. Prints each violation with
-the body that caused it, and how many answers there were of each status.
-"""
+"""Mutations of right request bodies, for every endpoint."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-import click
-import httpx
+from llmops.perf.fuzz.base import Case, Target
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"$ref": "#/$defs/n"}}, "$defs": {"n": {}}}
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": _SCHEMA, "strict": True}}
@@ -65,24 +57,15 @@ _ODD: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-@dataclass
-class Findings:
-    """What came back: how many of each status, and what must not be."""
-
-    statuses: Counter = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
-
-
-def cases(model: str, embedding_model: str, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """`count` paths and bodies; the same for the same seed."""
-    chance = random.Random(seed)
-    for _ in range(count):
+def cases(target: Target, chance: random.Random) -> Iterator[Case]:
+    """Right requests with a few places of their trees changed; now and then the text itself is broken."""
+    while True:
         path, seed_body = chance.choice(SEEDS)
-        body = {"model": embedding_model if path == "/v1/embeddings" else model, **_copy(seed_body)}
+        body = {"model": target.embedding_model if path == "/v1/embeddings" else target.model, **_copy(seed_body)}
         for _ in range(chance.choice((1, 1, 1, 2, 3, 6))):
             with contextlib.suppress(RecursionError):
                 _mutate(body, chance)
-        yield path, _damaged(json.dumps(body).encode(), chance)
+        yield Case(path, _damaged(json.dumps(body).encode(), chance))
 
 
 def _copy(value: Any) -> Any:
@@ -133,93 +116,3 @@ def _damaged(data: bytes, chance: random.Random) -> bytes:
     flipped = data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :]
     inserted = data[:at] + chance.choice((b"NaN", b"[" * 50_000, b'{"a":' * 20_000, b"\\ud800")) + data[at:]
     return chance.choice((data[:at], flipped, data + data, inserted))
-
-
-async def fuzz(
-    client: httpx.AsyncClient, model: str, embedding_model: str, count: int, seed: int = 0, parallel: int = 16
-) -> Findings:
-    """Send `count` mutated bodies and judge the answers."""
-    findings, source, lock = Findings(), cases(model, embedding_model, count, seed), asyncio.Lock()
-
-    async def work() -> None:
-        while True:
-            async with lock:
-                case = next(source, None)
-            if case is None:
-                return
-            await _send(client, *case, findings)
-
-    await asyncio.gather(*(work() for _ in range(parallel)))
-    alive = await client.get("/health/live")
-    if alive.status_code != 200:
-        findings.violations.append(f"the gateway does not live: {alive.status_code}")
-    return findings
-
-
-async def _send(client: httpx.AsyncClient, path: str, body: bytes, findings: Findings) -> None:
-    try:
-        answer = await client.post(path, content=body, headers={"content-type": "application/json"})
-    except httpx.HTTPError as error:
-        findings.violations.append(f"{path}: {error!r} for {body[:2000]!r}")
-        return
-    findings.statuses[answer.status_code] += 1
-    problem = _problem(answer)
-    if problem:
-        findings.violations.append(f"{path}: {problem} for {body[:2000]!r}")
-
-
-def _problem(answer: httpx.Response) -> str | None:
-    if 400 <= answer.status_code < 500:
-        return _envelope_problem(answer)
-    if answer.status_code != 200:
-        return f"status {answer.status_code} {answer.text[:300]}"
-    try:
-        if answer.headers["content-type"].startswith("text/event-stream"):
-            return _stream_problem(answer.text)
-        return None if isinstance(answer.json(), dict) else "the answer is no object"
-    except ValueError as error:
-        return f"the answer is not JSON ({error})"
-
-
-def _envelope_problem(answer: httpx.Response) -> str | None:
-    try:
-        error = answer.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        return f"no envelope: {answer.text[:300]}"
-    if set(error) != {"message", "type", "param", "code"} or not isinstance(error["message"], str):
-        return f"a wrong envelope: {answer.text[:300]}"
-    return None
-
-
-def _stream_problem(text: str) -> str | None:
-    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    events = [json.loads(line) for line in data if line != "[DONE]"]
-    if any(event.get("error") for event in events):
-        return f"an error in the stream: {text[-300:]}"
-    last = data[-1] if data else ""
-    ended = last == "[DONE]" or (events and events[-1].get("type") in ("response.completed", "response.incomplete"))
-    return None if ended and data.count("[DONE]") <= 1 else f"a stream without its end: {text[-300:]}"
-
-
-@click.command()
-@click.argument("url")
-@click.option("--model", required=True, help="The chat model.")
-@click.option("--embedding-model", default="minilm", show_default=True)
-@click.option("--count", default=20_000, show_default=True)
-@click.option("--seed", default=0, show_default=True)
-def main(url: str, model: str, embedding_model: str, count: int, seed: int) -> None:
-    """Send mutated bodies to the gateway at URL."""
-
-    async def run() -> Findings:
-        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-            return await fuzz(client, model, embedding_model, count, seed)
-
-    findings = asyncio.run(run())
-    click.echo(f"{count} bodies: " + ", ".join(f"{n} x {status}" for status, n in sorted(findings.statuses.items())))
-    for violation in findings.violations[:20]:
-        click.echo(violation, err=True)
-    raise SystemExit(1 if findings.violations else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,71 @@
+"""The command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import click
+import httpx
+
+from llmops.perf.fuzz import FAMILIES, Case, Findings, Target, fuzz, some
+from llmops.perf.fuzz.watch import HealthWatch
+
+
+@click.command()
+@click.argument("url")
+@click.option("--model", required=True, help="The chat model.")
+@click.option("--embedding-model", default="minilm", show_default=True)
+@click.option("--count", default=20_000, show_default=True, help="Mutated bodies.")
+@click.option("--hostile", default=2_000, show_default=True, help="Requests of the other families together.")
+@click.option("--family", "families", multiple=True, type=click.Choice(sorted(FAMILIES)), help="Only these.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--max-lag", default=0.25, show_default=True, help="Seconds that /health/live may take meanwhile.")
+def main(
+    url: str,
+    model: str,
+    embedding_model: str,
+    count: int,
+    hostile: int,
+    families: tuple[str, ...],
+    seed: int,
+    max_lag: float,
+) -> None:
+    """Send mutated and hostile requests to the gateway at URL.
+
+    Prints each violation with the body that caused it, and how many answers there were of each status.
+    """
+    failed = False
+    for family, share in _shares(count, hostile, families).items():
+        cases = some(family, Target(model, embedding_model), share, seed)
+        with HealthWatch(url) as watch:
+            findings = asyncio.run(_fuzz(url, cases))
+        if watch.worst > max_lag:
+            findings.violations.append(f"/health/live took {watch.worst:.2f} s")
+        failed |= _told(family, share, findings, watch.worst)
+    raise SystemExit(1 if failed else 0)
+
+
+def _shares(count: int, hostile: int, families: tuple[str, ...]) -> dict[str, int]:
+    """How many cases of which family."""
+    chosen = families or tuple(FAMILIES)
+    others = max(len(set(chosen) - {"bodies"}), 1)
+    return {family: count if family == "bodies" else hostile // others for family in chosen}
+
+
+async def _fuzz(url: str, cases: Iterator[Case]) -> Findings:
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        return await fuzz(client, cases)
+
+
+def _told(family: str, count: int, findings: Findings, lag: float) -> bool:
+    """Print what was found; whether something was wrong."""
+    statuses = ", ".join(f"{n} x {status}" for status, n in sorted(findings.statuses.items()))
+    click.echo(f"{count} {family}: {statuses}; /health/live within {lag * 1000:.0f} ms")
+    for violation in findings.violations[:20]:
+        click.echo(violation, err=True)
+    return bool(findings.violations)
+
+
+if __name__ == "__main__":
+    main()

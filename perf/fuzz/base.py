@@ -1,0 +1,43 @@
+"""What a family of requests is."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom to ask for."""
+
+    model: str
+    embedding_model: str = "minilm"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request. `refusals`: statuses of 500 and more that answer it rightly. A subclass may send it its own way."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
+    refusals: frozenset[int] = frozenset()
+
+    async def send(self, client: httpx.AsyncClient) -> httpx.Response | None:
+        """The answer; None where there can be none, as when the case itself hangs up. Raises httpx.HTTPError."""
+        return await client.post(self.path, content=self.body, headers=self.headers)
+
+
+# endless, and the same for the same state of `Random`
+Family = Callable[[Target, random.Random], Iterator[Case]]
+
+
+def chat(target: Target, **fields: Any) -> Case:
+    """A short chat request with `fields`."""
+    body = {"model": target.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **fields}
+    return Case("/v1/chat/completions", json.dumps(body).encode())
