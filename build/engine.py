@@ -26,7 +26,7 @@ from llmops.build.tokenizer import check_tokenizer, write_tokenizer
 from llmops.errors import InputError
 
 # Raised when the same inputs give another engine than before.
-_REVISION = 2
+_REVISION = 3
 
 
 def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
@@ -128,6 +128,7 @@ def _make(
         complete=result.complete,
         plan=result.plan or spec.plan,
         quality=result.quality,
+        golden=result.golden,
         extra=result.extra,
     )
     manifest.save(workdir)

@@ -85,6 +85,24 @@ class Parallelism(_Part):
         return self.tp_size * self.pp_size
 
 
+class GoldenAnswer(_Part):
+    """What the source says to one prompt. `ids` is what the model reads (the chat template's rendering where there is
+    one), `text_ids` the text alone; `tokens` are its greedy ones, `log_probs` theirs (natural logarithm)."""
+
+    text: str
+    ids: list[int]
+    text_ids: list[int]
+    tokens: list[int]
+    log_probs: list[float]
+
+
+class Golden(_Part):
+    """The source checkpoint's answers to the golden prompts; `source` says what computed them."""
+
+    source: str
+    answers: list[GoldenAnswer]
+
+
 class EngineManifest(_Part):
     """The contents of engine.json. `key` is the SHA-256 of all that went into the build."""
 
@@ -104,6 +122,7 @@ class EngineManifest(_Part):
     complete: bool = True
     plan: dict[str, Any] | None = None
     quality: dict[str, Any] | None = None
+    golden: Golden | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
 
     def save(self, directory: Path) -> None:

@@ -12,6 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from llmops.build.golden.prompts import TOKENS, GoldenPrompt, collected, fixed_date, golden_texts, until_end
+from llmops.build.installed import installed_version
+from llmops.build.manifest import Golden
 from llmops.build.quality.fidelity import sketch
 from llmops.build.quality.ranges import input_ranges
 from llmops.build.quantize.advance import layer_progress, work
@@ -19,8 +22,6 @@ from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.experts import split_experts
 from llmops.build.quantize.loading import quiet
 from llmops.build.targets.base import Progress, SilentProgress
-
-_GOLDEN_TOKENS = 24
 
 
 def log_probs(model: Any, ids: list[int]) -> Tensor:
@@ -30,22 +31,21 @@ def log_probs(model: Any, ids: list[int]) -> Tensor:
     return torch.log_softmax(logits.float(), dim=-1).cpu()
 
 
-def greedy(model: Any, prompts: list[list[int]], count: int, end: set[int]) -> list[list[int]]:
-    """`count` greedy tokens each, fewer when the model ends. All at once: a step costs one read of the weights."""
+def greedy(
+    model: Any, prompts: list[list[int]], count: int, end: set[int]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """`count` greedy tokens each, fewer when the model ends, and log-probabilities of at least these. All at once: a
+    step costs one read of the weights."""
     longest, pad = max(map(len, prompts)), min(end, default=0)
     ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     with torch.inference_mode():
         output = model.generate(
             ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=sorted(end) or None,
-            pad_token_id=pad,
+            pad_token_id=pad, return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
-    return [_until_end(row, end) for row in output[:, longest:].tolist()]
-
-
-def _until_end(tokens: list[int], end: set[int]) -> list[int]:
-    first = next((i for i, token in enumerate(tokens) if token in end), len(tokens))
-    return tokens[: first + 1]
+    scores = torch.stack([torch.log_softmax(step.float(), -1).amax(-1) for step in output.logits], 1).tolist()
+    return [until_end(row, end) for row in output.sequences[:, longest:].tolist()], scores
 
 
 def evaluation_ids(tokenizer: Any) -> list[list[int]]:
@@ -57,10 +57,10 @@ def evaluation_ids(tokenizer: Any) -> list[list[int]]:
 
 def golden_ids(tokenizer: Any) -> list[list[int]]:
     """The bundled prompts, through the chat template if there is one."""
-    prompts = bundled_texts("golden_prompts")
+    prompts = golden_texts()
     if getattr(tokenizer, "chat_template", None):
         chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        return [_ids(tokenizer.apply_chat_template(chat, add_generation_prompt=True)) for chat in chats]
+        return [_ids(tokenizer.apply_chat_template(chat, add_generation_prompt=True, **fixed_date())) for chat in chats]
     return [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
 
 
@@ -71,7 +71,7 @@ def _ids(encoded: Any) -> list[int]:
 def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
     """What `Reference.record` advances by: the texts one by one, the prompts as one batch, then token by token."""
     batch = len(prompts) * max(map(len, prompts), default=0)
-    return work([len(ids) for ids in texts] + [batch] + [len(prompts)] * (_GOLDEN_TOKENS - 1))
+    return work([len(ids) for ids in texts] + [batch] + [len(prompts)] * (TOKENS - 1))
 
 
 class Reference:
@@ -85,6 +85,7 @@ class Reference:
         self.prompts: list[list[int]] = content["prompts"]
         self.answers: list[list[int]] = content["answers"]
         self.end: set[int] = set(content["end"])
+        self.golden = _golden(content)
         self.sketches: dict[str, Tensor] = load_file(folder / "sketches.safetensors")
         self.ranges: dict[str, Tensor] = load_file(folder / "ranges.safetensors")
 
@@ -113,12 +114,23 @@ class Reference:
             with input_ranges(model) as ranges:
                 for number, ids in enumerate(texts):
                     np.save(folder / f"logprobs-{number}.npy", log_probs(model, ids).numpy())
-            answers = greedy(model, prompts, _GOLDEN_TOKENS, end)
-        content = {"texts": texts, "prompts": prompts, "answers": answers, "end": sorted(end)}
+            answers, scores = greedy(model, prompts, TOKENS, end)
+        content = {
+            "texts": texts, "prompts": prompts, "answers": answers, "scores": scores, "end": sorted(end),
+            "plain": [list(tokenizer(text)["input_ids"]) for text in golden_texts()], "dtype": str(model.dtype),
+        }  # fmt: skip
         save_file(sketch(model), folder / "sketches.safetensors")
         save_file(ranges, folder / "ranges.safetensors")
         (folder / "reference.json").write_text(json.dumps(content))
         return cls(folder)
+
+
+def _golden(content: dict[str, Any]) -> Golden:
+    """What engine.json keeps of it."""
+    found = zip(golden_texts(), content["prompts"], content["plain"], strict=True)
+    prompts = [GoldenPrompt(*row) for row in found]
+    source = f"transformers {installed_version('transformers')}, {content['dtype'].removeprefix('torch.')}"
+    return collected(source, prompts, content["answers"], content["scores"])
 
 
 def golden_agreement(model: Any, reference: Reference) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.manifest import Limits, Parallelism, Quantisation, TargetName
+from llmops.build.manifest import Golden, Limits, Parallelism, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 
 
@@ -64,6 +64,7 @@ class TargetResult:
     complete: bool = True
     plan: dict[str, Any] | None = None
     quality: dict[str, Any] | None = None
+    golden: Golden | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -129,6 +129,7 @@ def _result(
         parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
         model_dir=MODEL_DIR,
         quality=record["quality"],
+        golden=record.get("golden"),
         extra={
             "tensorrt_llm": request.image.tensorrt_llm,
             "image": request.image.reference,

@@ -117,6 +117,7 @@ def _result(spec: BuildSpec, request: Request, record: dict[str, Any], argv: lis
         parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
         complete=complete,
         quality=record["quality"],
+        golden=record.get("golden"),
         extra={
             "tensorrt_llm": request.image.tensorrt_llm,
             "image": request.image.reference,

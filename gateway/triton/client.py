@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 from grpc import aio
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.triton.card import PARAMETER
@@ -83,10 +83,13 @@ class TritonClient:
 
     async def card_text(self, model: str) -> str:
         """The model's `llmops_card` parameter, empty when it has none. Raises UnavailableError."""
+        config = await self.model_config(model)
+        return str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
+
+    async def model_config(self, model: str) -> model_config_pb2.ModelConfig:
+        """Its configuration as Triton holds it. Raises UnavailableError."""
         answer = await self._ask(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=model))
-        if PARAMETER not in answer.config.parameters:
-            return ""
-        return str(answer.config.parameters[PARAMETER].string_value)
+        return answer.config
 
     async def close(self) -> None:
         await self._channel.close()

@@ -11,6 +11,7 @@ from typing import Any
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.installed import installed_version
+from llmops.build.manifest import Golden
 from llmops.build.quality.gates import Quality
 from llmops.build.spec import BuildSpec
 from llmops.build.stages import finished_stage, stage
@@ -18,7 +19,7 @@ from llmops.build.targets.base import Progress
 from llmops.build.targets.nvidia.request import Request
 
 # Raised when the same inputs give other files than before.
-_REVISION = 2
+_REVISION = 3
 LIBRARIES = ("nvidia-modelopt", "torch", "transformers")
 
 
@@ -29,8 +30,8 @@ def library_versions() -> dict[str, str]:
 def quantised_checkpoint(
     spec: BuildSpec, checkpoint: Checkpoint, request: Request, tokenizer: Path, progress: Progress
 ) -> tuple[Path, dict[str, Any]]:
-    """The finished stage's folder, holding `checkpoint/`, and its record (quality, calibration tokens). `tokenizer` is
-    the folder that the engine gets.
+    """The finished stage's folder, holding `checkpoint/`, and its record (quality, golden answers, calibration tokens).
+    `tokenizer` is the folder that the engine gets.
 
     Raises BuildError when the gates are not met; the stages stay, so another limit needs no second calibration.
     """
@@ -79,6 +80,7 @@ class _Quantising:
         self._free()
         record = dict(_read(folder / "record.json"))
         record["quality"] = None if answers is None else self._quality(folder / "checkpoint", answers)
+        record["golden"] = None if answers is None else _golden(answers)
         return folder, record
 
     def _free(self) -> None:
@@ -155,6 +157,12 @@ class _Quantising:
 
         quality = measure(exported, self.spec.target, self.checkpoint, Reference(answers), self.progress)
         (part / "quality.json").write_text(json.dumps(quality.as_dict()))
+
+
+def _golden(answers: Path) -> Golden:
+    from llmops.build.quality.reference import Reference
+
+    return Reference(answers).golden
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,19 +29,29 @@ def write_model(
     checkpoint: Checkpoint, quant: str, group_size: int | None, directory: Path, progress: Progress
 ) -> None:
     """Writes openvino_model.xml and .bin."""
-    architecture = checkpoint.architecture
     # The model's constants point into what these two hold, so both have to live until it is written.
     weights, storage = open_weights(checkpoint), _storage(quant, group_size)
-    shape = DecoderShape(
-        architecture=architecture,
-        rms_norm_eps=float(checkpoint.config.get("rms_norm_eps", 1e-6)),
-        inverse_frequencies=_frequencies(checkpoint, weights),
-    )
-    with progress.stage("Reading weights", total=architecture.num_layers):
-        model = build_decoder(shape, weights, storage, progress.advance)
+    with progress.stage("Reading weights", total=checkpoint.architecture.num_layers):
+        model = build_decoder(_shape(checkpoint, weights), weights, storage, progress.advance)
     with progress.stage("Writing the model"):
         _save(model, directory / "openvino_model.xml")
     del model, weights, storage
+
+
+@contextlib.contextmanager
+def float_model(checkpoint: Checkpoint) -> Iterator[ov.Model]:
+    """The decoder in the checkpoint's own numbers, in memory; its constants are gone when the block is left."""
+    weights, storage = open_weights(checkpoint), AsStored()
+    yield build_decoder(_shape(checkpoint, weights), weights, storage)
+    del weights, storage
+
+
+def _shape(checkpoint: Checkpoint, weights: WeightSource) -> DecoderShape:
+    return DecoderShape(
+        architecture=checkpoint.architecture,
+        rms_norm_eps=float(checkpoint.config.get("rms_norm_eps", 1e-6)),
+        inverse_frequencies=_frequencies(checkpoint, weights),
+    )
 
 
 def _frequencies(checkpoint: Checkpoint, weights: WeightSource) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from typing import Any
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.families import FAMILIES
 from llmops.build.installed import installed_version
-from llmops.build.manifest import Limits, Quantisation, TargetName
+from llmops.build.manifest import Golden, Limits, Quantisation, TargetName
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Progress, Target, TargetResult
 from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_kind
@@ -54,10 +54,21 @@ class OpenVinoTarget(Target):
             _write_for_genai(checkpoint, workdir / "tokenizer", model_dir)
         limits = _limits(spec, checkpoint)
         return TargetResult(
+            golden=_golden(checkpoint, workdir / "tokenizer", progress),
             limits=limits,
             quantisation=Quantisation(weights=spec.quant, kv_cache=spec.kv_cache, group_size=group_size),
             extra={"openvino": {**_runtime(spec, checkpoint), "graph": _graph_origin(checkpoint)}},
         )
+
+
+def _golden(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> Golden | None:
+    if _is_native(checkpoint):
+        from llmops.build.golden.graph import golden_answers
+
+        return golden_answers(checkpoint, tokenizer_dir, progress)
+    from llmops.build.golden.source import golden_of_checkpoint
+
+    return golden_of_checkpoint(checkpoint, progress)
 
 
 def _write_for_genai(checkpoint: Checkpoint, tokenizer_dir: Path, model_dir: Path) -> None:

@@ -1,0 +1,81 @@
+"""Golden answers in engine.json, against transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.engine import build
+from llmops.build.golden.prompts import TOKENS, golden_prompts, golden_texts
+from llmops.build.manifest import EngineManifest
+from llmops.build.spec import BuildSpec
+
+TEMPLATE = (
+    "{{ bos_token }}{%- for message in messages %}{% if message.role == 'user' %}[{{ strftime_now('%d %B %Y') }}] "
+    "{{ message.content | trim }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}> {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("torch")
+    path = Path(__file__).parents[1] / "quantize" / "models.py"
+    spec = importlib.util.spec_from_file_location("tiny_models", path)
+    assert spec is not None
+    assert spec.loader is not None
+    models: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    folder: Path = models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", fitted=True)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def test_a_build_keeps_what_transformers_answers(tiny: Path, tmp_path: Path) -> None:
+    """Also of a quantised build: the answers are the source's."""
+    pytest.importorskip("openvino")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    build(BuildSpec(str(tiny), tmp_path / "engine", quant="int8"))
+    golden = EngineManifest.load(tmp_path / "engine").golden
+    assert golden is not None
+    assert [one.text for one in golden.answers] == golden_texts()
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    for one in golden.answers:
+        ids = torch.tensor([one.ids])
+        out = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0, eos_token_id=2)
+        assert one.tokens == out[0, ids.shape[1] :].tolist()
+        with torch.inference_mode():
+            scores = torch.log_softmax(model(out[:, :-1]).logits[0], -1)[ids.shape[1] - 1 :]
+        expected = scores[torch.arange(len(one.tokens)), one.tokens].tolist()
+        assert one.log_probs == pytest.approx(expected, abs=1e-3)
+
+
+def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    prompts = golden_prompts(tiny)
+    for prompt in prompts:
+        assert tokenizer.decode(prompt.ids) == f"<s>[01 January 2025] {prompt.text}\n> "
+        assert prompt.text_ids == tokenizer(prompt.text)["input_ids"]
+
+
+def test_the_quality_gate_records_the_same(tiny: Path, tmp_path: Path) -> None:
+    from llmops.build.quality.reference import Reference
+    from llmops.build.quantize.loading import load_model, load_tokenizer
+
+    pytest.importorskip("openvino")
+    build(BuildSpec(str(tiny), tmp_path / "engine"))
+    kept = EngineManifest.load(tmp_path / "engine").golden
+    checkpoint = open_checkpoint(str(tiny))
+    recorded = Reference.record(load_model(checkpoint), load_tokenizer(checkpoint), {2}, tmp_path / "reference").golden
+    assert kept is not None
+    for mine, theirs in zip(kept.answers, recorded.answers, strict=True):
+        assert (mine.ids, mine.text_ids, mine.tokens) == (theirs.ids, theirs.text_ids, theirs.tokens)
+        assert mine.log_probs == pytest.approx(theirs.log_probs, abs=1e-3)
+    assert recorded.source.startswith("transformers ")
