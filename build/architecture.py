@@ -101,6 +101,11 @@ def _hf_class(config: Mapping[str, Any]) -> str:
 
 
 def _unsupported(hf_class: str) -> str:
+    if hf_class.endswith("Model"):
+        return (
+            f"{hf_class} is an embedding model, not one that generates text; download it and build its folder, which "
+            "takes seconds."
+        )
     known = [name for family in FAMILIES.values() for name in family.hf_classes]
     near = difflib.get_close_matches(hf_class, known, n=1)
     hint = f" (nearest: {near[0]})" if near else ""

@@ -81,6 +81,7 @@ class Seconds(click.ParamType):
     "--api-price", metavar="IN,OUT", help="An API's $ per million input and output tokens, for the break-even."
 )
 @click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
+@click.option("--online", is_flag=True, help="Ask the Hugging Face hub for the config, also of a well-known model.")
 @click.option("--top", type=int, default=8, show_default=True, help="Layouts to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report to this file.")
@@ -144,13 +145,14 @@ def _request(checkpoint: str, flags: dict[str, Any]) -> PlanRequest:
     from llmops.build.plan.workload import Workload
 
     gpus = _gpus(flags["gpu"], flags["compare"], flags["price"])
-    model = Architecture.from_hf_config(load_config(checkpoint))
+    named = load_config(checkpoint, flags["online"])
+    model = Architecture.from_hf_config(named.config)
     precision = find_precision(flags["quant"], model)
     kv = find_kv(flags["kv_dtype"], precision)
     load = ("isl", "osl", "qps", "ttft_p95", "tpot_p95", "prefix_hit", "draft_tokens", "acceptance", "chunked_prefill")
     same = ("max_gpus", "tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction", "disaggregated")
     return PlanRequest(
-        name=checkpoint,
+        name=named.name,
         model=model,
         precision=precision,
         kv=kv,

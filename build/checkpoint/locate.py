@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from llmops.build.checkpoint.base import Checkpoint
+from llmops.build.architecture import Architecture
+from llmops.build.checkpoint.base import Checkpoint, SpecialTokens
 from llmops.build.checkpoint.bundled import BUNDLED, BUNDLED_GENERATION, bundled_path
+from llmops.build.checkpoint.known import KnownModel, known_model
+from llmops.build.checkpoint.quantisation import detect_quantisation
 from llmops.errors import CheckpointError
 
 
 def open_checkpoint(ref: str, weights: bool = True) -> Checkpoint:
     """Describe a checkpoint without loading a weight.
 
-    `weights=False` is for planning: a folder with only config.json will do, and from the hub only the small files
-    are fetched. Raises CheckpointError (not a checkpoint, damaged, unsupported), MissingDependencyError (a bundled
-    model's package) or ResourceError (hub not reachable).
+    `weights=False` is for planning: a folder with only config.json will do, a well-known hub id is described from the
+    table that ships with llmops, and of another only the small files are fetched. Raises CheckpointError (not a
+    checkpoint, damaged, unsupported), MissingDependencyError (a bundled model's package) or ResourceError (hub not
+    reachable).
     """
     path = Path(ref).expanduser()
     if path.exists():
@@ -66,5 +70,27 @@ def _open_hub(ref: str, weights: bool) -> Checkpoint:
     match = HUB_ID.fullmatch(ref)
     if match is None or ref.endswith((".gguf", ".safetensors")):
         raise CheckpointError(_not_a_checkpoint(Path(ref), "there is no such file or folder"))
+    known = known_model(ref)
+    if known and not weights:
+        return _described(known)
     checkpoint = _open_path(fetch_snapshot(ref, weights), ref, weights)
     return replace(checkpoint, name=match["repo"].split("/")[1].lower())
+
+
+def _described(known: KnownModel) -> Checkpoint:
+    """What the table of well-known models says; there are no files."""
+    folder = Path(known.id)
+    return Checkpoint(
+        ref=known.id,
+        path=folder,
+        format="huggingface",
+        config=known.config,
+        architecture=Architecture.from_hf_config(known.config),
+        tensors={},
+        files=(),
+        weight_files=(),
+        tokenizer_files=(),
+        special_tokens=SpecialTokens(None, (), None),
+        name=folder.name.lower(),
+        quantisation=detect_quantisation(folder, known.config),
+    )

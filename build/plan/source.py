@@ -1,24 +1,32 @@
-"""Where a model's config.json comes from: a file, a folder, AIConfigurator's collection, or the Hugging Face hub."""
+"""Where a model's config.json comes from: a file, a folder, the table of well-known models, or the Hugging Face hub."""
 
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.bundled import BUNDLED
-from llmops.build.plan.timing.silicon import package_root
+from llmops.build.checkpoint.hub import HUB_ID, cached_config, fetch_config
+from llmops.build.checkpoint.known import KnownModel, did_you_mean, known_model, known_models
 from llmops.errors import CheckpointError
 
 
-def load_config(source: str) -> dict[str, Any]:
+class Named(NamedTuple):
+    """A model's config and what to call it."""
+
+    name: str
+    config: dict[str, Any]
+
+
+def load_config(source: str, online: bool = False) -> Named:
     """The config of a path (config.json, its folder or a GGUF file), of a bundled model, or of a hub id such as
-    meta-llama/Llama-3.1-70B. Raises CheckpointError when there is none."""
+    meta-llama/Llama-3.1-70B: from the table of well-known models, or with `online` from the hub. Raises
+    CheckpointError when there is none, ResourceError when the hub cannot be reached."""
     path = Path(source).expanduser()
     if path.suffix == ".gguf" or (source in BUNDLED and not path.exists()):
-        return open_checkpoint(source, weights=False).config
+        return Named(path.stem if path.suffix else source, open_checkpoint(source, weights=False).config)
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
@@ -26,14 +34,52 @@ def load_config(source: str) -> dict[str, Any]:
                 f"{source} has no config.json; name a Hugging Face checkpoint folder or its config.json."
             )
     if path.is_file():
-        return _read(path)
-    if source.endswith(".json") or source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise CheckpointError(
-            f"{source} does not exist; name a config.json, a checkpoint folder, a GGUF file, a hub id (owner/model) "
-            f"or {' or '.join(BUNDLED)}."
-        )
-    known = _collected(source)
-    return _read(known) if known else _from_hub(source)
+        return _named(path)
+    return _of_hub(source, online)
+
+
+def _of_hub(source: str, online: bool) -> Named:
+    if source.endswith((".json", ".safetensors")) or not HUB_ID.fullmatch(source):
+        raise CheckpointError(_nothing(source))
+    if online:
+        return Named(source, _read(fetch_config(source)))
+    known = known_model(source)
+    if known:
+        return Named(known.id, _decoder(known))
+    cached = cached_config(source)
+    if cached:
+        return Named(source, _read(cached))
+    raise CheckpointError(
+        f"{source} is not among the {len(known_models())} models whose shapes ship with llmops; --online asks the "
+        f"Hugging Face hub, or give the path of its config.json{did_you_mean(source) or '.'}"
+    )
+
+
+def _nothing(source: str) -> str:
+    near = "" if source.startswith((".", "/", "~")) else did_you_mean(source)
+    return (
+        f"{source} does not exist; name a config.json, a checkpoint folder, a GGUF file, a hub id (owner/model) "
+        f"or {' or '.join(BUNDLED)}{near or '.'}"
+    )
+
+
+def _decoder(known: KnownModel) -> dict[str, Any]:
+    """The config of a model that generates text. Raises CheckpointError for an encoder."""
+    if known.hf_class.endswith("ForCausalLM") or known.hf_class.endswith("ForConditionalGeneration"):
+        return known.config
+    size = f"{(known.parameters or 0) / 1e6:.0f} million parameters, {(known.parameters or 0) * 2e-9:.2f} GB in FP16"
+    raise CheckpointError(
+        f"{known.id} is an embedding model ({known.hf_class}, {size}), which fits any GPU or CPU: plan is for models "
+        "that generate text; download it and build its folder."
+    )
+
+
+def _named(path: Path) -> Named:
+    """A checkpoint goes by its own name where it was saved with one, otherwise by its folder's."""
+    config = _read(path)
+    own = str(config.get("_name_or_path") or "").strip("/")
+    stem = path.stem if path.stem != "config" else path.resolve().parent.name
+    return Named(own.split("/")[-1] or stem, config)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -46,50 +92,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} does not hold a JSON object; take the config.json of the checkpoint.")
     return config
-
-
-def _collected(hub_id: str) -> Path | None:
-    """The file among AIConfigurator's model configs; Meta's older ids say `Meta-Llama`, fine-tunes share the shapes."""
-    root = package_root()
-    if root is None:
-        return None
-    owner, name = hub_id.split("/")
-    base = name.removesuffix("-Instruct")
-    for spelling in (name, base, f"Meta-{base}", base.replace("Llama-3.3", "Meta-Llama-3.1")):
-        path = root / "model_configs" / f"{owner}--{spelling}_config.json"
-        if path.is_file():
-            return path
-    return None
-
-
-def _from_hub(hub_id: str) -> dict[str, Any]:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return _read(Path(hf_hub_download(hub_id, "config.json", local_files_only=_offline())))
-    except GatedRepoError as error:
-        raise CheckpointError(f"{hub_id} is gated: accept its licence on the hub and set HF_TOKEN.") from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(f"the hub has no model {hub_id} (or it is private: set HF_TOKEN).") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise CheckpointError(
-            f"the config of {hub_id} could not be fetched from the Hugging Face hub; check the network, or download "
-            "config.json elsewhere and give its path."
-        ) from error
-
-
-def _offline() -> bool:
-    """Whether the hub's name does not even resolve: its client would try for half a minute."""
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies
-
-    from huggingface_hub import constants
-
-    if getproxies():
-        return False
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return True
-    return False

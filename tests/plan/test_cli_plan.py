@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from click.testing import CliRunner
 
 from llmops.build.plan.buildplan import BuildPlan
 from llmops.cli.plan import command
-from llmops.errors import CheckpointError, InputError, LlmopsError
+from llmops.errors import CheckpointError, InputError, LlmopsError, ResourceError
 
 TASK = ["--quant", "fp8", "--isl", "3000", "--osl", "400", "--qps", "5", "--ttft-p95", "500ms", "--tpot-p95", "50ms"]
 
@@ -139,15 +141,79 @@ def test_a_model_that_is_not_there(tmp_path):
         run(tmp_path)
 
 
-def test_a_hub_id_without_a_network(tmp_path, monkeypatch):
+class Hub(BaseHTTPRequestHandler):
+    """Answers every question as the hub does for a gated model, or one that is not there."""
+
+    gated = False
+
+    def do_HEAD(self) -> None:
+        self.send_response(403 if self.gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if self.gated else "RepoNotFound")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def no_proxy(tmp_path, monkeypatch):
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(CheckpointError, match=r"could not be fetched .* give its path"):
+
+
+def test_a_hub_id_without_a_network(monkeypatch, no_proxy):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    with pytest.raises(CheckpointError, match=r"not among the \d+ models .* --online asks the Hugging Face hub"):
         run("nobody/nothing")
+    with pytest.raises(ResourceError, match="cannot be reached"):
+        run("nobody/nothing", "--online")
+    with pytest.raises(ResourceError, match="cannot be reached"):
+        run("meta-llama/Llama-3.3-70B-Instruct", "--online")
+
+
+@pytest.mark.parametrize(
+    ("gated", "words"),
+    [(True, "is gated: accept its licence"), (False, r"nor a model on .*; did you mean openai/gpt-oss-20b\?")],
+)
+def test_what_the_hub_refuses(monkeypatch, no_proxy, gated, words):
+    from huggingface_hub import constants
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (Hub,), {"gated": gated}))
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        with pytest.raises(CheckpointError, match=words):
+            run("opena/gpt-oss-20b", "--online")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_model_by_its_hub_id_needs_nothing_but_the_id():
+    shown = run("META-LLAMA/Llama-3.3-70B-Instruct", "--quant", "fp8", "--timing", "roofline", "--tp", "8", width=120)
+    assert shown.stdout.startswith("meta-llama/Llama-3.3-70B-Instruct · fp8 weights")
+
+
+def test_an_embedding_model_is_named_as_one():
+    with pytest.raises(CheckpointError, match=r"BAAI/bge-m3 is an embedding model \(XLMRobertaModel, 567 million"):
+        run("baai/bge-m3")
+
+
+def test_a_plan_goes_by_the_models_name_and_not_by_its_path(models, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**models.LLAMA31_70B_CONFIG, "_name_or_path": "/data/acme-70b"}))
+    asked = ("--quant", "fp8", "--timing", "roofline", "--tp", "8")
+    assert run(tmp_path, *asked).stdout.startswith("acme-70b ·")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +221,7 @@ def test_a_hub_id_without_a_network(tmp_path, monkeypatch):
     [
         ("{", "cannot be read as JSON"),
         ("[]", "does not hold a JSON object"),
-        ('{"architectures": ["BertModel"]}', "BertModel is not supported"),
+        ('{"architectures": ["BertModel"]}', "BertModel is an embedding model"),
         ('{"architectures": ["LlamaForCausalLM"]}', "has no `"),
     ],
 )
