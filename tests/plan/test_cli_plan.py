@@ -180,7 +180,7 @@ def test_a_hub_id_without_a_network(monkeypatch, no_proxy):
 
 @pytest.mark.parametrize(
     ("gated", "words"),
-    [(True, "is gated: accept its licence"), (False, r"nor a model on .*; did you mean openai/gpt-oss-20b\?")],
+    [(True, "is gated: accept its licence"), (False, r"nor a model on .*; did you mean openai/gpt-oss-20b")],
 )
 def test_what_the_hub_refuses(monkeypatch, no_proxy, gated, words):
     from huggingface_hub import constants
