@@ -1,93 +1,161 @@
-"""Keeps a chat template from running away: a deadline that every loop looks at, and no huge products.
+"""Keeps a chat template from running away: every loop looks at a deadline, and what can grow is measured first.
 
-A template is code that runs over what clients send: one that is quadratic in the messages is enough to stop a
-gateway, and a thread cannot be ended from outside. Jinja's own sandbox limits neither time nor memory.
+A template is code that comes with a checkpoint and runs over what clients send. A thread cannot be ended from outside,
+and Jinja's own sandbox limits neither time nor memory (docs/decisions/0304-guarded-templates.md).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from time import monotonic
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from string import Formatter
 from typing import Any
 
-import jinja2
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
-LONGEST_REPETITION = 1 << 20
-LARGEST_POWER = 1024
-_CHECK = "llmops_within_time"
+from llmops.gateway.text.allowance import charged, check_time, joined, spend, texted, within_time
+from llmops.gateway.text.bounds import (
+    UNWANTED_METHODS,
+    bounded_filters,
+    bounded_tests,
+    check_field,
+    check_method,
+    check_operator,
+    compared,
+)
 
-
-class TemplateTimeoutError(jinja2.TemplateError):
-    """The template took longer than it may."""
-
-
-class _Clock(threading.local):
-    deadline = float("inf")
-
-
-_clock = _Clock()
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Templates of a GuardedEnvironment that render within this block, in this thread, end after `seconds`."""
-    before, _clock.deadline = _clock.deadline, monotonic() + seconds
-    try:
-        yield
-    finally:
-        _clock.deadline = before
+# names that no template can write
+_TIME, _CHARGED, _TEXTED, _COMPARED = ("llmops within time", "llmops charged", "llmops texted", "llmops compared")
+# operands of a chain of `+` after which what has come together is counted
+_CHAIN = 8
 
 
 class GuardedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with the limits above."""
+    """The sandbox, within the allowance."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})
+    concat = staticmethod(joined)  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, filters: Mapping[str, Callable[..., Any]], **kwargs: Any) -> None:
+        """`filters` are there besides Jinja's own, or in place of them."""
         super().__init__(*args, **kwargs)
-        self.filters[_CHECK] = _within_time
+        self.filters = bounded_filters(dict(filters))
+        self.filters.update({_TIME: within_time, _CHARGED: charged, _TEXTED: texted, _COMPARED: compared})
+        self.tests = bounded_tests(self.tests)
+        del self.globals["lipsum"]
 
     # not public in jinja2, but the only place where a tree can be changed before it is compiled
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        for loop in list(template.find_all(nodes.For)):
-            loop.iter = nodes.Filter(loop.iter, _CHECK, [], [], None, None, lineno=loop.lineno)
-        return template.set_environment(self)  # type: ignore[return-value]
+        self.prepare(template)
+        return _measured(template).set_environment(self)  # type: ignore[return-value]
+
+    def prepare(self, template: nodes.Template) -> None:
+        """For subclasses: change the tree before the guard does."""
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            _refuse_large_power(left, right)
-        else:
-            _refuse_long_repetition(left, right)
-            _refuse_long_repetition(right, left)
-        return super().call_binop(context, operator, left, right)
+        check_operator(operator, left, right)
+        return charged(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _check()
-        return super().call(context, obj, *args, **kwargs)
+        check_time()
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str | list | tuple | dict):
+            args = tuple(list(one) if isinstance(one, Iterator) else one for one in args)
+            check_method(owner, obj.__name__, args)
+        return charged(super().call(context, obj, *args, **kwargs))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if attr in UNWANTED_METHODS and isinstance(obj, str | int | float | type):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if super().wrap_str_format(value) is None:
+            return None
+        form, formatter = str(value.__self__), _GuardedFormatter(self)
+        return lambda *args, **kwargs: formatter.vformat(form, args, kwargs)
 
 
-def _refuse_large_power(base: Any, exponent: Any) -> None:
-    if not all(isinstance(value, int | float) and abs(value) <= LARGEST_POWER for value in (base, exponent)):
-        raise SecurityError("a power is too large")
+class _GuardedFormatter(SandboxedFormatter):
+    """`str.format` with bounded widths."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        check_time()
+        check_field(format_spec, value)
+        text = Formatter.format_field(self, value, format_spec)
+        spend(len(text))
+        return str(text)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return super().convert_field(texted(value), conversion)
 
 
-def _refuse_long_repetition(items: Any, times: Any) -> None:
-    if isinstance(items, str | list | tuple) and isinstance(times, int) and len(items) * times > LONGEST_REPETITION:
-        raise SecurityError("a repeated text or list is too long")
+def _measured(template: nodes.Template) -> nodes.Template:
+    """The tree with a measure around what takes time, makes text or compares."""
+    for loop in template.find_all(nodes.For):
+        loop.iter = _through(_TIME, loop.iter)
+    for comparison in template.find_all(nodes.Compare):
+        _measure_comparison(comparison)
+    for concat in template.find_all(nodes.Concat):
+        concat.nodes = [_as_text(one) for one in concat.nodes]
+    for output in template.find_all(nodes.Output):
+        output.nodes = [_as_text(one) for one in output.nodes]
+    for item in template.find_all(nodes.Getitem):
+        if not isinstance(item.arg, nodes.Const | nodes.Slice):
+            item.arg = _through(_COMPARED, item.arg)
+    for pair in template.find_all(nodes.Pair):
+        if not isinstance(pair.key, nodes.Const):
+            pair.key = _through(_COMPARED, pair.key)
+    _charge(template)
+    return template
 
 
-def _within_time(items: Iterable[Any]) -> Iterator[Any]:
-    for item in items:
-        _check()
-        yield item
+def _through(name: str, node: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _check() -> None:
-    if monotonic() > _clock.deadline:
-        raise TemplateTimeoutError("it takes too long")
+def _as_text(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.TemplateData | nodes.Const) or _adds_text(node) else _through(_TEXTED, node)
+
+
+def _adds_text(node: nodes.Expr) -> bool:
+    """A chain of `+` with a text of the template's own is text itself, or fails."""
+    while isinstance(node, nodes.Add):
+        if any(isinstance(one, nodes.Const) and isinstance(one.value, str) for one in (node.left, node.right)):
+            return True
+        node = node.left
+    return False
+
+
+def _measure_comparison(comparison: nodes.Compare) -> None:
+    """What is compared with a text or number of the template's own is compared in one step."""
+    if not any(isinstance(one, nodes.Const) for one in (comparison.expr, *(op.expr for op in comparison.ops))):
+        comparison.expr = _through(_COMPARED, comparison.expr)
+        for operand in comparison.ops:
+            operand.expr = _through(_COMPARED, operand.expr)
+
+
+def _charge(node: nodes.Node, chain: int = 0) -> None:
+    """Count what `+`, `~` and slices make: of a chain of `+`, the whole and every eighth step."""
+    for field, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            setattr(node, field, _charged_child(node, value, chain))
+        elif isinstance(value, list):
+            setattr(node, field, _charged_children(node, value))
+
+
+def _charged_children(node: nodes.Node, children: Sequence[Any]) -> list[Any]:
+    return [_charged_child(node, one, 0) if isinstance(one, nodes.Node) else one for one in children]
+
+
+def _charged_child(parent: nodes.Node, child: nodes.Node, chain: int) -> nodes.Node:
+    length = chain + 1 if isinstance(parent, nodes.Add) and isinstance(child, nodes.Add) else 0
+    _charge(child, length)
+    counted_sum = isinstance(child, nodes.Add) and length % _CHAIN == 0
+    grows = counted_sum or isinstance(child, nodes.Concat) or _is_slice(child)
+    return _through(_CHARGED, child) if grows else child  # type: ignore[arg-type]
+
+
+def _is_slice(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)

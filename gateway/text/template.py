@@ -12,15 +12,20 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
+from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text.guard import GuardedEnvironment, TemplateTimeoutError, time_limit
+from llmops.gateway.text.allowance import TemplateTimeoutError, allowance
+from llmops.gateway.text.guard import GuardedEnvironment
 
+# the longest ones in use have 30,000
+MAX_CHARACTERS = 1 << 17
 # what a template can fail with on messages that its author did not think of
 _FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
@@ -45,11 +50,11 @@ class ChatTemplate:
     """A compiled chat template and the special tokens it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, seconds: float = 1.0) -> None:
-        """Rendering may take `seconds`. Raises jinja2.TemplateSyntaxError when `source` is no template."""
+        """Rendering may take `seconds`. Raises InputError when `source` cannot be compiled."""
         self.source = source
         self._seconds = seconds
         self._special_tokens = dict(special_tokens)
-        self._template = _environment().from_string(source)
+        self._template = _compiled(source, seconds)
         # jinja2's is a chain of mappings, which each rendering would copy entry by entry
         self._template.globals = dict(self._template.globals)
 
@@ -70,7 +75,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            with time_limit(self._seconds):
+            with allowance(self._seconds):
                 return self._template.render(context)
         except TemplateTimeoutError as error:
             raise InvalidRequestError(
@@ -84,15 +89,28 @@ class ChatTemplate:
             ) from error
 
 
+def _compiled(source: str, seconds: float) -> jinja2.Template:
+    if len(source) > MAX_CHARACTERS:
+        raise InputError(f"the chat template has more than {MAX_CHARACTERS} characters")
+    try:
+        # constants are evaluated here
+        with allowance(seconds):
+            return _environment().from_string(source)
+    except (*_FAILURES, SyntaxError) as error:
+        raise InputError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from error
+
+
 def _environment() -> GuardedEnvironment:
-    environment = GuardedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
-    environment.filters["tojson"] = _tojson
+    extensions = [GenerationTag, loopcontrols]
+    environment = GuardedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions, filters={"tojson": to_json}
+    )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
-def _tojson(
+def to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,

@@ -1,0 +1,151 @@
+"""What one rendering of a chat template may use: seconds, and characters written or copied.
+
+Both are counted per thread, so what is counted needs no handle on the rendering it belongs to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import jinja2
+from jinja2.exceptions import SecurityError
+from jinja2.utils import Namespace
+
+#: characters that one rendering may write or copy, all its steps together
+CHARACTERS = 1 << 27
+#: characters of one value
+LONGEST = 1 << 25
+#: times that a text is padded, indented or repeated
+MOST = 1 << 20
+# what an element of a list or mapping counts, besides its text
+_ELEMENT = 32
+_SLOT = 8
+
+
+class TemplateTimeoutError(jinja2.TemplateError):
+    """The template took longer than it may."""
+
+
+class _Allowance(threading.local):
+    deadline = float("inf")
+    characters = CHARACTERS
+
+
+_left = _Allowance()
+
+
+@contextmanager
+def allowance(seconds: float) -> Iterator[None]:
+    """What is rendered in this block, by this thread, ends after `seconds` or CHARACTERS."""
+    before = _left.deadline, _left.characters
+    _left.deadline, _left.characters = monotonic() + seconds, CHARACTERS
+    try:
+        yield
+    finally:
+        _left.deadline, _left.characters = before
+
+
+def check_time() -> None:
+    """Raises TemplateTimeoutError after the deadline."""
+    if monotonic() > _left.deadline:
+        raise TemplateTimeoutError("it takes too long")
+
+
+def spend(characters: int) -> None:
+    """Count so many characters. Raises SecurityError when the rendering has none left."""
+    _left.characters -= characters
+    if _left.characters < 0:
+        raise SecurityError("the text it makes is too long")
+
+
+def reserve(characters: int) -> None:
+    """Refuse, before it is made, a value that would be too long."""
+    if characters > min(LONGEST, _left.characters):
+        raise _too_long()
+
+
+def _too_long() -> SecurityError:
+    return SecurityError("a text or list it makes is too long")
+
+
+def times(count: Any) -> int:
+    """`count` as a width or number of repetitions. Raises SecurityError when it is too large."""
+    if isinstance(count, int | float) and abs(count) > MOST:
+        raise SecurityError("a width or count is too large")
+    return int(count) if isinstance(count, int | float) else 0
+
+
+def charged(value: Any) -> Any:
+    """`value`, its text or slots counted."""
+    kind = type(value)
+    if kind is str:
+        spend(len(value))
+    elif kind is list or kind is tuple:
+        spend(_SLOT * len(value))
+    elif isinstance(value, str):
+        spend(len(value))
+    return value
+
+
+def size_of(value: Any) -> int:
+    """Characters that a value has as text, roughly. Raises SecurityError when it is too long.
+
+    Lists that hold each other are counted as often as they would be written: a few names can hold billions of elements.
+    """
+    return len(value) if isinstance(value, str) else _size(value, {})
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    if isinstance(value, str):
+        return _ELEMENT + len(value)
+    parts = _parts(value)
+    if parts is None:
+        return _ELEMENT + (value.bit_length() // 3 if isinstance(value, int) else 0)
+    if id(value) not in known:
+        if len(parts) * _ELEMENT > LONGEST:
+            raise _too_long()
+        known[id(value)] = LONGEST  # for a list that holds itself
+        size = _ELEMENT + sum(_size(part, known) for part in parts)
+        if size > LONGEST:
+            raise _too_long()
+        known[id(value)] = size
+    return known[id(value)]
+
+
+def _parts(value: Any) -> Sequence[Any] | None:
+    """What a container holds; None for anything else."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, Namespace):
+        return [object.__getattribute__(value, "_Namespace__attrs")]
+    if isinstance(value, ItemsView):
+        return [part for pair in value for part in pair]
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return list(value) if isinstance(value, set | frozenset | KeysView | ValuesView) else None
+
+
+def texted(value: Any) -> Any:
+    """`value`, which is about to become text."""
+    if not isinstance(value, str):
+        size_of(value)
+    return value
+
+
+def within_time(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        check_time()
+        yield item
+
+
+def joined(pieces: Iterable[str]) -> str:
+    """What the pieces of a template's output make together."""
+    parts = pieces if isinstance(pieces, list) else list(pieces)
+    size = sum(map(len, parts))
+    reserve(size)
+    spend(size)
+    return "".join(parts)

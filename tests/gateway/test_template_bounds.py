@@ -1,0 +1,168 @@
+"""What a template may take: every way to a huge text, list or number ends in one sentence, in bounded time and memory."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.text.template import ChatTemplate, to_json
+
+GROW = "{% set ns = namespace(a=START) %}{% for i in range(60) %}{% set ns.a = STEP %}{% endfor %}{{ USE }}"
+
+
+def grown(start: str, step: str, use: str = "ns.a | length") -> str:
+    return GROW.replace("START", start).replace("STEP", step).replace("USE", use)
+
+
+LISTS = "[ns.a, ns.a]"
+HOSTILE = {
+    "width in %": "{{ '%0600000000d' % 1 }}",
+    "precision in %": "{{ '%.600000000f' % 1.5 }}",
+    "width from an argument": "{{ '%*d' % (600000000, 1) }}",
+    "many widths": "{{ ('%0999999d' * 9999) % ((1,) * 9999) }}",
+    "one long text often in %": "{% set x = 'a' * 1000000 %}{{ ('%s' * 9999) % ((x,) * 9999) }}",
+    "format filter": "{{ '%0600000000d' | format(1) }}",
+    "center filter": "{{ 'x' | center(600000000) }}",
+    "center": "{{ 'x'.center(600000000) }}",
+    "ljust": "{{ 'x'.ljust(600000000) }}",
+    "rjust": "{{ 'x'.rjust(600000000) }}",
+    "zfill": "{{ 'x'.zfill(600000000) }}",
+    "a method kept for later": "{% set f = 'x'.center %}{{ f(600000000) }}",
+    "a method through map": "{% for f in ['x'] | map(attribute='center') %}{{ f(600000000) }}{% endfor %}",
+    "a filter through map": "{{ range(99999) | map('center', 1000000) | list | length }}",
+    "a filter through map and join": "{{ range(99999) | map('center', 1000000) | join }}",
+    "a method through attr": "{{ ('x' | attr('center'))(600000000) }}",
+    "expandtabs": "{{ ('\t' * 1000000).expandtabs(1000000) }}",
+    "format": "{{ '{:600000000}'.format(1) }}",
+    "format with the width as an argument": "{{ '{:{}}'.format(1, 600000000) }}",
+    "format through attr": "{{ ('{:600000000}' | attr('format'))(1) }}",
+    "format_map": "{{ '{a:600000000}'.format_map({'a': 1}) }}",
+    "format with conversion": grown("[1]", LISTS, "'{!r}'.format(ns.a)"),
+    "translate": "{{ ('a' * 1000000).translate({97: 'b' * 1000000}) }}",
+    "encode": "{{ 'a'.encode('utf-32') }}",
+    "to_bytes": "{{ (1).to_bytes(600000000, 'big') }}",
+    "fromkeys": "{{ dict.fromkeys(range(99999), 'x' * 1000000) }}",
+    "repetition": "{{ 'x' * 600000000 }}",
+    "repetition of a list": "{{ [0] * 600000000 }}",
+    "repetition of repetitions": "{{ ('x' * 1000000) * 1000000 }}",
+    "power": "{{ 9 ** 9 ** 9 }}",
+    "products": grown("3", "ns.a * ns.a", "ns.a"),
+    "decimals": "{{ 1 | round(600000000, 'floor') }}",
+    "replace with nothing": "{{ ('a' * 1000000) | replace('', 'b' * 1000000) | length }}",
+    "replace": "{{ ('a' * 1000000).replace('a', 'b' * 1000000) | length }}",
+    "join": "{{ range(99999) | join('b' * 1000000) | length }}",
+    "join of a method": "{{ ('b' * 1000000).join(['x'] * 100000) | length }}",
+    "indent": "{{ ('a\n' * 100000) | indent(1000000) | length }}",
+    "indent with a text": "{{ ('a\n' * 100000) | indent('b' * 1000000) | length }}",
+    "tojson with a wide indent": "{{ [[1] * 10000] * 100 | tojson(indent=1000000) }}",
+    "tojson with long separators": "{{ range(9999) | list | tojson(separators=('x' * 1000000, ':')) | length }}",
+    "batch": "{{ range(9) | batch(600000000, 'x') | list | length }}",
+    "slice": "{{ range(9) | slice(600000000) | list | length }}",
+    "sum of lists": "{{ ([[1] * 1000] * 100000) | sum(start=[]) | length }}",
+    "doubled text": grown("'x'", "ns.a + ns.a"),
+    "doubled text in a long sum": grown("'x'", " + ".join(["ns.a"] * 40)),
+    "doubled text by ~": grown("'x'", "ns.a ~ ns.a"),
+    "doubled list": grown("[1]", "ns.a + ns.a"),
+    "doubled slices": grown("'x' * 1000000", "ns.a[:] ~ ns.a[1:]"),
+    "doubled by format": grown("'x'", "'{0}{0}'.format(ns.a)"),
+    "doubled by %": grown("'x'", "'%s%s' % (ns.a, ns.a)"),
+    "doubled by join": grown("'x'", "[ns.a, ns.a] | join"),
+    "doubled by a block": grown("'x'", "ns.a").replace(
+        "{% set ns.a = ns.a %}", "{% set ns.a %}{{ ns.a }}{{ ns.a }}{% endset %}"
+    ),
+    "doubled by a macro": "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}" + grown("'x'", "f(ns.a)"),
+    "lists in lists": grown("[1]", LISTS, "ns.a"),
+    "lists in lists as text": grown("[1]", LISTS, "ns.a | string"),
+    "lists in lists as JSON": grown("[1]", LISTS, "ns.a | tojson"),
+    "lists in lists beside text": grown("[1]", LISTS, "ns.a ~ 'x'"),
+    "lists in lists in %": grown("[1]", LISTS, "'%s' % [ns.a]"),
+    "lists in lists through upper": grown("[1]", LISTS, "ns.a | upper"),
+    "mappings in mappings": grown("{}", "{'a': ns.a, 'b': ns.a}", "ns.a"),
+    "mappings' items": grown("{}", "{'a': ns.a, 'b': ns.a}", "ns.a.items()"),
+    "namespaces": grown("1", "namespace(a=ns.a, b=ns.a)", "ns.a"),
+    "a list in itself": "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ ns }}",
+    "compared": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}",
+    "looked up": grown("(1,)", "(ns.a, ns.a)", "{}[ns.a]"),
+    "as a key": grown("(1,)", "(ns.a, ns.a)", "{ns.a: 1}"),
+    "in": grown("(1,)", "(ns.a, ns.a)", "ns.a in {}"),
+    "is in": grown("(1,)", "(ns.a, ns.a)", "ns.a is in {}"),
+    "get": grown("(1,)", "(ns.a, ns.a)", "{}.get(ns.a)"),
+    "unique": grown("(1,)", "(ns.a, ns.a)", "[ns.a] | unique | list"),
+    "a long output": "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+    "a long text of its own": "{% for i in range(99999) %}" + "a" * 10_000 + "{% endfor %}",
+    "filler": "{{ lipsum(n=100000000) }}",
+    "wordwrap": "{{ ('a' * 1000000) | wordwrap(1, wrapstring='b' * 1000000) }}",
+    "urlize": "{{ ('a' * 1000000) | urlize }}",
+    "escape": grown("'<'", "ns.a | forceescape"),
+}  # fmt: skip
+
+
+def _bound_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+
+
+RUN = """
+import sys, time, resource
+from llmops.errors import LlmopsError
+from llmops.gateway.text.template import ChatTemplate, to_json
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for source in eval(sys.stdin.read()):
+    used = time.process_time()
+    try:
+        outcome = f"rendered {len(ChatTemplate(source, {}).render([]))}"
+    except LlmopsError as error:
+        outcome = "refused" if "MemoryError" not in repr(error.__cause__) else "out of memory"
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(f"{outcome} {time.process_time() - used:.1f} {grown >> 10}")
+"""
+
+
+def test_no_template_takes_much_time_or_memory():
+    """In a process of its own, which would be killed where the guard fails. CPU seconds, not those of the clock."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input=repr(list(HOSTILE.values())), text=True, capture_output=True,
+        preexec_fn=_bound_memory, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.rsplit(" ", 2) for line in done.stdout.splitlines()]
+    found = {name: (what, float(seconds), int(mb)) for name, (what, seconds, mb) in zip(HOSTILE, lines, strict=True)}
+    assert {name: one for name, one in found.items() if one[0] != "refused"} == {}
+    assert {name: one for name, one in found.items() if one[1] > 3 or one[2] > 700} == {}
+
+
+TEXT = st.text("ab <>{}%|\n\t é🙂", max_size=12)
+EXPRESSIONS = st.sampled_from(
+    [
+        "x + y", "x ~ y", "x * 3", "x[1:]", "x[::-1]", "x | trim", "x | replace('a', y)", "x | indent(2)", "x | upper",
+        "x | center(9)", "x.ljust(9, '.')", "x.replace('a', 'bc')", "x.split('a') | join(y)", "[x, y] | tojson",
+        "{'k': x} | tojson(indent=2)", "'%s-%5s' % (x, y)", "'{}{:>4}'.format(x, y)", "[x, y]", "{'k': x}.items() | list",
+        "[x, y] | sort | join", "(x, y) == (y, x)", "x in [y]", "x is eq(y)", "[x, y] | unique | list", "x ~ 1 ~ none",
+        "'%s' | format(x)", "[3, 1] | sum", "7 // 2 * 3 ** 2", "x | list | batch(2) | list", "'%5.1f%%' % 2.25",
+        "x | title", "x | length + 1", "[1, 2] | map('string') | join('-')", "{x: y}[x]", "x | default(y) | string",
+        "namespace(a=x).a", "x | truncate(5)", "x.join([y, y])", "x | e", "10 | round(1) | int",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(EXPRESSIONS, TEXT, TEXT)
+def test_what_is_small_comes_out_as_without_the_guard(expression, x, y):
+    source = "{% for i in [1] %}{{ " + expression + " }}{% endfor %}"
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    plain.filters["tojson"] = to_json
+    expected = plain.from_string(source).render(x=x, y=y)
+    assert ChatTemplate(source, {}).render([], variables={"x": x, "y": y}) == expected
+
+
+def test_a_refusal_names_the_template_not_the_gateway():
+    with pytest.raises(InvalidRequestError, match=r"^The chat template cannot render .*too large") as caught:
+        ChatTemplate("{{ 'x' | center(600000000) }}", {}).render([])
+    assert (caught.value.status, caught.value.param) == (400, "messages")
