@@ -28,31 +28,9 @@ _DECIMALS = 64
 UNWANTED_FILTERS = frozenset({"filesizeformat", "pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr"})
 #: these look at their value without making text of it or comparing its elements
 _PLAIN_FILTERS = frozenset(
-    [
-        "abs",
-        "attr",
-        "batch",
-        "count",
-        "d",
-        "default",
-        "first",
-        "float",
-        "int",
-        "items",
-        "last",
-        "length",
-        "list",
-        "map",
-        "random",
-        "reject",
-        "rejectattr",
-        "reverse",
-        "round",
-        "select",
-        "selectattr",
-        "slice",
-    ]
-)
+    ["abs", "attr", "batch", "count", "d", "default", "first", "float", "int", "items", "last", "length", "list", "map",
+     "random", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "slice"]
+)  # fmt: skip
 _COMPARING_TESTS = frozenset(
     ["==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le", "in"]
 )
@@ -73,7 +51,7 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
         _check_power(left, right)
     elif operator == "%":
         if isinstance(left, str):
-            reserve(_formatted(left, right if isinstance(right, tuple) else (right,)))
+            reserve(_formatted(left, right))
     else:
         _check_product(left, right)
         _check_product(right, left)
@@ -93,9 +71,9 @@ def _check_product(left: Any, right: Any) -> None:
         raise SecurityError("a product is too large")
 
 
-def _formatted(form: str, values: Sequence[Any]) -> int:
-    """The most that `form % values` can have."""
-    size = len(form) + sum(size_of(value) for value in values)
+def _formatted(form: str, values: Any) -> int:
+    """The most that `form % values` can have; a mapping's values can each stand there several times."""
+    size = len(form) + size_of(values) * (form.count("%") if isinstance(values, Mapping) else 1)
     for found in _FORMAT.finditer(form):
         if "*" in found.groups():
             raise SecurityError("a width that is not in the format itself is not allowed")
@@ -142,7 +120,7 @@ def _rounded(value: Any, precision: int = 0, method: str = "common") -> int:
 
 
 def _filled(value: Any, *args: Any, **kwargs: Any) -> int:
-    return _formatted(value, (*args, *kwargs.values())) if isinstance(value, str) else 0
+    return _formatted(value, kwargs or args) if isinstance(value, str) else 0
 
 
 def _joined(value: Any, d: Any = "", attribute: Any = None) -> int:

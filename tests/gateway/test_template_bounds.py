@@ -1,4 +1,4 @@
-"""What a template may take: every way to a huge text, list or number ends in one sentence, in bounded time and memory."""
+"""What a template may take: every way to a huge text, list or number ends in one sentence, soon, in little memory."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ HOSTILE = {
     "width from an argument": "{{ '%*d' % (600000000, 1) }}",
     "many widths": "{{ ('%0999999d' * 9999) % ((1,) * 9999) }}",
     "one long text often in %": "{% set x = 'a' * 1000000 %}{{ ('%s' * 9999) % ((x,) * 9999) }}",
+    "one long text often by name": "{% set x = 'a' * 1000000 %}{{ ('%(x)s' * 9999) % {'x': x} }}",
     "format filter": "{{ '%0600000000d' | format(1) }}",
     "center filter": "{{ 'x' | center(600000000) }}",
     "center": "{{ 'x'.center(600000000) }}",
@@ -101,7 +102,6 @@ HOSTILE = {
     "filler": "{{ lipsum(n=100000000) }}",
     "wordwrap": "{{ ('a' * 1000000) | wordwrap(1, wrapstring='b' * 1000000) }}",
     "urlize": "{{ ('a' * 1000000) | urlize }}",
-    "escape": grown("'<'", "ns.a | forceescape"),
 }  # fmt: skip
 
 
@@ -143,7 +143,8 @@ EXPRESSIONS = st.sampled_from(
     [
         "x + y", "x ~ y", "x * 3", "x[1:]", "x[::-1]", "x | trim", "x | replace('a', y)", "x | indent(2)", "x | upper",
         "x | center(9)", "x.ljust(9, '.')", "x.replace('a', 'bc')", "x.split('a') | join(y)", "[x, y] | tojson",
-        "{'k': x} | tojson(indent=2)", "'%s-%5s' % (x, y)", "'{}{:>4}'.format(x, y)", "[x, y]", "{'k': x}.items() | list",
+        "{'k': x} | tojson(indent=2)", "'%s-%5s' % (x, y)", "'{}{:>4}'.format(x, y)", "[x, y]",
+        "{'k': x}.items() | list",
         "[x, y] | sort | join", "(x, y) == (y, x)", "x in [y]", "x is eq(y)", "[x, y] | unique | list", "x ~ 1 ~ none",
         "'%s' | format(x)", "[3, 1] | sum", "7 // 2 * 3 ** 2", "x | list | batch(2) | list", "'%5.1f%%' % 2.25",
         "x | title", "x | length + 1", "[1, 2] | map('string') | join('-')", "{x: y}[x]", "x | default(y) | string",
