@@ -79,7 +79,7 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
     add_handlers(app)
     app.add_middleware(ContextMiddleware, metrics=metrics)
     service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
-    health = Health(registry, metrics, peers.others)
+    health = Health([registry, embedder], metrics, peers.others)
     app.state.health = health
     kept = settings.responses
     store = ResponseStore(ResponseTable(peers.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))

@@ -8,15 +8,20 @@ The same body is the data object of a stream that fails half-way.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from typing import Any, ClassVar
 
 from llmops.errors import LlmopsError
+from llmops.gateway.logs import current_request
+
+log = logging.getLogger(__name__)
 
 
 class ApiError(LlmopsError):
     """Base of all answers that are not a success. `retry_after` is in seconds.
 
+    `message` is for the client. `detail`, what an engine, library or address said, is for the log alone (`log_detail`).
     Clients retry 408, 409, 429 and every 5xx unless `should_retry` tells them better, so each class says it.
     """
 
@@ -24,6 +29,8 @@ class ApiError(LlmopsError):
     type: ClassVar[str] = "server_error"
     code: str | None = None
     should_retry: bool = False
+    # where the detail was logged last; several requests can end with one error
+    logged: str | None = None
 
     def __init__(
         self,
@@ -33,17 +40,30 @@ class ApiError(LlmopsError):
         code: str | None = None,
         retry_after: float | None = None,
         should_retry: bool | None = None,
+        detail: str | None = None,
     ) -> None:
         super().__init__(message)
         self.param = param
+        self.detail = detail
         self.retry_after = retry_after
         if code is not None:
             self.code = code
         if should_retry is not None:
             self.should_retry = should_retry
 
+    @property
+    def told(self) -> str:
+        """The message with what only the log may have."""
+        return f"{self.message} ({self.detail})" if self.detail else self.message
+
+    @property
+    def public(self) -> str:
+        """The message, and where the rest is."""
+        request = current_request.get()
+        return f"{self.message} The gateway's log has request {request}." if self.detail and request else self.message
+
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.public, "type": self.type, "param": self.param, "code": self.code}}
 
     def body_json(self) -> bytes:
         return json.dumps(self.body(), ensure_ascii=False).encode("utf-8", "replace")
@@ -117,6 +137,10 @@ class EngineError(ApiError):
     code = "engine_error"
     should_retry = True
 
+    def __init__(self, detail: str) -> None:
+        """`detail` is what the engine said: it may name files, keys and addresses."""
+        super().__init__("The engine failed on this request.", detail=detail)
+
 
 class InternalError(ApiError):
     """500: a bug of ours, which trying again would only meet again; the log has it under the request id."""
@@ -159,3 +183,11 @@ def missing(where: str) -> InvalidRequestError:
     """The field that a request needs and does not have."""
     text = f"Missing required parameter: '{where}'."
     return InvalidRequestError(text, param=where, code="missing_required_parameter")
+
+
+def log_detail(error: ApiError, where: str | None = None) -> None:
+    """What clients are not told goes to the log, once per request (or `where`, outside of any)."""
+    place = where or f"request {current_request.get()}"
+    if error.detail and error.logged != place:
+        error.logged = place
+        log.error("%s: %s", place, error.told)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
+
+#: the id of the request that is being answered; empty outside of any
+current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 
 def configure_logging(level: str) -> None:

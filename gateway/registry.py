@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 
-import jinja2
-
-from llmops.errors import LlmopsError
-from llmops.gateway.errors import ApiError, ModelNotFoundError, UnavailableError
+from llmops.errors import InputError, LlmopsError
+from llmops.gateway.errors import ApiError, ModelNotFoundError, UnavailableError, log_detail
 from llmops.gateway.messages import Engine, EngineRequest, ModelCard, Sampling
 from llmops.gateway.refresher import Refresher
-from llmops.gateway.serving import ServedModel
+from llmops.gateway.serving import ServedModel, Standing
 from llmops.gateway.settings import GatewaySettings, ModelOverrides
 from llmops.gateway.text.template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -24,6 +25,27 @@ from llmops.gateway.triton.request_stream import RequestStreams
 from llmops.gateway.triton.step_stream import StepStreams
 
 log = logging.getLogger(__name__)
+
+
+# a model that is broken is looked at again after so long, or when its card changes (s)
+RETRY_SECONDS = 30.0
+
+
+class PartError(LlmopsError):
+    """A part of a model cannot be used; `fault` says which, the message also why."""
+
+    def __init__(self, fault: str, why: Exception) -> None:
+        super().__init__(f"{fault}: {str(why) or repr(why)}")
+        self.fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a model cannot be served, as long as it has this card and until that time (monotonic seconds)."""
+
+    card: str
+    problem: str
+    until: float
 
 
 class ModelRegistry:
@@ -36,6 +58,7 @@ class ModelRegistry:
         self._models: dict[str, ServedModel] = {}
         self._ready: frozenset[str] = frozenset()
         self._waiting: dict[str, str] = {}
+        self._faults: dict[str, Fault] = {}
         self._retired: list[Engine] = []
         self._problem: str | None = "The gateway has not reached Triton yet."
         self._reading = asyncio.Lock()
@@ -64,27 +87,28 @@ class ModelRegistry:
         model = self._models.get(name)
         return model is not None and (model.parent or name) in self._ready
 
-    async def ready(self) -> str | None:
-        """None when Triton and every model can serve; otherwise what is missing, in one sentence."""
-        if not await self._triton.server_ready():
-            return f"Triton at {self._triton.address} is not ready."
-        await self.refresh()
-        if self._waiting:
-            return next(iter(self._waiting.values()))
-        if not self._models:
-            return self._problem or "Triton serves no engine model."
-        missing = sorted(set(self._bases) - self._ready)
-        return f"The model {missing[0]} is not ready." if missing else None
+    def problems(self) -> dict[str, str]:
+        """The models that cannot serve, and why, in one sentence each."""
+        missing = {name: _not_ready(name) for name in sorted(set(self._bases) - self._ready)}
+        return {**missing, **self._waiting}
 
-    async def generates(self, seconds: float) -> str | None:
-        """None when every model has just made a token within `seconds`; otherwise which did not, and why."""
-        for name, model in list(self._bases.items()):
-            try:
-                await asyncio.wait_for(_make_one_token(model), seconds)
-            except asyncio.TimeoutError:
-                return f"The model {name} made no token within {seconds:g} s."
-            except ApiError as error:
-                return f"The model {name} cannot generate: {error.message}"
+    async def look(self) -> Standing:
+        """How Triton and its models stand now."""
+        if not await self._triton.server_ready():
+            return Standing(problem="Triton is not ready.")
+        await self.refresh()
+        ready = {name: model.parent or name for name, model in self._models.items() if self.is_ready(name)}
+        return Standing(ready, self.problems(), self._problem)
+
+    async def generates(self, name: str, seconds: float) -> str | None:
+        """None when the model has just made a token within `seconds`; otherwise why it has not."""
+        try:
+            await asyncio.wait_for(_make_one_token(self._bases[name]), seconds)
+        except asyncio.TimeoutError:
+            return f"The model {name} made no token within {seconds:g} s."
+        except ApiError as error:
+            log_detail(error, f"model {name}, asked for a token")
+            return f"The model {name} cannot generate: {error.message}"
         return None
 
     async def refresh(self) -> None:
@@ -92,13 +116,18 @@ class ModelRegistry:
         try:
             async with self._reading:
                 await self._read_models()
-        except ApiError as error:
+        except Exception as error:  # noqa: BLE001  a bug must not stop what is served
             self._ready = frozenset()
-            if error.message != self._problem:
-                log.warning("%s", error.message)
-            self._problem = error.message
+            self._tell(error)
         else:
             self._problem = None
+
+    def _tell(self, error: Exception) -> None:
+        known = error.message if isinstance(error, ApiError) else "The gateway cannot read Triton's models."
+        if known != self._problem:
+            said = error.told if isinstance(error, ApiError) else known
+            log.warning("%s", said, exc_info=None if isinstance(error, ApiError) else error)
+        self._problem = known
 
     async def start(self) -> None:
         """Connect, look once if Triton answers in time, and keep the list fresh in the background until `close`."""
@@ -116,49 +145,66 @@ class ModelRegistry:
         engine_models = await self._triton.engine_models()
         named = {over.engine_model: name for name, over in self._settings.models.items() if over.engine_model}
         engine_models.update({model: await self._triton.model_ready(model) for model in named})
-        ready, waiting = set(), {}
-        for engine_model, is_ready in engine_models.items():
-            name = named.get(engine_model, engine_model.removesuffix(ENGINE_SUFFIX))
-            if not is_ready:
-                if name not in self._bases:
-                    waiting[name] = f"The model {name} is not ready."
-                continue
-            problem = await self._load(name, engine_model)
-            if problem is None:
-                ready.add(name)
-            else:
+        served = {named.get(one, one.removesuffix(ENGINE_SUFFIX)): one for one in engine_models}
+        waiting = {}
+        for name, engine_model in served.items():
+            problem = await self._load(name, engine_model) if engine_models[engine_model] else _not_ready(name)
+            if problem is not None:
                 waiting[name] = problem
-        self._forget(set(self._bases) - {named.get(one, one.removesuffix(ENGINE_SUFFIX)) for one in engine_models})
-        self._ready, self._waiting = frozenset(ready), waiting
+        self._forget(set(self._bases) - set(served))
+        self._faults = {name: fault for name, fault in self._faults.items() if name in served}
+        self._ready, self._waiting = frozenset(set(self._bases) - set(waiting)), waiting
         self._models = {model.name: model for base in self._bases.values() for model in _with_adapters(base)}
 
     async def _load(self, name: str, engine_model: str) -> str | None:
-        """Make the model servable, anew when its card has changed. Returns what is wrong with it, if anything is."""
-        overrides = self._settings.models.get(name, ModelOverrides()).card_fields()
-        text = await self._triton.card_text(engine_model)
+        """Make the model servable, anew when its card has changed. Returns what is wrong with it, if anything is.
+
+        Whatever it is, it is this model's: the others are served.
+        """
         try:
-            card = parse_card(text, {"name": name, **overrides})
-            if name in self._bases and self._bases[name].card == card:
-                return None
-            model = await asyncio.to_thread(self._assemble, card, engine_model)
-        except LlmopsError as error:
-            problem = f"The model {name} cannot be served: {error.message}"
-            if self._waiting.get(name) != problem:
-                log.warning("%s", problem)
-            return problem
+            text = await self._triton.card_text(engine_model)
+        except UnavailableError as error:
+            return self._say(name, _not_ready(name), error.told)
+        fault = self._faults.get(name)
+        if fault is not None and fault.card == text and monotonic() < fault.until:
+            return fault.problem
+        try:
+            await self._renew(name, engine_model, text)
+        except Exception as error:  # noqa: BLE001  files of others are read here: anything can be wrong with them
+            self._forget({name} & set(self._bases))
+            problem = f"The model {name} cannot be served: {_public(error)}"
+            self._faults[name] = Fault(text, problem, monotonic() + RETRY_SECONDS)
+            return self._say(name, problem, str(error) or repr(error), error)
+        self._faults.pop(name, None)
+        return None
+
+    def _say(self, name: str, problem: str, detail: str, error: Exception | None = None) -> str:
+        """Log a problem when it is new; a traceback only where nobody expected it."""
+        if self._waiting.get(name) != problem:
+            bug = error is not None and not isinstance(error, LlmopsError)
+            log.warning("%s (%s)", problem, detail, exc_info=error if bug else None)
+        return problem
+
+    async def _renew(self, name: str, engine_model: str, text: str) -> None:
+        overrides = self._settings.models.get(name, ModelOverrides())
+        card = parse_card(text, {"name": name, **overrides.card_fields()})
+        if name in self._bases and self._bases[name].card == card:
+            return
+        model = await asyncio.to_thread(self._assemble, card, engine_model)
         self._forget({name} & set(self._bases))
         self._bases[name] = model
         log.info("serving model %s (target %s, %d tokens of context)", name, card.target, card.max_seq_len)
-        return None
 
     def _forget(self, names: set[str]) -> None:
-        """Models that went or changed. Their open streams may end, so their engines are closed only at the end."""
+        """Models that went, changed or broke. Their open streams may end, so their engines are closed at the end."""
         for name in names:
             self._retired.append(self._bases.pop(name).engine)
 
     def _assemble(self, card: ModelCard, engine_model: str) -> ServedModel:
-        tokenizer = TextTokenizer(Path(card.tokenizer_dir))
-        template = self._template(tokenizer)
+        with _part("its tokenizer cannot be read"):
+            tokenizer = TextTokenizer(Path(card.tokenizer_dir))
+        with _part("its chat template cannot be used"):
+            template = self._template(tokenizer)
         transport = StepStreams if StepStreams.name in card.transports else RequestStreams
         engine = transport(self._triton.start_call, engine_model, card)
         return ServedModel(card.name, card, tokenizer, template, engine)
@@ -167,11 +213,29 @@ class ModelRegistry:
         if tokenizer.chat_template is None:
             return None
         seconds = self._settings.limits.template_seconds
-        try:
-            return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, seconds=seconds)
-        except jinja2.TemplateSyntaxError as error:
-            log.warning("the chat template is not usable: %s", error)
-            return None
+        return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, seconds=seconds)
+
+
+@contextmanager
+def _part(fault: str) -> Iterator[None]:
+    """Raises PartError for whatever goes wrong with one part of a model; the rest of the text may name files."""
+    try:
+        yield
+    except Exception as error:
+        raise PartError(fault, error) from error
+
+
+def _public(error: Exception) -> str:
+    """What a client may hear: an error in the card says what it is, everything else only where."""
+    if isinstance(error, PartError):
+        return f"{error.fault}; the gateway's log says why."
+    if isinstance(error, InputError):
+        return f"{error.message}."
+    return "the gateway failed on it; its log says why."
+
+
+def _not_ready(name: str) -> str:
+    return f"The model {name} is not ready."
 
 
 def _with_adapters(base: ServedModel) -> list[ServedModel]:

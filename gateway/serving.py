@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmops.gateway.messages import Engine, ModelCard
@@ -23,6 +24,17 @@ class ServedModel:
     lora_id: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How models stand now: `ready` has names with the model that serves each (an adapter's is its parent), `broken`
+    has names with what is wrong, in a sentence for clients; `problem` is what keeps all of them from being known.
+    """
+
+    ready: Mapping[str, str] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
+    problem: str | None = None
+
+
 class Models(Protocol):
     """Where endpoints find models."""
 
@@ -33,3 +45,7 @@ class Models(Protocol):
     def all(self) -> list[ServedModel]: ...
 
     def is_ready(self, name: str) -> bool: ...
+
+    def problems(self) -> Mapping[str, str]:
+        """Models that cannot serve now, known ones and others, and why, in a sentence for clients."""
+        ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,6 +46,10 @@ class Embedder(Protocol):
 
     def is_ready(self, name: str) -> bool:
         """Whether the model could serve when Triton was last asked."""
+        ...
+
+    def problems(self) -> Mapping[str, str]:
+        """Models that cannot be served, and why, in a sentence for clients."""
         ...
 
     async def embed(self, model: EmbeddingModel, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:

@@ -9,7 +9,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.errors import ApiError, InternalError, InvalidRequestError, MethodNotAllowedError, NotFoundError
+from llmops.gateway.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    log_detail,
+)
 from llmops.gateway.http.context import RequestContext
 
 log = logging.getLogger(__name__)
@@ -21,6 +28,8 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def respond_with(error: ApiError) -> Response:
+    """The error's answer; what it does not say goes to the log."""
+    log_detail(error)
     return Response(error.body_json(), error.status, error.headers(), "application/json")
 
 

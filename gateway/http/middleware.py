@@ -6,6 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmops.gateway.http.context import KEY, RequestContext, new_context
 from llmops.gateway.http.failures import bug
+from llmops.gateway.logs import current_request
 from llmops.gateway.observability.metrics import Metrics
 
 _REQUEST_ID = b"x-request-id"
@@ -24,6 +25,7 @@ class ContextMiddleware:
             return
         given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
         context = scope[KEY] = new_context(given.decode("latin-1") if given else None)
+        current_request.set(context.request_id)
 
         started = False
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from llmops.gateway.errors import ApiError
+from llmops.gateway.errors import ApiError, log_detail
 from llmops.gateway.openai.answer import Answer
 from llmops.gateway.openai.choice import Choice, TokenLogprob
 from llmops.gateway.openai.pieces import Piece, Reasoning, Text, ToolCall
@@ -32,6 +32,7 @@ def usage_of(answer: Answer) -> dict[str, Any]:
 
 def error_event(error: ApiError) -> bytes:
     """What clients raise APIError on, in the middle of a stream."""
+    log_detail(error)
     return b"data: " + error.body_json() + b"\n\n"
 
 

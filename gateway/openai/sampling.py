@@ -160,4 +160,5 @@ def _bias_of(body: SamplingFields) -> dict[int, float] | None:
 def in_client_terms(error: UnsupportedError) -> UnsupportedError:
     """An engine names the tensor that it refuses; the client sent a field."""
     field = FIELD_OF_TENSOR.get(error.param or "", error.param)
-    return UnsupportedError(error.message.replace(f"{error.param}:", f"{field}:", 1), param=field)
+    message = error.message.replace(f"{error.param}:", f"{field}:", 1)
+    return UnsupportedError(message, param=field, detail=error.detail)

@@ -78,7 +78,7 @@ class TritonClient:
             return await self._stub.ModelInfer(request)
         except aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND):
-                raise UnavailableError(f"Triton at {self.address} cannot be reached: {error.details()}") from error
+                raise UnavailableError("Triton cannot be reached.", detail=self._said(error)) from error
             raise error_of(error.details() or error.code().name) from error
 
     async def card_text(self, model: str) -> str:
@@ -99,5 +99,8 @@ class TritonClient:
             return await method(request, timeout=self._timeout)
         except aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE:
-                raise UnavailableError(f"Triton at {self.address} cannot be reached.") from error
-            raise UnavailableError(f"Triton at {self.address} does not answer: {error.details()}") from error
+                raise UnavailableError("Triton cannot be reached.", detail=self._said(error)) from error
+            raise UnavailableError("Triton does not answer.", detail=self._said(error)) from error
+
+    def _said(self, error: aio.AioRpcError) -> str:
+        return f"{self.address}: {error.details() or error.code().name}"

@@ -14,8 +14,9 @@ from tritonclient.grpc import service_pb2
 
 from llmops.errors import LlmopsError
 from llmops.gateway.embeddings.base import EmbeddingCard, EmbeddingModel
-from llmops.gateway.errors import EngineError, ModelNotFoundError, UnavailableError
+from llmops.gateway.errors import ApiError, EngineError, ModelNotFoundError, UnavailableError, log_detail
 from llmops.gateway.refresher import Refresher
+from llmops.gateway.serving import Standing
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.client import TritonClient
 
@@ -34,12 +35,15 @@ class TritonEmbedder:
         self._address, self._timeout = address, timeout
         self._client: TritonClient | None = None
         self._models: dict[str, EmbeddingModel] = {}
+        self._broken: dict[str, str] = {}
         self._reached = self._answers = False
         self._refresher = Refresher("embedding-models", self._refresh, refresh_seconds)
 
     def get(self, name: str) -> EmbeddingModel:
         if name in self._models:
             return self._models[name]
+        if name in self._broken:
+            raise UnavailableError(self._broken[name])
         if not self._reached:
             raise UnavailableError("The gateway has not reached Triton yet.")
         raise ModelNotFoundError(name)
@@ -49,6 +53,23 @@ class TritonEmbedder:
 
     def is_ready(self, name: str) -> bool:
         return self._answers and name in self._models
+
+    def problems(self) -> dict[str, str]:
+        return self._broken
+
+    async def look(self) -> Standing:
+        return Standing({name: name for name in self._models if self._answers}, self._broken)
+
+    async def generates(self, name: str, seconds: float) -> str | None:
+        model = self._models[name]
+        try:
+            await asyncio.wait_for(self.embed(model, [[0]]), seconds)
+        except asyncio.TimeoutError:
+            return f"The embedding model {name} did not answer within {seconds:g} s."
+        except ApiError as error:
+            log_detail(error, f"embedding model {name}, asked for a vector")
+            return f"The embedding model {name} does not answer: {error.message}"
+        return None
 
     async def start(self) -> None:
         self._client = TritonClient(self._address, timeout=self._timeout)
@@ -75,15 +96,24 @@ class TritonEmbedder:
 
     async def _read_models(self) -> None:
         assert self._client is not None
-        found = {}
+        found: dict[str, EmbeddingModel] = {}
+        broken: dict[str, str] = {}
         for triton_name in await self._client.ready_models(SUFFIX):
             try:
                 model = await self._load(await self._client.card_text(triton_name))
-            except (LlmopsError, ValueError, TypeError, KeyError) as error:
-                log.warning("the embedding model %s cannot be served: %s", triton_name, error)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is this model's
+                broken[triton_name.removesuffix(SUFFIX)] = self._fault(triton_name.removesuffix(SUFFIX), error)
                 continue
             found[model.card.name] = model
-        self._models, self._reached, self._answers = found, True, True
+        self._models, self._broken, self._reached, self._answers = found, broken, True, True
+
+    def _fault(self, name: str, error: Exception) -> str:
+        """What clients hear of it; the log gets the reason once."""
+        problem = f"The embedding model {name} cannot be served; the gateway's log says why."
+        if name not in self._broken:
+            bug = error if not isinstance(error, LlmopsError | ValueError | TypeError | KeyError) else None
+            log.warning("the embedding model %s cannot be served: %s", name, error, exc_info=bug)
+        return problem
 
     async def _load(self, text: str) -> EmbeddingModel:
         card = _card(json.loads(text))
@@ -117,5 +147,5 @@ def _joined(answers: Sequence[Any], dimensions: int) -> NDArray[np.float32]:
 
     raw = b"".join(content for answer in answers for content in answer.raw_output_contents)
     if len(raw) % (4 * dimensions):
-        raise EngineError("The embedding model's answer has another size than it announced.")
+        raise EngineError("the embedding model's answer has another size than it announced.")
     return np.frombuffer(raw, dtype=np.float32).reshape(-1, dimensions)

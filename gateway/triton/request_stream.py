@@ -88,7 +88,7 @@ class RequestStream(TokenStream):
             raise
         if response is aio.EOF:
             self._done = True
-            raise EngineError("The engine ended the stream without its final response.")
+            raise EngineError("the engine ended the stream without its final response.")
         return response
 
     def cancel(self) -> None:
@@ -101,13 +101,13 @@ async def _broken(call: Any, error: Exception) -> ApiError:
     """A failed write says nothing; the call's status does."""
     if isinstance(error, aio.AioRpcError):
         return _error_of_status(error)
-    return UnavailableError(f"Triton cannot be reached: {await call.details() or error}.")
+    return UnavailableError("Triton cannot be reached.", detail=str(await call.details() or error))
 
 
 def _error_of_status(error: aio.AioRpcError) -> ApiError:
     detail = error.details() or error.code().name
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
-        return UnavailableError(f"Triton cannot be reached or went away: {detail}")
+        return UnavailableError("Triton cannot be reached or went away.", detail=detail)
     if error.code() == grpc.StatusCode.CANCELLED:
         return UnavailableError("Triton ended the stream: the request was cancelled on its side.")
     return error_of(detail)

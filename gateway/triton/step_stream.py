@@ -93,7 +93,7 @@ class Subscription:
             await self._call.write(self._writer.subscribe(0))
         except BROKEN as error:
             detail = await self._call.details()
-            raise UnavailableError(f"Triton cannot be reached: {detail or error}.") from error
+            raise UnavailableError("Triton cannot be reached.", detail=str(detail or error)) from error
         self._task = asyncio.create_task(self._run(), name="step-stream")
 
     def submit(self, request: EngineRequest) -> SlotStream:
@@ -130,7 +130,7 @@ class Subscription:
             while self._outbox:
                 await self._write_outbox()
         except Exception as error:  # a bug must not leave clients waiting
-            self._end(UnavailableError(f"The stream to the engine broke: {error!r}"))
+            self._end(UnavailableError("The stream to the engine broke.", detail=repr(error)))
             raise
         finally:
             self._submitting = False
@@ -160,7 +160,7 @@ class Subscription:
                 if not self.ended:
                     await self._resume()
         except Exception as error:  # a bug must not leave clients waiting
-            self._end(UnavailableError(f"The stream from the engine broke: {error!r}"))
+            self._end(UnavailableError("The stream from the engine broke.", detail=repr(error)))
             raise
 
     async def _read_steps(self) -> None:
@@ -184,7 +184,7 @@ class Subscription:
             return
         slots = slots_of(message_id)
         if not slots:
-            self._end(UnavailableError(f"The engine ended the stream: {text}"))
+            self._end(UnavailableError("The engine ended the stream; send the request again.", detail=text))
         self._leaving.difference_update(slots)
         for slot in slots:
             stream = self._streams.pop(slot, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from collections.abc import Sequence
@@ -10,6 +11,14 @@ from tritonclient.grpc import service_pb2
 
 from llmops.gateway.errors import ApiError, EngineError, UnavailableError, UnsupportedError
 from llmops.gateway.messages import TokenBatch
+
+_LONGEST_REFUSAL = 400
+# paths, shared-memory keys, addresses, source files, class names of C++ and of Python
+_INSIDES = re.compile(
+    r"(?:^|[\s\"'(=:])/\w|\b0x[0-9a-f]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|traceback|\b\d+(?:\.\d+){3}:\d", re.IGNORECASE
+)
+    r"(?:^|[\s\"'(=:])/\w|/dev/|\b0x[0-9a-fA-F]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|Traceback|\b\d+\.\d+\.\d+\.\d+:\d"
+)
 
 FINAL_FLAG = "triton_final_response"
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -91,14 +100,25 @@ def _ints(data: bytes) -> list[int]:
 
 
 def error_of(message: str) -> ApiError:
-    """What an engine's error text means. A text that starts with a tensor's name is the engine's refusal of it."""
-    name, colon, _ = message.partition(":")
+    """What an engine's error text means. A text that starts with a tensor's name is the engine's refusal of it.
+
+    Only such a refusal is for clients. Everything else becomes `detail`: it may name files, keys and addresses.
+    """
+    name, colon, reason = message.partition(":")
     if colon and name in INPUT_TENSORS:
-        return UnsupportedError(message, param=name)
+        if _is_sentence(reason):
+            return UnsupportedError(message, param=name)
+        return UnsupportedError(f"{name}: the engine cannot take it.", param=name, detail=message)
     lowered = message.lower()
     if "xgrammar" in lowered or "grammar_compiler" in lowered:
-        # some engines compile a grammar only when they get to it; their own text names files of their build
-        return UnsupportedError("guided_decoding_guide: the engine cannot compile it.", param="guided_decoding_guide")
+        # some engines compile a grammar only when they get to it
+        refused = "guided_decoding_guide: the engine cannot compile it."
+        return UnsupportedError(refused, param="guided_decoding_guide", detail=message)
     if "unknown model" in lowered or "not ready" in lowered or "unavailable" in lowered or name == "drain":
-        return UnavailableError(f"The engine cannot take requests now: {message}")
-    return EngineError(f"The engine failed: {message}")
+        return UnavailableError("The engine cannot take requests now; send the request again.", detail=message)
+    return EngineError(message)
+
+
+def _is_sentence(reason: str) -> bool:
+    """Whether a refusal reads like one that was written for clients: one line, nothing of the engine's insides."""
+    return len(reason) <= _LONGEST_REFUSAL and reason.isprintable() and _INSIDES.search(reason) is None

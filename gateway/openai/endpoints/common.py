@@ -17,6 +17,7 @@ from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.http.events import EventSource, EventStream
 from llmops.gateway.http.outlet import Outlet
 from llmops.gateway.http.watch import ClientWatch
+from llmops.gateway.logs import current_request
 from llmops.gateway.messages import TokenBatch
 from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.answer import Advance, Answer
@@ -48,7 +49,7 @@ class AnswerEvents(EventSource):
             return self.failed(error)
         except Exception:
             # the 200 is out: a bug can only be told inside the stream
-            log.exception("a stream failed")
+            log.exception("request %s: the stream failed", current_request.get())
             self._over = True
             return self.failed(InternalError("The gateway failed in the middle of the stream."))
         self._over = True

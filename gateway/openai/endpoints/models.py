@@ -24,6 +24,7 @@ class ModelList:
         models = self._service.models
         data = [describe(model, models.is_ready(model.name)) for model in models.all()]
         data += [self._encoder(model) for model in self._embedder.all()]
+        data += [describe_broken(name, problem) for name, problem in self._broken().items()]
         return json_response({"object": "list", "data": data})
 
     async def handle_one(self, request: Request) -> Response:
@@ -31,8 +32,17 @@ class ModelList:
         encoder = next((model for model in self._embedder.all() if model.card.name == name), None)
         if encoder is not None:
             return json_response(self._encoder(encoder))
+        broken = self._broken()
+        if name in broken:
+            return json_response(describe_broken(name, broken[name]))
         models = self._service.models
         return json_response(describe(models.get(name), models.is_ready(name)))
+
+    def _broken(self) -> dict[str, str]:
+        """Models that are there and cannot be made, so that nothing else is known of them."""
+        known = {model.name for model in self._service.models.all()}
+        problems = {**self._service.models.problems(), **self._embedder.problems()}
+        return {name: problem for name, problem in problems.items() if name not in known}
 
     def _encoder(self, model: EmbeddingModel) -> dict[str, Any]:
         return describe_encoder(model, self._embedder.is_ready(model.card.name))
@@ -53,6 +63,11 @@ def describe(model: ServedModel, ready: bool) -> dict[str, Any]:
         "sampling": {k: v for k, v in asdict(model.card.sampling).items() if v is not None},
         "capabilities": {**asdict(model.card.capabilities), "chat": model.template is not None},
     }
+
+
+def describe_broken(name: str, problem: str) -> dict[str, Any]:
+    """A model that cannot be served, and why."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "llmops", "ready": False, "problem": problem}
 
 
 def describe_encoder(model: EmbeddingModel, ready: bool) -> dict[str, Any]:

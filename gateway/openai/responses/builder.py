@@ -92,7 +92,7 @@ class ResponseBuilder:
         """The engine broke half-way."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         events = self._close("incomplete")
-        self.response["error"] = {"code": code, "message": error.message}
+        self.response["error"] = {"code": code, "message": error.public}
         return [*events, self._end("failed")]
 
     def cancel(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from concurrent.futures import Future
 
-from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
+from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, log_detail
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.endpoints.common import AnswerEvents
 from llmops.gateway.openai.responses.builder import Event, ResponseBuilder, TokenCounts, replay
@@ -145,6 +145,7 @@ class ResponseRun(AnswerEvents):
             self.close()
 
     def _give_up(self, error: ApiError) -> None:
+        log_detail(error)
         log.info("response %s ended early: %s", self.id, error.message)
         if not self._closed:
             self._publish(self._fail(error))
@@ -193,6 +194,7 @@ class ResponseRun(AnswerEvents):
         return events
 
     def _fail(self, error: ApiError) -> list[Event]:
+        log_detail(error)
         events = [*self._start(), *self._builder.fail(error)]
         self._settle()
         return events

@@ -1,0 +1,200 @@
+"""A model that cannot be served is that model's trouble alone, and the gateway says which one it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+
+import httpx
+import pytest
+from gateway_conftest import TEMPLATE, eventually_async, serving
+from scripted_triton import ScriptedTriton, Step
+from tritonclient.grpc import service_pb2
+
+from llmops.gateway.settings import GatewaySettings
+
+
+class TwoModels(ScriptedTriton):
+    """`tiny`, and beside it `other` with a card of its own, or an error where a card should be."""
+
+    def __init__(self, card: dict, other: dict | str) -> None:
+        super().__init__(card, lambda tensors: [Step((0,)), Step(final=True)])
+        self.other = other
+
+    async def RepositoryIndex(self, request, context):
+        answer = await super().RepositoryIndex(request, context)
+        # before tiny in every order
+        answer.models.add(name="other-tensorrt_llm", version="1", state="READY")
+        return answer
+
+    async def ModelConfig(self, request, context):
+        if not request.name.startswith("other"):
+            return await super().ModelConfig(request, context)
+        if isinstance(self.other, str):
+            await context.abort(13, self.other)
+        answer = service_pb2.ModelConfigResponse()
+        answer.config.parameters["llmops_card"].string_value = json.dumps(self.other)
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def beside(card: dict, other: dict | str):
+    triton = TwoModels(card, other)
+    await triton.start()
+    try:
+        async with serving(GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh_seconds=0.05)) as (client, _):
+            yield client, triton
+    finally:
+        await triton.stop()
+
+
+def _nested(folder) -> None:
+    (folder / "chat_template.jinja").write_text("{% if messages %}" * 300 + "{% endif %}" * 300)
+
+
+def _not_utf8(folder) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}")
+
+
+def _not_a_template(folder) -> None:
+    (folder / "chat_template.jinja").write_text("{% if %}")
+
+
+def _huge(folder) -> None:
+    (folder / "chat_template.jinja").write_text("x" * 200_000)
+
+
+def _no_tokenizer(folder) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def _broken_tokenizer(folder) -> None:
+    (folder / "tokenizer.json").write_bytes(b"\xff{}")
+
+
+def _broken_config(folder) -> None:
+    (folder / "tokenizer_config.json").write_bytes(b"\xff\xfe")
+
+
+def _deep_config(folder) -> None:
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+
+
+TEMPLATE_FAULT = "its chat template cannot be used"
+TOKENIZER_FAULT = "its tokenizer cannot be read"
+FAULTS = [
+    (_nested, TEMPLATE_FAULT),
+    (_not_utf8, TOKENIZER_FAULT),
+    (_not_a_template, TEMPLATE_FAULT),
+    (_huge, TEMPLATE_FAULT),
+    (_no_tokenizer, TOKENIZER_FAULT),
+    (_broken_tokenizer, TOKENIZER_FAULT),
+    (_broken_config, TOKENIZER_FAULT),
+    (_deep_config, TOKENIZER_FAULT),
+]
+
+
+@pytest.fixture
+def other(card, tokenizer_dir, tmp_path):
+    """A second model's card, with a tokenizer folder of its own that a test may break."""
+    folder = tmp_path / "engines" / "other"
+    shutil.copytree(tokenizer_dir, folder)
+    return {**card, "name": "other", "tokenizer_dir": str(folder)}
+
+
+def unready(problem: str) -> dict:
+    return {"ready": False, "problem": problem}
+
+
+@pytest.mark.parametrize(("harm", "fault"), FAULTS, ids=lambda one: getattr(one, "__name__", ""))
+async def test_the_others_are_served(card, other, tmp_path, caplog, harm, fault):
+    harm(tmp_path / "engines" / "other")
+    problem = f"The model other cannot be served: {fault}; the gateway's log says why."
+    with caplog.at_level(logging.WARNING):
+        async with beside(card, other) as (client, _):
+            ready = await client.get("/health/ready")
+            assert ready.status_code == 200
+            expected = {"status": "degraded", "models": {"tiny": {"ready": True}, "other": unready(problem)}}
+            assert ready.json() == expected
+            body = {"messages": [{"role": "user", "content": "Hello"}]}
+            assert (await client.post("/v1/chat/completions", json={"model": "tiny", **body})).status_code == 200
+            refused = await client.post("/v1/chat/completions", json={"model": "other", **body})
+            assert (refused.status_code, refused.json()["error"]["message"]) == (503, problem)
+            for url in ("/health/ready?model=other", "/health/ready?strict=true"):
+                answer = await client.get(url)
+                assert (answer.status_code, answer.json()["error"]["message"]) == (503, problem)
+            assert (await client.get("/health/ready?model=tiny")).status_code == 200
+            listed = {model["id"]: model for model in (await client.get("/v1/models")).json()["data"]}
+            assert listed["tiny"]["ready"] is True
+            assert (listed["other"]["ready"], listed["other"]["problem"]) == (False, problem)
+            assert (await client.get("/v1/models/other")).json() == listed["other"]
+            for _ in range(5):
+                await client.get("/health/ready")
+    said = [record.getMessage() for record in caplog.records if "other" in record.getMessage()]
+    assert len(said) == 1, "logged once"
+    assert said[0].startswith(problem)
+    assert len(said[0]) > len(problem) + 5, "with the reason"
+
+
+async def test_a_card_that_cannot_be_read_says_why(card, other):
+    del other["max_seq_len"]
+    async with beside(card, other) as (client, _):
+        answer = await client.get("/health/ready?model=other")
+        assert "max_seq_len: Field required" in answer.json()["error"]["message"]
+
+
+async def test_a_card_that_triton_does_not_give_is_this_model_s_alone(card):
+    async with beside(card, "boom in /opt/tritonserver/models/other") as (client, _):
+        assert (await client.get("/health/ready")).json() == {
+            "status": "degraded",
+            "models": {"tiny": {"ready": True}, "other": unready("The model other is not ready.")},
+        }
+
+
+async def test_a_model_that_is_mended_is_served_and_one_that_breaks_is_not(card, other, tmp_path):
+    folder = tmp_path / "engines" / "other"
+    async with beside(card, other) as (client, triton):
+
+        async def standing() -> str:
+            return (await client.get("/health/ready")).json()["status"]
+
+        assert await standing() == "ready"
+        _not_a_template(folder)
+        triton.other = {**other, "built": 1}
+
+        async def degraded() -> bool:
+            return await standing() == "degraded"
+
+        await eventually_async(degraded)
+        body = {"model": "other", "messages": [{"role": "user", "content": "Hello"}]}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 503
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+        triton.other = {**other, "built": 2}
+
+        async def mended() -> bool:
+            return await standing() == "ready"
+
+        await eventually_async(mended)
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_a_gateway_whose_only_model_is_broken_is_not_ready(card, tokenizer_dir, tmp_path):
+    folder = tmp_path / "only"
+    shutil.copytree(tokenizer_dir, folder)
+    _nested(folder)
+    triton = ScriptedTriton({**card, "tokenizer_dir": str(folder)}, lambda tensors: [])
+    await triton.start()
+    try:
+        settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh_seconds=0.05)
+        from llmops.gateway.app import create_app
+
+        app = create_app(settings)
+        transport = httpx.ASGITransport(app=app)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as one:
+            answer = await one.get("/health/ready")
+            assert answer.status_code == 503
+            assert TEMPLATE_FAULT in answer.json()["error"]["message"]
+    finally:
+        await triton.stop()

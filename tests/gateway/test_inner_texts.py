@@ -1,0 +1,97 @@
+"""Nothing that an engine says of its insides reaches a client; the log has it under the request's id."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from scripted_triton import Step
+
+SECRETS = [
+    "Failed to initialize Python stub: /dev/shm/llmops_4711_region: No space left on device",
+    "Traceback (most recent call last):\n  File '/opt/engine/model.py', line 3\nKeyError: 'x'",
+    "std::bad_alloc in tensorrt_llm::batch_manager at kvCacheManager.cpp:512",
+    "input_ids: cudaMalloc failed in /src/cpp/runtime/buffers.cu:77 at 0x7f3a",
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.3.7:8001: unavailable",
+]
+INSIDES = ["llmops_4711", "/opt/engine", "Traceback", "bad_alloc", "kvCache", "buffers.cu", "10.0.3.7", "/dev/shm"]
+TEXT = ("/v1/completions", {"model": "tiny", "prompt": "Hello", "max_tokens": 8})
+CHAT = ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]})
+RESPONSE = ("/v1/responses", {"model": "tiny", "input": "Hello"})
+
+
+def check(text: str, request_id: str, caplog, said: str) -> None:
+    assert [inside for inside in INSIDES if inside in text] == []
+    logged = [record.getMessage() for record in caplog.records if said in record.getMessage()]
+    assert len(logged) == 1, logged
+    assert request_id in logged[0]
+    assert request_id in text
+
+
+@pytest.mark.parametrize("said", SECRETS)
+@pytest.mark.parametrize(("path", "body"), [TEXT, CHAT, RESPONSE])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_before_the_first_token(stack, caplog, path, body, stream, said):
+    stack.steps(Step(error=said))
+    with caplog.at_level(logging.INFO):
+        answer = await stack.client.post(path, json={**body, "stream": stream}, headers={"x-request-id": "req-77"})
+    assert answer.status_code in (400, 500, 503)
+    check(answer.text, "req-77", caplog, said)
+
+
+@pytest.mark.parametrize("said", SECRETS)
+@pytest.mark.parametrize(("path", "body"), [TEXT, CHAT, RESPONSE])
+async def test_in_the_middle_of_a_stream(stack, caplog, path, body, said):
+    stack.steps(Step((70,)), Step((71,)), Step(error=said))
+    with caplog.at_level(logging.INFO):
+        answer = await stack.client.post(path, json={**body, "stream": True}, headers={"x-request-id": "req-78"})
+    assert answer.status_code == 200
+    check(answer.text, "req-78", caplog, said)
+
+
+async def test_a_response_in_the_background_and_read_later(stack, caplog):
+    said = SECRETS[0]
+    stack.steps(Step((70,)), Step(error=said))
+    path, body = RESPONSE
+    with caplog.at_level(logging.INFO):
+        made = await stack.client.post(path, json={**body, "background": True}, headers={"x-request-id": "req-79"})
+        while (answer := await stack.client.get(f"{path}/{made.json()['id']}")).json()["status"] in (
+            "in_progress",
+            "queued",
+        ):
+            pass
+    assert answer.json()["status"] == "failed"
+    check(answer.text, "req-79", caplog, said)
+
+
+async def test_a_broken_connection_and_a_probe(stack, caplog):
+    stack.steps(Step((70,)), Step(drop=True))
+    with caplog.at_level(logging.INFO):
+        answer = await stack.client.post(CHAT[0], json=CHAT[1])
+        assert (answer.status_code, "connection lost" in answer.text) == (503, False)
+        assert any("connection lost" in record.getMessage() for record in caplog.records)
+        stack.steps(Step(error=SECRETS[2]))
+        probe = await stack.client.get("/health/ready?generate=true")
+    assert probe.status_code == 503
+    assert [inside for inside in INSIDES if inside in probe.text] == []
+    assert any(SECRETS[2] in record.getMessage() for record in caplog.records)
+
+
+async def test_no_address_of_triton_while_it_is_away(stack):
+    address = f"127.0.0.1:{stack.triton.port}"
+    await stack.triton.stop()
+    texts = [(await stack.client.get(path)).text for path in ("/health/ready", "/v1/models", "/v1/models/other")]
+    texts.append((await stack.client.post(CHAT[0], json=CHAT[1])).text)
+    texts.append((await stack.client.post("/v1/embeddings", json={"model": "x", "input": "a"})).text)
+    assert [text for text in texts if address in text or "127.0.0.1" in text or "ipv4" in text] == []
+    assert json.loads(texts[0])["error"]["code"] == "not_ready"
+
+
+async def test_a_refusal_that_was_written_for_clients_arrives(stack):
+    stack.steps(Step(error="embedding_bias: not supported by target openvino"))
+    answer = await stack.client.post(CHAT[0], json=CHAT[1])
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        400,
+        "logit_bias: not supported by target openvino",
+    )
