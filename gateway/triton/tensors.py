@@ -15,9 +15,8 @@ from llmops.gateway.messages import TokenBatch
 _LONGEST_REFUSAL = 400
 # paths, shared-memory keys, addresses, source files, class names of C++ and of Python
 _INSIDES = re.compile(
-    r"(?:^|[\s\"'(=:])/\w|\b0x[0-9a-f]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|traceback|\b\d+(?:\.\d+){3}:\d", re.IGNORECASE
-)
-    r"(?:^|[\s\"'(=:])/\w|/dev/|\b0x[0-9a-fA-F]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|Traceback|\b\d+\.\d+\.\d+\.\d+:\d"
+    r"(?:^|[\s\"'(=:])/\w|\b0x[0-9a-f]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|traceback|\b\d+(?:\.\d+){3}:\d",
+    re.IGNORECASE,
 )
 
 FINAL_FLAG = "triton_final_response"

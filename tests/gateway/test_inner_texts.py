@@ -56,10 +56,8 @@ async def test_a_response_in_the_background_and_read_later(stack, caplog):
     path, body = RESPONSE
     with caplog.at_level(logging.INFO):
         made = await stack.client.post(path, json={**body, "background": True}, headers={"x-request-id": "req-79"})
-        while (answer := await stack.client.get(f"{path}/{made.json()['id']}")).json()["status"] in (
-            "in_progress",
-            "queued",
-        ):
+        url = f"{path}/{made.json()['id']}"
+        while (answer := await stack.client.get(url)).json()["status"] in ("in_progress", "queued"):
             pass
     assert answer.json()["status"] == "failed"
     check(answer.text, "req-79", caplog, said)
