@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import Formatter
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
@@ -41,7 +41,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(*args, **kwargs)
         self.filters = bounded_filters(dict(filters))
         self.filters.update({_TIME: within_time, _CHARGED: charged, _TEXTED: texted, _COMPARED: compared})
-        self.tests = bounded_tests(self.tests)
+        self.tests: dict[str, Any] = bounded_tests(dict(self.tests))
         del self.globals["lipsum"]
 
     # not public in jinja2, but the only place where a tree can be changed before it is compiled
@@ -94,7 +94,7 @@ class _GuardedFormatter(SandboxedFormatter):
 def _measured(template: nodes.Template) -> nodes.Template:
     """The tree with a measure around what takes time, makes text or compares."""
     for loop in template.find_all(nodes.For):
-        loop.iter = _through(_TIME, loop.iter)
+        loop.iter = _through(_TIME, cast(nodes.Expr, loop.iter))
     for comparison in template.find_all(nodes.Compare):
         _measure_comparison(comparison)
     for concat in template.find_all(nodes.Concat):
