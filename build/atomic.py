@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from llmops.errors import BuildError, LlmopsError, ResourceError
+from llmops.errors import BuildError, InputError, LlmopsError, ResourceError
 
 _SUFFIX, _ASIDE = ".building", ".replaced"
 _MARGIN = 64 << 20
@@ -38,6 +39,20 @@ def existing_parent(path: Path) -> Path:
     while not parent.is_dir():
         parent = parent.parent
     return parent
+
+
+def followed(output: Path) -> Path:
+    """Where a build for `output` writes: a symbolic link stays, and what it points to is made or replaced.
+
+    Raises InputError for links that go in a circle.
+    """
+    if not output.is_symlink():
+        return output
+    with contextlib.suppress(OSError, RuntimeError):
+        real = output.resolve()
+        if not real.is_symlink():
+            return real
+    raise InputError(f"{output} is a symbolic link that leads back to itself; remove it or give -o another folder.")
 
 
 # too large for the disk, for the user's quota, for `ulimit -f`
@@ -111,11 +126,17 @@ def remove_leftovers(output: Path) -> None:
 
     An engine that was moved aside is put back when nothing has taken its place.
     """
-    for folder in output.parent.glob(f".{output.name}.*"):
+    for folder in _siblings(output):
         if folder.suffix == _ASIDE and not output.exists():
             os.rename(folder, output)
-        elif folder.suffix in (_SUFFIX, _ASIDE):
+        else:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _siblings(output: Path) -> list[Path]:
+    """What `_sibling` named for `output`, and not for an output whose name only begins alike (llama-3, llama-3.1)."""
+    ours = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}\.(building|replaced)")
+    return [path for path in output.parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
 
 
 def replace_folder(new: Path, place: Path) -> None:

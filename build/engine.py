@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from llmops import __version__
 from llmops.build.adapters import adapters_digest
-from llmops.build.atomic import Workplace, check_space, full_disk_named, remove_leftovers
+from llmops.build.atomic import Workplace, check_space, followed, full_disk_named, remove_leftovers
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.encoder import build_encoder, open_encoder
@@ -36,6 +37,7 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
     it was before.
     """
     progress = progress or SilentProgress()
+    spec = replace(spec, output=followed(spec.output))
     encoder = open_encoder(spec.checkpoint)
     if encoder is not None:
         with _only_build(spec.output, progress):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from llmops.errors import InputError
+
+# a link, a directory, a socket, a pipe without a reader
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+_PID_BYTES = 20
 
 
 @contextlib.contextmanager
@@ -34,7 +40,8 @@ def sole_build(output: Path, say: Callable[[str], None], inside: bool = False) -
             os.write(handle, str(os.getpid()).encode())
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if _is_at(handle, path):
+            path.unlink()
         os.close(handle)
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)
@@ -57,7 +64,7 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> int:
     """The open and locked file. One that was unlinked while we waited for it locks nobody out: again."""
     told = False
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = _opened(path)
         try:
             if not _try_lock(handle):
                 if not told:
@@ -72,6 +79,33 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> int:
         os.close(handle)
 
 
+def _opened(path: Path) -> int:
+    """The lock file, made if need be. A link, or a file that holds anything but a process id, is somebody else's and
+    would be lost if it were written to: InputError."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise _not_ours(path) from error
+        raise
+    if _is_lock_file(handle):
+        return handle
+    os.close(handle)
+    raise _not_ours(path)
+
+
+def _is_lock_file(handle: int) -> bool:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _PID_BYTES:
+        return False
+    content = os.pread(handle, _PID_BYTES, 0)
+    return not content or content.isdigit()
+
+
+def _not_ours(path: Path) -> InputError:
+    return InputError(f"{path} is not a lock file that llmops wrote; move it away, or give -o another name.")
+
+
 def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +116,7 @@ def _try_lock(handle: int) -> bool:
 
 def _is_at(handle: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        return os.path.samestat(os.fstat(handle), path.lstat())
     except FileNotFoundError:
         return False
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.atomic import sync_tree
+from llmops.errors import InputError
 
 _PART = ".part"
 
@@ -53,8 +54,10 @@ def stage(output: Path, name: str, content: dict[str, Any], make: Callable[[Path
 
 
 def clean_stages(output: Path) -> None:
-    """Remove what is not finished."""
+    """Remove what is not finished. Raises InputError when the folder is a link: what it leads to is not ours."""
     root = stages_folder(output)
+    if root.is_symlink():
+        raise InputError(f"{root} is a symbolic link, where a build keeps its stages; remove it.")
     for part in root.glob(f"*{_PART}"):
         shutil.rmtree(part, ignore_errors=True)
     if root.is_dir() and not any(root.iterdir()):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops import __version__
+from llmops.build.atomic import followed
 from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError
 from llmops.model_repository import tensors as t
@@ -61,6 +62,7 @@ def read_engines(arguments: Sequence[str]) -> list[EngineEntry]:
 
 def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:
     """Write the repository to `output`, all or nothing, in place of an earlier one. Returns the Triton model names."""
+    output = followed(output)
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
     scratch = output.parent / f".{output.name}.{os.getpid()}.new"
