@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from llmops.build.families import FAMILIES, Family, family_of
 from llmops.errors import CheckpointError
 
 DTYPES = ("bfloat16", "float16", "float32")
+# what TensorRT-LLM's 32-bit shapes hold; lists with an entry per layer are made before anything else is known
+_MOST, _MOST_LAYERS = 2**31 - 1, 10_000
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,12 @@ class Architecture:
         return _Reader(hf_class, family, config).architecture()
 
 
+def _short(value: Any) -> str:
+    """As Python writes it, cut to 40 characters."""
+    text = reprlib.repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
 def _hf_class(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -109,7 +118,7 @@ def _unsupported(hf_class: str) -> str:
     known = [name for family in FAMILIES.values() for name in family.hf_classes]
     near = difflib.get_close_matches(hf_class, known, n=1)
     hint = f" (nearest: {near[0]})" if near else ""
-    return f"architecture {hf_class} is not supported{hint}; supported are {', '.join(known)}."
+    return f"architecture {hf_class[:80]} is not supported{hint}; supported are {', '.join(known)}."
 
 
 class _Reader:
@@ -136,11 +145,17 @@ class _Reader:
             raise CheckpointError(
                 f"config.json of {self.hf_class} has no `{names[0]}`; add the field or take a complete config.json."
             )
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= _MOST:
             raise CheckpointError(
-                f"config.json has `{names[0]}` = {value!r}; it must be a whole number of at least {at_least}."
+                f"config.json has `{names[0]}` = {_short(value)}; it must be a whole number from {at_least} to {_MOST}."
             )
         return value
+
+    def layers(self) -> int:
+        count = self.integer("num_hidden_layers")
+        if count > _MOST_LAYERS:
+            raise CheckpointError(f"config.json has {count} layers; at most {_MOST_LAYERS} can be right.")
+        return count
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.raw(name)
@@ -148,7 +163,7 @@ class _Reader:
 
     def architecture(self) -> Architecture:
         heads = self.integer("num_attention_heads")
-        layers = self.integer("num_hidden_layers")
+        layers = self.layers()
         kv_heads = self.integer("num_key_value_heads", default=heads)
         if heads % kv_heads:
             raise CheckpointError(
@@ -198,7 +213,7 @@ class _Reader:
     def dtype(self) -> str:
         value = str(self.raw("dtype", "torch_dtype") or "bfloat16").removeprefix("torch.")
         if value not in DTYPES:
-            raise CheckpointError(f"config.json has the dtype {value!r}; known are {', '.join(DTYPES)}.")
+            raise CheckpointError(f"config.json has the dtype {_short(value)}; known are {', '.join(DTYPES)}.")
         return value
 
     def moe(self, layers: int) -> MoeShape | None:
@@ -207,7 +222,9 @@ class _Reader:
             return None
         first = self.integer("first_k_dense_replace", default=0, at_least=0)
         step = self.integer("decoder_sparse_step", "moe_layer_freq", default=1)
-        dense = set(self.raw("mlp_only_layers") or [])
+        dense = self.raw("mlp_only_layers") or []
+        if not isinstance(dense, list):
+            raise CheckpointError(f"config.json has `mlp_only_layers` = {_short(dense)}; it must be a list of layers.")
         moe_layers = tuple(i for i in range(first, layers) if self.is_moe(i, step) and i not in dense)
         return MoeShape(
             num_experts=self.integer(*fields.num_experts),

@@ -6,6 +6,7 @@ cut off, so the header is read here; block sizes and dequantisation stay with th
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -13,11 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.base import TensorInfo
+from llmops.build.checkpoint.gguf_metadata import check_metadata
+from llmops.build.checkpoint.layout import check_layout
 from llmops.errors import CheckpointError, MissingDependencyError
+
+# shape (row-major), GGML type, offset from the start of the data
+_Row = tuple[tuple[int, ...], int, int]
 
 MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+# GGML_MAX_DIMS
+_MAX_DIMS = 4
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,15 @@ class _Reader:
             raise CheckpointError(
                 f"{self.path} is GGUF version {version}; versions 2 and 3 (little-endian) can be read."
             )
-        metadata = {}
+        metadata: dict[str, Any] = {}
         for _ in range(pair_count):
             key = self.string()
+            if key in metadata:
+                raise IndexError(f"{key} stands there twice")
             metadata[key] = self.value(self.scalar("<I"))
-        rows = [self.tensor_row() for _ in range(tensor_count)]
-        return GgufHeader(metadata, self.place(rows, int(metadata.get("general.alignment", 32))))
+        check_metadata(self.path, metadata)
+        rows = self.tensor_rows(tensor_count)
+        return GgufHeader(metadata, self.place(rows, metadata.get("general.alignment", 32)))
 
     def scalar(self, layout: str) -> Any:
         (value,) = struct.unpack_from(layout, self.data, self.at)
@@ -90,8 +101,10 @@ class _Reader:
 
     def array(self) -> list[Any]:
         kind, count = self.scalar("<I"), self.scalar("<Q")
-        if count > len(self.data):
+        if count > len(self.data) - self.at:
             raise IndexError("array reaches past the end of the file")
+        if kind == _ARRAY:
+            raise IndexError("arrays of arrays are not part of any model's metadata")
         if kind in _SCALARS:
             layout = f"<{count}{_SCALARS[kind][1]}"
             values = list(struct.unpack_from(layout, self.data, self.at))
@@ -99,20 +112,26 @@ class _Reader:
             return values
         return [self.value(kind) for _ in range(count)]
 
-    def tensor_row(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self.string()
-        dims = [self.scalar("<Q") for _ in range(self.scalar("<I"))]
-        return name, tuple(reversed(dims)), self.scalar("<I"), self.scalar("<Q")
+    def tensor_rows(self, count: int) -> dict[str, _Row]:
+        rows: dict[str, _Row] = {}
+        for _ in range(count):
+            name = self.string()
+            if name in rows:
+                raise IndexError(f"{name} stands there twice")
+            rows[name] = self.tensor_row()
+        return rows
 
-    def place(self, rows: list[tuple[str, tuple[int, ...], int, int]], alignment: int) -> dict[str, TensorInfo]:
+    def tensor_row(self) -> _Row:
+        dims = self.scalar("<I")
+        if not 1 <= dims <= _MAX_DIMS:
+            raise IndexError(f"a tensor of {dims} dimensions")
+        shape = [self.scalar("<Q") for _ in range(dims)]
+        return tuple(reversed(shape)), self.scalar("<I"), self.scalar("<Q")
+
+    def place(self, rows: dict[str, _Row], alignment: int) -> dict[str, TensorInfo]:
         start = -(-self.at // alignment) * alignment
-        tensors = {name: self.tensor(name, shape, kind, start + offset) for name, shape, kind, offset in rows}
-        end = max((t.offset + t.nbytes for t in tensors.values()), default=start)
-        if end > len(self.data):
-            raise CheckpointError(
-                f"{self.path} is truncated: it has {len(self.data):,} bytes, its tensors need {end:,}; "
-                "download it again."
-            )
+        tensors = {name: self.tensor(name, shape, kind, start + at) for name, (shape, kind, at) in rows.items()}
+        check_layout(self.path, tensors.values(), len(self.data))
         return tensors
 
     def tensor(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
@@ -134,7 +153,9 @@ def _stored_size(path: Path, name: str, shape: tuple[int, ...], kind: int) -> tu
             f"{path}: {name} has the unknown GGML type {kind}; a newer gguf package may know it."
         ) from error
     block, block_bytes = GGML_QUANT_SIZES[quant]
-    numel = 1
-    for dim in shape:
-        numel *= dim
-    return quant.name, numel // block * block_bytes
+    if shape[-1] % block:
+        raise CheckpointError(
+            f"{path} is damaged: {name} has rows of {shape[-1]} where {quant.name} has blocks of {block}. "
+            "Download it again."
+        )
+    return quant.name, math.prod(shape) // block * block_bytes

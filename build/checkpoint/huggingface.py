@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import safetensors
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, SpecialTokens, TensorInfo
+from llmops.build.checkpoint.json_file import read_json
 from llmops.build.checkpoint.quantisation import MODELOPT_FILE, detect_quantisation
 from llmops.errors import CheckpointError
 
@@ -22,7 +22,7 @@ _CONFIG_FILES = ("config.json", "generation_config.json", safetensors.INDEX_NAME
 
 def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
     """Raises CheckpointError for what is missing or damaged. `weights=False` accepts a folder without weight files."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     architecture = Architecture.from_hf_config(config)
     shards = safetensors.shard_files(folder)
     if weights and not shards:
@@ -66,30 +66,27 @@ def _no_weights(folder: Path) -> str:
     return f"{folder} has no *.safetensors files; download the weights too."
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON ({error}); download it again.") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
-    return content
-
-
 def _optional_json(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _chat_template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
     """Newer checkpoints keep it in a file of its own, older ones in tokenizer_config.json."""
     own = folder / "chat_template.jinja"
     if own.is_file():
-        return own.read_text()
+        return _text(own)
     template = tokenizer.get("chat_template") or _optional_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as UTF-8 text ({error}); download it again.") from error
 
 
 def _special_tokens(

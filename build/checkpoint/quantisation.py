@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.base import ExistingQuantisation
+from llmops.build.checkpoint.json_file import read_json
 from llmops.errors import CheckpointError
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -31,11 +31,9 @@ def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantis
 
 
 def _modelopt(path: Path) -> ExistingQuantisation:
-    try:
-        content = json.loads(path.read_text())
-        detail = dict(content.get("quantization", {}))
-    except (ValueError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); export the checkpoint again.") from error
+    detail = read_json(path).get("quantization", {})
+    if not isinstance(detail, dict):
+        raise CheckpointError(f"{path} has no object `quantization`; export the checkpoint again.")
     algorithm = str(detail.get("quant_algo") or "")
     bits = 4 if algorithm.startswith(("W4", "NVFP4")) else 8 if algorithm else None
     return ExistingQuantisation("modelopt", bits, detail)

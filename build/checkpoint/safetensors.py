@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.base import TensorInfo
+from llmops.build.checkpoint.json_file import parse, read_json
+from llmops.build.checkpoint.layout import check_layout
 from llmops.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -30,10 +31,10 @@ def shard_files(folder: Path) -> list[str]:
 
 
 def _indexed_shards(folder: Path, index: Path) -> list[str]:
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} cannot be read as a safetensors index ({error}); download it again.") from error
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
+        raise CheckpointError(f"{index} has no `weight_map` of tensors to file names; download it again.")
+    names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise CheckpointError(
@@ -41,6 +42,11 @@ def _indexed_shards(folder: Path, index: Path) -> list[str]:
             "download the rest."
         )
     return names
+
+
+def _is_file_name(value: Any) -> bool:
+    """In the folder itself: a path could lead anywhere."""
+    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
 
 
 def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
@@ -52,11 +58,7 @@ def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
         for name, entry in header.items()
         if name != "__metadata__"
     }
-    end = max((t.offset + t.nbytes for t in tensors.values()), default=data_start)
-    if end > size:
-        raise CheckpointError(
-            f"{path} is truncated: it has {size:,} bytes, its header needs {end:,}; download it again."
-        )
+    check_layout(path, tensors.values(), size)
     return tensors
 
 
@@ -72,7 +74,7 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
             )
         raw = file.read(length)
     try:
-        header = json.loads(raw)
+        header = parse(raw)
     except ValueError as error:
         raise CheckpointError(f"{path} has a damaged safetensors header ({error}); download it again.") from error
     if not isinstance(header, dict):
@@ -82,16 +84,23 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
 
 def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -> TensorInfo:
     try:
-        begin, end = entry["data_offsets"]
-        shape = tuple(int(dim) for dim in entry["shape"])
+        begin, end = _counts(entry["data_offsets"])
+        shape = tuple(_counts(entry["shape"]))
         dtype = str(entry["dtype"])
-        info = TensorInfo(name, shape, dtype, int(end) - int(begin), relative, data_start + int(begin))
+        info = TensorInfo(name, shape, dtype, end - begin, relative, data_start + begin)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} has a damaged header entry for {name} ({error}); download it again.") from error
     bits = _BITS.get(dtype)
-    if info.offset < data_start or (bits is not None and (info.numel * bits + 7) // 8 != info.nbytes):
+    if info.nbytes < 0 or (bits is not None and (info.numel * bits + 7) // 8 != info.nbytes):
         raise CheckpointError(
             f"{path}: {name} is {info.shape} {dtype} but has {info.nbytes:,} bytes; the file is damaged, "
             "download it again."
         )
     return info
+
+
+def _counts(values: Any) -> list[int]:
+    """Raises ValueError for anything but a list of whole numbers: JSON also has 1.5, 1e999, true and -1."""
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise ValueError(f"{str(values)[:40]} is not a list of whole numbers")
+    return values

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import CheckpointFile, TensorInfo
 from llmops.build.checkpoint.bundled import bundled_file
+from llmops.build.checkpoint.json_file import read_value
 from llmops.build.checkpoint.safetensors import read_header, shard_files
 from llmops.errors import CheckpointError
 
@@ -109,9 +109,4 @@ def _max_seq_len(path: Path, config: dict[str, Any], offset: int) -> int:
 
 
 def _json(path: Path) -> Any:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again.") from error
+    return read_value(path) if path.is_file() else {}

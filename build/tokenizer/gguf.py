@@ -36,18 +36,26 @@ _PRE_TOKENIZERS: dict[str, tuple[str | None, bool, bool]] = {
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """Raises CheckpointError for kinds of tokenizers that cannot be rebuilt exactly."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind == _GPT2:
-        tokenizer = _byte_level(metadata)
-    elif kind == _SPM:
-        tokenizer = _sentencepiece(metadata)
-    else:
+    if kind not in (_GPT2, _SPM):
         raise CheckpointError(
             f"the GGUF's tokenizer is of kind {kind!r}; {_GPT2} and {_SPM} can be read. "
             "Use the Hugging Face checkpoint."
         )
-    _add_special_tokens(tokenizer, metadata)
-    _add_template(tokenizer, metadata, default=kind == _SPM)
+    try:
+        tokenizer = _byte_level(metadata) if kind == _GPT2 else _sentencepiece(metadata)
+        _add_special_tokens(tokenizer, metadata)
+        _add_template(tokenizer, metadata, default=kind == _SPM)
+    except CheckpointError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(f"the GGUF's tokenizer is damaged ({error}); download the file again.") from error
     return tokenizer
+
+
+def _require(metadata: Mapping[str, Any], *keys: str) -> None:
+    missing = next((key for key in keys if f"tokenizer.ggml.{key}" not in metadata), None)
+    if missing:
+        raise CheckpointError(f"the GGUF has no tokenizer.ggml.{missing}; use the Hugging Face checkpoint.")
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -59,6 +67,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
             f"the GGUF's pre-tokenizer {pre!r} is not known; known are {', '.join(_PRE_TOKENIZERS)}. "
             "Use the Hugging Face checkpoint."
         )
+    _require(metadata, "tokens", "merges")
     pattern, digits, ignore_merges = _PRE_TOKENIZERS[pre]
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(_vocabulary(metadata), merges, ignore_merges=ignore_merges))
@@ -77,6 +86,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
     """SentencePiece BPE: pairs merge in the order of the merged token's score; unknown characters become bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
+    _require(metadata, "tokens", "scores")
     vocabulary = _vocabulary(metadata)
     unknown = metadata["tokenizer.ggml.tokens"][metadata.get("tokenizer.ggml.unknown_token_id", 0)]
     merges = _merges_by_score(vocabulary, metadata["tokenizer.ggml.scores"])

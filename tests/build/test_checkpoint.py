@@ -78,7 +78,7 @@ def test_a_missing_byte_at_the_end_is_noticed(copy_of_tiny: Path) -> None:
     size = path.stat().st_size
     with path.open("rb+") as file:
         file.truncate(size - 1)
-    with pytest.raises(CheckpointError, match=f"it has {size - 1:,} bytes, its header needs {size:,}"):
+    with pytest.raises(CheckpointError, match=f"it has {size - 1:,} bytes, its tensors need {size:,}"):
         open_checkpoint(str(copy_of_tiny))
 
 
