@@ -19,7 +19,8 @@ class BuildSpec:
     """One build. Lengths in tokens; None leaves the choice to the target (its limits, the model's context).
 
     `checkpoint` is what the user typed, `quant` and `kv_cache` are checked by the target, `options` are the
-    target's own settings (`--set KEY=VALUE`), `plan` is the BuildPlan that set the fields.
+    target's own settings (`--set KEY=VALUE`), `plan` is the BuildPlan that set the fields. `deterministic`: a greedy
+    answer must not depend on what else is in the batch.
     GPUs = tp * pp; ep divides tp.
     """
 
@@ -40,6 +41,7 @@ class BuildSpec:
     calib_dataset: str | None = None
     calib_size: int | None = None
     calib_seq_len: int | None = None
+    deterministic: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
 
@@ -72,6 +74,8 @@ class BuildSpec:
         del fields["checkpoint"], fields["output"]
         # adapters are known by what is in them, like the checkpoint
         fields["options"].pop("adapters", None)
+        if not self.deterministic:
+            del fields["deterministic"]
         if self.plan:  # what it predicts decides nothing
             fields["plan"] = {name: value for name, value in self.plan.items() if name not in ("predicted", "model")}
         return fields

@@ -55,6 +55,11 @@ if TYPE_CHECKING:
 @click.option("--min-top1", type=float, help="Fail when the most likely token stays the same less often than this.")
 @click.option("--max-mean-kl", type=float, help="Fail when the mean KL divergence per token is larger (nats).")
 @click.option("--max-token-kl", type=float, help="Fail when any token's KL divergence is larger (nats).")
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="openvino: a greedy answer is the same whatever else is in the batch; float32 arithmetic, about half as fast.",
+)
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and the exact commands; do nothing.")
 @click.option(

@@ -77,6 +77,7 @@ def spec(target="tensorrt", tmp_path="engine", **fields):
         ("qwen3", {"quant": "int4_awq"}, InputError, "use none, fp8"),
         ("deepseek_v3", {}, CheckpointError, "cannot serve DeepseekV3ForCausalLM; use --target pytorch"),
         ("gpt_oss", {"target": "pytorch", "quant": "fp8"}, InputError, "use none"),
+        ("llama", {"deterministic": True}, InputError, "--deterministic is for --target openvino"),
         ("llama", {"max_seq_len": 4096}, InputError, "over the model's context; use at most 512"),
         ("llama", {"max_batch_size": 64, "max_num_tokens": 32}, InputError, "smaller than the batch of 64"),
         ("llama", {"options": {"image": "26.02", "tensorrt_llm": "1.2.1"}}, VersionMismatchError, "26.07-trtllm"),

@@ -46,6 +46,11 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
     arch = checkpoint.architecture
     if spec.target not in arch.targets:
         raise CheckpointError(_wrong_target(arch, spec.target))
+    if spec.deterministic:
+        raise InputError(
+            f"--deterministic is for --target openvino: TensorRT-LLM's kernels differ with the size of the batch, so "
+            f"greedy answers of --target {spec.target} can too; leave it out."
+        )
     form = format_of(spec.quant, spec.target)
     check_kv_cache(spec.kv_cache, spec.target)
     unchanged = passed_on(spec, checkpoint)

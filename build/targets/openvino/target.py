@@ -91,6 +91,8 @@ def _check_flags(spec: BuildSpec) -> None:
         raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
     if spec.group_size is not None and spec.quant != "int4":
         raise InputError("--group-size goes with --quant int4.")
+    if spec.deterministic and spec.kv_cache not in ("auto", "f32"):
+        raise InputError(f"--deterministic needs a float32 KV cache; leave out --kv-cache {spec.kv_cache}.")
     if spec.options:
         raise InputError(f"--target openvino knows no --set {next(iter(spec.options))}.")
 
@@ -179,12 +181,15 @@ def _limits(spec: BuildSpec, checkpoint: Checkpoint) -> Limits:
 def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> dict[str, Any]:
     """Properties that the engine model hands to the pipeline. Exactness is a matter of the runtime too: OpenVINO's
     CPU defaults are bfloat16 arithmetic where the CPU has it and an 8-bit KV cache."""
-    exact = spec.quant == "none"
+    exact = spec.quant == "none" or spec.deterministic
     kv_cache = {"auto": "f32" if exact else "u8"}.get(spec.kv_cache, spec.kv_cache)
     properties = {"KV_CACHE_PRECISION": kv_cache}
     # A float32 cache goes with float32 arithmetic only: where the CPU has bfloat16, OpenVINO's default, it fails.
     if exact or kv_cache == "f32":
         properties["INFERENCE_PRECISION_HINT"] = "f32"
+    if spec.deterministic:
+        # 8-bit activations are rounded differently in batches of different sizes (docs/decisions/0802)
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
     return {"device": "CPU", "properties": properties, "kv_cache": cache}
