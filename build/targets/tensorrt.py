@@ -28,6 +28,7 @@ from llmops.build.targets.nvidia.request import (
 )
 from llmops.build.targets.nvidia.target import NvidiaTarget
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
+from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.build.trtllm.flags import Value, from_argv, to_argv
 from llmops.build.trtllm.lora import copy_adapters, write_prefetch
 from llmops.build.trtllm.rules import Subject
@@ -58,6 +59,7 @@ class TensorrtTarget(NvidiaTarget):
         if spec.ep != 1:
             raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
         engine_arguments(spec, checkpoint, request)
+        serve_parameters(spec)
         check_gpu(spec, checkpoint, request)
 
     def commands(self, spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> list[str]:
@@ -127,9 +129,14 @@ def _result(spec: BuildSpec, request: Request, record: dict[str, Any], argv: lis
             "max_input_len": _max_input_len(spec, request),
             "speculative": lookahead_sizes(spec),
             "guided": switch(spec, "guided", True),
-            "serve": {k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)},
+            "serve": serve_parameters(spec),
         },
     )
+
+
+def serve_parameters(spec: BuildSpec) -> dict[str, str]:
+    """`--set serve.NAME=VALUE`: what the repository tells the C++ backend. Raises InputError."""
+    return checked_parameters({k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)})
 
 
 def write_script(folder: Path, argv: list[str], request: Request) -> None:

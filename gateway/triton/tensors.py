@@ -89,7 +89,9 @@ class ResponseReader:
         at = self._positions.get("output_log_probs")
         if at is None:
             return None
-        return list(struct.unpack_from(f"<{count}f", raw[at]))
+        # NVIDIA's C++ backend sends those of all tokens so far in a stream, and only the new ids: the last ones are theirs
+        values = raw[at]
+        return list(struct.unpack_from(f"<{count}f", values, max(0, len(values) - 4 * count)))
 
 
 def _ints(data: bytes) -> list[int]:

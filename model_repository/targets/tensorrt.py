@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.manifest import EngineManifest
+from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.build.trtllm.xgrammar import FILE_NAME
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library
@@ -20,33 +21,10 @@ from llmops.model_repository.targets.pytorch import adapter_folders, llm_api_cap
 from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 BACKENDS = ("tensorrtllm", "python")
-POLICIES = ("guaranteed_no_evict", "max_utilization")
-# parameter -> what it is without a word from the user
-DEFAULTS = {
-    "batch_scheduler_policy": "guaranteed_no_evict",
-    "kv_cache_free_gpu_mem_fraction": "0.9",
-    "kv_cache_host_memory_bytes": "0",
-    "enable_kv_cache_reuse": "true",
-    "enable_chunked_context": "true",
-    "exclude_input_in_output": "true",
-    "cancellation_check_period_ms": "20",
-    "stats_check_period_ms": "100",
-    "decoding_mode": "top_k_top_p",
-    "gpu_device_ids": "",
-    "max_tokens_in_paged_kv_cache": "",
-    "max_attention_window_size": "",
-    "lora_cache_gpu_memory_fraction": "",
-    "lora_cache_host_memory_bytes": "",
-    "lora_prefetch_dir": "",
-    "lookahead_window_size": "",
-    "lookahead_ngram_size": "",
-    "lookahead_verification_set_size": "",
-    "participant_ids": "",
-}
-
-
 # the backend's own default
 _LORA_CACHE = 1 << 30
+# both need an engine with paged context FMHA; chunked context without it does not load
+_PAGED_CONTEXT = ("enable_kv_cache_reuse", "enable_chunked_context")
 
 
 class TensorrtTarget(RepositoryTarget):
@@ -60,7 +38,7 @@ class TensorrtTarget(RepositoryTarget):
             raise InputError(f"{directory} is damaged: {manifest.model_dir}/{missing[0]} is missing. Build it again.")
         if manifest.extra.get("guided") and not (directory / FILE_NAME).is_file():
             raise InputError(f"{directory} is damaged: {FILE_NAME} is missing. Build it again.")
-        settings(manifest)
+        settings(manifest, directory)
         check_library("tensorrt", str(manifest.extra["tensorrt_llm"]))
 
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
@@ -70,7 +48,7 @@ class TensorrtTarget(RepositoryTarget):
             parameters = {"llmops_runtime": "tensorrt", "gpt_model_path": path, "llm_args": arguments}
             parameters |= adapter_folders(directory, manifest)
             return EngineModel("python", parameters, list(OUR_INPUTS), list(OUR_OUTPUTS))
-        chosen = {name: value for name, value in settings(manifest).items() if value}
+        chosen = {name: value for name, value in settings(manifest, directory).items() if value}
         parameters = {
             "gpt_model_type": "inflight_fused_batching",
             "gpt_model_path": path,
@@ -78,6 +56,8 @@ class TensorrtTarget(RepositoryTarget):
             "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
             "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
             **chosen,
+            # read but not used, and a model without it does not load
+            "tokenizer_dir": str((directory / manifest.tokenizer.directory).resolve()),
             **_guided(directory, manifest),
             **_lora(directory, manifest, chosen),
         }
@@ -111,27 +91,29 @@ def backend() -> str:
     return name
 
 
-def settings(manifest: EngineManifest) -> dict[str, str]:
-    """The C++ backend's parameters. Raises InputError for one that it does not have or a value out of range."""
-    given: dict[str, Any] = dict(manifest.extra.get("serve", {}))
-    unknown = sorted(set(given) - set(DEFAULTS))
-    if unknown:
-        raise InputError(f"the tensorrtllm backend knows no serve.{unknown[0]}; it has {', '.join(DEFAULTS)}.")
-    chosen = {
-        **DEFAULTS,
-        **_planned(manifest),
-        **_decoding(manifest),
-        **{name: str(value) for name, value in given.items()},
-    }
-    if chosen["batch_scheduler_policy"] not in POLICIES:
-        raise InputError(f"serve.batch_scheduler_policy must be {' or '.join(POLICIES)}.")
-    try:
-        fraction = float(chosen["kv_cache_free_gpu_mem_fraction"])
-    except ValueError:
-        fraction = -1.0
-    if not 0 < fraction <= 1:
+def settings(manifest: EngineManifest, directory: Path | None = None) -> dict[str, str]:
+    """The C++ backend's parameters, for the engine in `directory` if it is built. Raises InputError for one that the
+    backend does not have, or would not parse, or that the engine was built without."""
+    given = checked_parameters(manifest.extra.get("serve", {}))
+    defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
+    chosen = {**defaults, **_planned(manifest), **_decoding(manifest), **given}
+    if not 0 < float(chosen["kv_cache_free_gpu_mem_fraction"]) <= 1:
         raise InputError("serve.kv_cache_free_gpu_mem_fraction must be above 0 and at most 1.")
-    return chosen
+    if directory is None or _has_paged_context(directory / manifest.model_dir):
+        return chosen
+    for name in _PAGED_CONTEXT:
+        if given.get(name) == "true":
+            raise InputError(f"serve.{name}=true: the engine was built without paged context FMHA; leave it out.")
+    return {**chosen, **dict.fromkeys(_PAGED_CONTEXT, "false")}
+
+
+def _has_paged_context(model: Path) -> bool:
+    """trtllm-build switches it off for some KV-cache types, and says so in a warning only."""
+    try:
+        config = json.loads((model / "config.json").read_bytes())
+        return config["build_config"]["plugin_config"]["use_paged_context_fmha"] is not False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def _planned(manifest: EngineManifest) -> dict[str, str]:
@@ -168,11 +150,13 @@ def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> 
 
 
 def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
-    """Grammars need the tokenizer's vocabulary in a file; the backend knows xgrammar only."""
-    if not manifest.extra.get("guided"):
-        return {}
-    path = (directory / FILE_NAME).resolve()
-    return {"guided_decoding_backend": "xgrammar", "xgrammar_tokenizer_info_path": str(path)}
+    """Grammars need the tokenizer's vocabulary in a file; the backend knows xgrammar only. Without grammars both are
+    empty, not absent."""
+    guided = bool(manifest.extra.get("guided"))
+    return {
+        "guided_decoding_backend": "xgrammar" if guided else "",
+        "xgrammar_tokenizer_info_path": str((directory / FILE_NAME).resolve()) if guided else "",
+    }
 
 
 def llm_arguments(manifest: EngineManifest) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""The parameters of NVIDIA's C++ backend that a user may set, how it parses each, and what it reads without a default.
+
+Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/model_state.cc` (`GetParameter`) and
+`model_instance_state.cc`. A value that does not parse is not refused there: the backend warns and takes its default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from llmops.errors import InputError
+
+_INT, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_LISTS = re.compile(r"\d+(,\d+)*(;\d+(,\d+)*)*")
+_PATTERNS = {
+    "int": (_INT, "a whole number"),
+    "float": (_FLOAT, "a number"),
+    "bool": (re.compile("true|false"), "true or false"),
+    "ints": (re.compile(r"\d+(,\d+)*"), "numbers with commas between"),
+    "lists": (_LISTS, "numbers with commas between, and ; between instances"),
+    "text": (re.compile(".+"), "a text"),
+}
+# read outside any try: a model without one of them does not load ("Cannot find parameter with name: tokenizer_dir")
+REQUIRED = ("gpt_model_type", "tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
+
+
+class Parameter(NamedTuple):
+    """`default` is what llmops writes without a word from the user; empty leaves the parameter out."""
+
+    kind: str
+    default: str = ""
+    choices: tuple[str, ...] = ()
+
+
+def _same(kind: str, names: str) -> dict[str, Parameter]:
+    return {name: Parameter(kind) for name in names.split()}
+
+
+PARAMETERS: dict[str, Parameter] = {
+    "batch_scheduler_policy": Parameter("text", "guaranteed_no_evict", ("guaranteed_no_evict", "max_utilization")),
+    "kv_cache_free_gpu_mem_fraction": Parameter("float", "0.9"),
+    "kv_cache_host_memory_bytes": Parameter("int", "0"),
+    "enable_kv_cache_reuse": Parameter("bool", "true"),
+    "enable_chunked_context": Parameter("bool", "true"),
+    "exclude_input_in_output": Parameter("bool", "true"),
+    "cancellation_check_period_ms": Parameter("int", "20"),
+    "stats_check_period_ms": Parameter("int", "100"),
+    "decoding_mode": Parameter("text", "top_k_top_p", ("top_k", "top_p", "top_k_top_p", "lookahead")),
+    **_same("lists", "gpu_device_ids participant_ids"),
+    **_same("ints", "max_attention_window_size"),
+    **_same("int", "max_tokens_in_paged_kv_cache sink_token_length num_nodes recv_poll_period_ms"),
+    **_same("int", "iter_stats_max_iterations request_stats_max_iterations cuda_graph_cache_size"),
+    **_same("int", "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes"),
+    **_same("int", "lookahead_window_size lookahead_ngram_size lookahead_verification_set_size"),
+    **_same("float", "lora_cache_gpu_memory_fraction gpu_weights_percent"),
+    **_same("bool", "normalize_log_probs multi_block_mode enable_context_fmha_fp32_acc cuda_graph_mode"),
+    **_same("bool", "kv_cache_onboard_blocks"),
+    **_same("text", "lora_prefetch_dir"),
+}
+
+
+def checked_parameters(given: Mapping[str, Any]) -> dict[str, str]:
+    """As config.pbtxt holds them. Raises InputError for a parameter that the backend lacks, or a value that it would
+    not parse."""
+    checked = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    for name, value in checked.items():
+        _check(name, value)
+    return checked
+
+
+def _check(name: str, value: str) -> None:
+    parameter = PARAMETERS.get(name)
+    if parameter is None:
+        raise InputError(f"the tensorrtllm backend knows no serve.{name}; it has {', '.join(PARAMETERS)}.")
+    if not value:
+        return
+    pattern, wanted = _PATTERNS[parameter.kind]
+    if parameter.choices and value not in parameter.choices:
+        raise InputError(f"serve.{name} must be {' or '.join(parameter.choices)}, not {value}.")
+    if not pattern.fullmatch(value):
+        raise InputError(f"serve.{name} must be {wanted}, not {value}.")
