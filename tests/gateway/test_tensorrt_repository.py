@@ -1,7 +1,8 @@
 """The generated repository of a TensorRT engine on the real Triton, with nothing but NVIDIA's backend swapped.
 
 The engine model then is our Python one on the same checkpoint, built for OpenVINO; every other model, and of the engine
-model all tensors, batching, policies and the card, are what `llmops repo` wrote for NVIDIA's C++ backend.
+model all tensors, batching, policies and the card, are what `llmops repo` wrote for NVIDIA's C++ backend. Before it
+loads, it reads its parameters as that backend does, and throws where it would (tests/trtllm/cpp_backend.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gateway_conftest import serving
 
 from llmops.build.engine import build
 from llmops.build.spec import BuildSpec
+from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
@@ -26,6 +28,18 @@ pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "tiny-tensorrt_llm"
+OWN = ("llmops_runtime", "openvino", "max_num_tokens")
+AS_NVIDIA = f"""
+import json
+import cpp_backend
+import own_model
+
+class TritonPythonModel(own_model.TritonPythonModel):
+    def initialize(self, args):
+        parameters = json.loads(args["model_config"])["parameters"]
+        cpp_backend.load({{k: v["string_value"] for k, v in parameters.items() if k not in {OWN}}})
+        super().initialize(args)
+"""
 PROMPT, NEW_TOKENS = "The capital of", 24
 TRTLLM_BUILD = """#!/bin/sh
 echo '{}' > model/config.json && echo engine > model/rank0.engine && echo 'Serializing engine to model/rank0.engine'
@@ -84,11 +98,15 @@ def swapped(generated: Path, checkpoint: Path, tmp_path_factory: pytest.TempPath
     repository = shutil.copytree(generated, root / "repository")
     folder = repository / ENGINE
     shutil.copytree(ROOT / "model_repository" / "tensorrt_llm" / "1", folder / "1", dirs_exist_ok=True)
+    (folder / "1" / "model.py").rename(folder / "1" / "own_model.py")
+    (folder / "1" / "model.py").write_text(AS_NVIDIA)
+    shutil.copy(ROOT / "tests" / "trtllm" / "cpp_backend.py", folder / "1")
     own = {
         "llmops_runtime": "openvino",
         "openvino": json.dumps(manifest.extra["openvino"]),
         "max_num_tokens": str(manifest.limits.max_num_tokens),
     }
+    assert tuple(own) == OWN
     lines = (folder / "config.pbtxt").read_text().splitlines()
     lines[lines.index('backend: "tensorrtllm"')] = 'backend: "python"'
     (path,) = [i for i, line in enumerate(lines) if '"gpt_model_path"' in line]
@@ -123,6 +141,16 @@ def test_only_the_backend_was_swapped(generated: Path, swapped: Path) -> None:
     (line,) = [line for line in text.splitlines() if "xgrammar_tokenizer_info_path" in line]
     assert json.loads(Path(line.split('"')[3]).read_text())["encoded_vocab"][:3] == ["<pad>", "<s>", "</s>"]
     assert "dynamic_batching" in (swapped / ENGINE / "config.pbtxt").read_text()
+
+
+def test_without_a_key_it_does_not_load_as_in_nvidias_backend(swapped: Path, tmp_path: Path) -> None:
+    repository = shutil.copytree(swapped, tmp_path / "repository")
+    path = repository / ENGINE / "config.pbtxt"
+    lines = [line for line in path.read_text().splitlines() if '"tokenizer_dir"' not in line]
+    path.write_text("\n".join(lines) + "\n")
+    with start_triton(repository, ports=Ports(0, 0, 0)) as running:
+        with pytest.raises(ServerError, match="Cannot find parameter with name: tokenizer_dir"):
+            running.wait_ready(120)
 
 
 def generate(server, path: str, **fields) -> bytes:

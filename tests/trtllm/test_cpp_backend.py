@@ -1,0 +1,104 @@
+"""What NVIDIA's C++ backend finds in our config.pbtxt, against the facts about it in cpp_backend.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmops.build.manifest import EngineManifest, Limits, Source, TokenizerInfo
+from llmops.build.trtllm.backend_parameters import PARAMETERS, REQUIRED, checked_parameters
+from llmops.errors import InputError
+from llmops.model_repository.generate import EngineEntry, model_folders
+from llmops.model_repository.pbtxt import parse_config
+from llmops.model_repository.targets import find_target
+from tests.trtllm import cpp_backend
+
+
+def make_engine(folder: Path, plugins: dict[str, object] | None = None, **extra: object) -> EngineEntry:
+    """A built TensorRT engine as far as `repo` looks at it."""
+    (folder / "model").mkdir(parents=True)
+    built = {"build_config": {"plugin_config": {"use_paged_context_fmha": True, **(plugins or {})}}}
+    (folder / "model" / "config.json").write_text(json.dumps(built))
+    manifest = EngineManifest(
+        key="k", name="tiny", target="tensorrt", architecture="LlamaForCausalLM", versions={},
+        source=Source(checkpoint="x", format="huggingface", files=[]),
+        limits=Limits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
+        tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
+        extra={"tensorrt_llm": "1.2.1", **extra},
+    )  # fmt: skip
+    return EngineEntry("tiny", folder, manifest, find_target("tensorrt"))
+
+
+def engine_config(entry: EngineEntry):
+    (config,) = [one.config for one in model_folders(entry) if one.name == "tiny-tensorrt_llm"]
+    return parse_config(config, "tiny")
+
+
+def loaded(entry: EngineEntry) -> dict[str, object]:
+    return cpp_backend.load({name: one.string_value for name, one in engine_config(entry).parameters.items()})
+
+
+def test_tensors_are_nvidias_own(tmp_path: Path) -> None:
+    config = engine_config(make_engine(tmp_path / "e"))
+    assert cpp_backend.as_table(config.input) == cpp_backend.table(cpp_backend.INPUTS)
+    assert cpp_backend.as_table(config.output) == cpp_backend.table(cpp_backend.OUTPUTS)
+
+
+def test_the_keys_without_a_default_are_there_with_and_without_grammars(tmp_path: Path) -> None:
+    without = loaded(make_engine(tmp_path / "a", guided=False))
+    assert (without["guided_decoding_backend"], without["xgrammar_tokenizer_info_path"]) == ("", "")
+    assert without["tokenizer_dir"] == str(tmp_path / "a" / "tokenizer")
+    guided = loaded(make_engine(tmp_path / "b", guided=True))
+    assert guided["guided_decoding_backend"] == "xgrammar"
+    assert guided["xgrammar_tokenizer_info_path"] == str(tmp_path / "b" / "xgrammar_tokenizer_info.json")
+    assert set(REQUIRED) == set(cpp_backend.MUST)
+
+
+@pytest.mark.parametrize("name", cpp_backend.MUST)
+def test_a_missing_key_is_what_the_backend_throws_for(tmp_path: Path, name: str) -> None:
+    config = engine_config(make_engine(tmp_path / "e"))
+    parameters = {key: one.string_value for key, one in config.parameters.items() if key != name}
+    with pytest.raises(cpp_backend.LoadError, match=f"Cannot find parameter with name: {name}"):
+        cpp_backend.load(parameters)
+
+
+def test_every_parameter_that_a_user_may_set_is_read_there_in_our_kind() -> None:
+    kinds = {"int": int, "float": float, "bool": bool, "ints": list, "lists": str, "text": str}
+    assert {name: kinds[one.kind] for name, one in PARAMETERS.items()} == {
+        name: cpp_backend.KEYS[name] for name in PARAMETERS
+    }
+
+
+def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
+    serve = {"kv_cache_free_gpu_mem_fraction": 0.85, "max_attention_window_size": "4096,1024", "cuda_graph_mode": True}
+    serve |= {"kv_cache_host_memory_bytes": "1e10".replace("1e10", "10000000000"), "gpu_device_ids": "0,1;2,3"}
+    read = loaded(make_engine(tmp_path / "e", serve=serve))
+    assert (read["kv_cache_free_gpu_mem_fraction"], read["max_attention_window_size"]) == (0.85, [4096, 1024])
+    assert (read["cuda_graph_mode"], read["kv_cache_host_memory_bytes"]) == (True, 10_000_000_000)
+    assert (read["enable_kv_cache_reuse"], read["enable_chunked_context"]) == (True, True)
+    assert read["gpu_device_ids"] == "0,1;2,3"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"enable_kv_cache_reuse": "yes"}, "serve.enable_kv_cache_reuse must be true or false, not yes"),
+        ({"kv_cache_host_memory_bytes": "1e10"}, "must be a whole number, not 1e10"),
+        ({"max_attention_window_size": "4096, 1024"}, "must be numbers with commas between"),
+        ({"decoding_mode": "medusa"}, "must be top_k or top_p"),
+        ({"kv_cache_free_gpu_memory_fraction": "0.9"}, "knows no serve.kv_cache_free_gpu_memory_fraction"),
+    ],
+)
+def test_what_it_would_only_warn_about_is_refused(given: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        checked_parameters(given)
+
+
+def test_an_engine_without_paged_context_is_served_without_what_needs_it(tmp_path: Path) -> None:
+    without = {"use_paged_context_fmha": False}
+    read = loaded(make_engine(tmp_path / "a", without))
+    assert (read["enable_kv_cache_reuse"], read["enable_chunked_context"]) == (False, False)
+    with pytest.raises(InputError, match="serve.enable_chunked_context=true: the engine was built without paged"):
+        loaded(make_engine(tmp_path / "b", without, serve={"enable_chunked_context": "true"}))
