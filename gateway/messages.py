@@ -118,6 +118,7 @@ class Capabilities:
     bad_words: bool = False
     min_p: bool = False
     seed: bool = True
+    penalties: bool = True
     lora: bool = False
 
 

@@ -32,7 +32,7 @@ from llmops.model_repository.match import check_engines, check_server
 from llmops.model_repository.multi_gpu import plan_launch, with_mpi
 from llmops.model_repository.processes import Process, descendants, kill_left, model_processes, rank_zero, tied
 from llmops.model_repository.repository import check_repository
-from llmops.model_repository.triton_log import LogLine, explain_failure, parse_line
+from llmops.model_repository.triton_log import LogLine, ended_engine, explain_failure, parse_line
 
 SHM_DIR = Path("/dev/shm")
 # Triton logs this when the last in-flight request is done and only unloading is left.
@@ -66,6 +66,7 @@ class TritonServer:
         self._models: dict[str, list[Process]] = {}
         self._broken = False
         self._unloading = threading.Event()
+        self._ended: tuple[str, str] | None = None
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
 
@@ -107,8 +108,11 @@ class TritonServer:
         self._models = model_processes(self.process.pid)
 
     def wait(self, stop: threading.Event) -> None:
-        """Block until `stop` is set. Raises ServerError if the server, or a model's process, ends by itself before."""
+        """Block until `stop` is set. Raises ServerError if the server, a model's process or its engine ends by itself
+        before."""
         while not stop.wait(0.2):
+            if self._ended is not None:
+                raise ServerError(_engine_ended(*self._ended))
             if self.process.poll() is not None:
                 raise ServerError(f"Triton ended unexpectedly with {self._ending()}")
             for model, processes in self._models.items():
@@ -185,6 +189,7 @@ class TritonServer:
             self.log.append(line)
             if _REQUESTS_DONE in line.message:
                 self._unloading.set()
+            self._ended = self._ended or ended_engine(line)
             self._on_log(line)
 
 
@@ -193,6 +198,13 @@ def _model_died(model: str) -> str:
     return (
         f"The process of model {model} ended unexpectedly (see the log above), and Triton would let its requests wait "
         "for ever, so all of it ends now. Start it again; systemd or Kubernetes does so by itself."
+    )
+
+
+def _engine_ended(model: str, reason: str) -> str:
+    return (
+        f"The engine of model {model} has ended: {reason}. Its requests were told so, the others are finished now. "
+        "Start it again; systemd or Kubernetes does so by itself."
     )
 
 

@@ -63,6 +63,16 @@ def parse_line(line: str) -> LogLine:
     return LogLine(match["time"], _LEVELS[match["level"]], match["where"], message)
 
 
+# said once by an engine model of ours whose engine thread is over: ENDED of llmops_engine/loop.py
+_ENGINE_ENDED = re.compile(r"(?P<model>\S+): the engine has ended: (?P<reason>.*)", re.DOTALL)
+
+
+def ended_engine(line: LogLine) -> tuple[str, str] | None:
+    """(model, reason) where the line says that an engine has ended."""
+    match = _ENGINE_ENDED.search(line.message) if line.level == "error" else None
+    return (match["model"], match["reason"]) if match else None
+
+
 _LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: (?P<reason>.*)", re.DOTALL)
 
 

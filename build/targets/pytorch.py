@@ -24,6 +24,7 @@ from llmops.build.targets.nvidia.request import (
 )
 from llmops.build.targets.nvidia.target import NvidiaTarget
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
+from llmops.build.trtllm.llm_releases import profile_of
 from llmops.build.trtllm.lora import copy_adapters
 from llmops.errors import InputError
 
@@ -94,7 +95,10 @@ def llm_args(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> dict[
         given = {**lora_fields(adapters), **given}
     parallel = Parallel(spec.tp, spec.pp, spec.ep, checkpoint.architecture.moe is not None)
     serving = Serving.of_plan(spec.plan)
-    return make_llm_args(request.limits, parallel, request.kv_cache, given, request.image.tensorrt_llm, serving)
+    version = request.image.tensorrt_llm
+    arguments = make_llm_args(request.limits, parallel, request.kv_cache, given, version, serving)
+    profile_of(arguments, version, request.form.name)
+    return arguments
 
 
 def lora_fields(adapters: list[Adapter]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The frozen arguments of `tensorrt_llm.LLM(...)`: made from a request, checked against the field table."""
+"""The frozen arguments of `tensorrt_llm.LLM(...)`: made from a request, checked against the field table.
+
+An engine keeps them neutral, in the newest release's names; each release gets its own from `resolve`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from llmops.build.manifest import Limits
-from llmops.build.trtllm.llm_fields import TABLES, TOP, Field, Table
+from llmops.build.trtllm.llm_fields import DECODING_TYPES, TABLES, TOP, Field, Table
 from llmops.build.trtllm.versions import release
 from llmops.errors import InputError
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list, tuple),
-    "dict": (Mapping,), "config": (Mapping,),
+    "dict": (Mapping,), "config": (Mapping,), "switch": (bool, str),
 }  # fmt: skip
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
@@ -52,8 +55,8 @@ def make_llm_args(
     version: str,
     serving: Serving | None = None,
 ) -> dict[str, Any]:
-    """Arguments without `model` and `tokenizer`, which the serving side fills in. `overrides` win over the plan.
-    Raises InputError."""
+    """Neutral arguments without `model` and `tokenizer`, which the serving side fills in. `overrides` win over the
+    plan. Raises InputError for what `version` would not take."""
     serving = serving or Serving()
     arguments: dict[str, Any] = {
         "backend": "pytorch",
@@ -81,7 +84,7 @@ def make_llm_args(
     for path, value in overrides.items():
         _set(arguments, path, value)
     check_llm_args(arguments, version)
-    return arguments
+    return neutral(arguments)
 
 
 def _graph_sizes(max_batch_size: int) -> list[int]:
@@ -102,11 +105,67 @@ def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
         arguments[last] = value
 
 
+def neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments in the names that an engine keeps: speculation's types and draft model are called differently by
+    different releases. Raises InputError for a type that none has."""
+    made = dict(arguments)
+    speculative = made.get("speculative_config")
+    if isinstance(speculative, Mapping):
+        made["speculative_config"] = _neutral_speculation(dict(speculative))
+    return made
+
+
+def _neutral_speculation(given: dict[str, Any]) -> dict[str, Any]:
+    if "speculative_model_dir" in given:
+        given.setdefault("speculative_model", given.pop("speculative_model_dir"))
+    name = given.get("decoding_type")
+    if name is not None:
+        names = {_plain(known): known for known in DECODING_TYPES} | {"eagle": "Eagle3"}
+        found = names.get(_plain(str(name)))
+        if found is None:
+            raise InputError(f"speculative_config.decoding_type is {name!r}; use {', '.join(DECODING_TYPES)}.")
+        given["decoding_type"] = found
+    return given
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def resolve(arguments: Mapping[str, Any], minor: tuple[int, int]) -> dict[str, Any]:
+    """What a minor release of the LLM API is called with. Raises InputError for what it does not have."""
+    made = {name: value for name, value in neutral(arguments).items() if not _harmless(TOP.get(name), minor)}
+    for name, field in TOP.items():
+        if field.config is not None and isinstance(made.get(name), Mapping):
+            table = TABLES[field.config]
+            made[name] = {k: v for k, v in made[name].items() if not _harmless(table.get(k), minor)}
+    _check_table(made, TOP, minor, "")
+    _check_rules(made)
+    if made.get("speculative_config"):
+        made["speculative_config"] = _speculation_of(made["speculative_config"], minor)
+    return made
+
+
+def _harmless(field: Field | None, minor: tuple[int, int]) -> bool:
+    """Gone by then, and nothing is lost with it."""
+    return field is not None and field.until is not None and minor >= field.until and bool(field.gone)
+
+
+def _speculation_of(neutral_form: Mapping[str, Any], minor: tuple[int, int]) -> dict[str, Any]:
+    made = dict(neutral_form)
+    if minor >= (1, 3):
+        return made
+    name = DECODING_TYPES[made["decoding_type"]]
+    made["decoding_type"] = name
+    if name == "NGram":
+        # 1.2's own default of 0 never finds a match
+        made.setdefault("max_matching_ngram_size", 2)
+    return made
+
+
 def check_llm_args(arguments: Mapping[str, Any], version: str) -> None:
     """Raise InputError for the first key or value that TensorRT-LLM `version` would not take."""
-    minor = release(version)
-    _check_table(arguments, TOP, minor, "")
-    _check_rules(arguments)
+    resolve(arguments, release(version))
 
 
 def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int], prefix: str) -> None:
@@ -118,9 +177,17 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
             hint = f"did you mean {prefix}{near[0]}?" if near else f"it has {', '.join(sorted(table)[:6])}, …"
             raise InputError(f"the LLM API of TensorRT-LLM has no field {path}; {hint}")
         if minor < field.since or (field.until is not None and minor >= field.until):
-            raise InputError(f"the LLM API of TensorRT-LLM {minor[0]}.{minor[1]} has no field {path}; leave it out.")
+            near = _instead(name, table, minor)
+            raise InputError(f"the LLM API of TensorRT-LLM {minor[0]}.{minor[1]} has no field {path}; {near}leave it out.")
         if value is not None:
             _check_value(path, value, field, minor)
+
+
+def _instead(name: str, table: Table, minor: tuple[int, int]) -> str:
+    """A field of this release that is called much like it."""
+    alive = [one for one, field in table.items() if minor >= field.since and (not field.until or minor < field.until)]
+    near = difflib.get_close_matches(name, alive, n=1, cutoff=0.75)
+    return f"use {near[0]}, or " if near else ""
 
 
 def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) -> None:
@@ -129,10 +196,9 @@ def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) ->
         raise InputError(f"{path} is {value!r}; the LLM API wants {field.kind}.")
     if field.config is not None:
         _check_table(value, TABLES[field.config], minor, f"{path}.")
-    if field.choices:
-        known = [c.lower() for c in field.choices] if field.any_case else list(field.choices)
-        if (value.lower() if field.any_case else value) not in known:
-            raise InputError(f"{path} is {value!r}; the LLM API takes {', '.join(field.choices)}.")
+    choices = field.choices_of(minor)
+    if choices and (value.lower() if field.any_case else value) not in {c.lower() if field.any_case else c for c in choices}:
+        raise InputError(f"{path} is {value!r}; the LLM API takes {', '.join(choices)}.")
     too_small = field.minimum is not None and value < field.minimum
     if too_small or (field.maximum is not None and value > field.maximum):
         least = field.minimum if field.minimum is not None else "-∞"
@@ -145,16 +211,20 @@ def _check_rules(arguments: Mapping[str, Any]) -> None:
     windows = (arguments.get("kv_cache_config") or {}).get("max_attention_window")
     if windows is not None and (not windows or any(not isinstance(w, int) or w < 1 for w in windows)):
         raise InputError("kv_cache_config.max_attention_window must be a list of whole numbers of at least 1.")
-    speculative = arguments.get("speculative_config") or {}
-    kind = str(speculative.get("decoding_type", "")).lower()
-    if kind in ("eagle", "eagle3", "draft_target") and not (
-        speculative.get("max_draft_len")
-        and (speculative.get("speculative_model_dir") or speculative.get("speculative_model"))
-    ):
-        raise InputError(f"speculative_config {speculative['decoding_type']} needs max_draft_len and a draft model.")
+    _check_speculation(arguments.get("speculative_config") or {})
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
     if sizes and graphs.get("max_batch_size") and max(sizes) != graphs["max_batch_size"]:
         raise InputError("cuda_graph_config.max_batch_size must be the largest of batch_sizes; give one of the two.")
     if arguments.get("lora_config") and not arguments.get("enable_lora", True):
         raise InputError("lora_config needs enable_lora true.")
+
+
+def _check_speculation(given: Mapping[str, Any]) -> None:
+    kind = given.get("decoding_type")
+    if given and kind is None:
+        raise InputError(f"speculative_config needs its decoding_type: {', '.join(DECODING_TYPES)}.")
+    if kind in ("Eagle3", "Draft_Target") and not (given.get("max_draft_len") and given.get("speculative_model")):
+        raise InputError(f"speculative_config {kind} needs max_draft_len and speculative_model, a draft model.")
+    if kind in ("NGram", "SA") and not given.get("max_draft_len"):
+        raise InputError(f"speculative_config {kind} needs max_draft_len.")

@@ -1,20 +1,23 @@
 """The fields of TensorRT-LLM's LLM API (TorchLlmArgs) as a table: unknown keys are errors there, so they are here.
 
-Source: NVIDIA/TensorRT-LLM `tensorrt_llm/llmapi/llm_args.py`. `since` is the first minor release that has the field.
+Source: NVIDIA/TensorRT-LLM, 1.2.1: `tensorrt_llm/llmapi/llm_args.py` as published with its documentation; 1.3: the same
+file and `tensorrt_llm/usage/llm_args_golden_manifest.json` after 1.3.0rc29 (September 2026), both read 2026-11-22.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "str", "list", "dict", "config"]
+Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "switch"]
 
 
 @dataclass(frozen=True)
 class Field:
-    """`choices` are case-insensitive where `any_case`; `config` names the nested table, or a table per `tag` value."""
+    """`choices` are case-insensitive where `any_case`, and "WIDEEP <1.3" or "priority >=1.3" where not every release has
+    one; `config` names the nested table. `since` is the first minor release that has the field, `until` the first that
+    has it no more; `gone` says why nothing is lost then (empty: what it did is lost)."""
 
     kind: Kind
     default: Any = None
@@ -25,10 +28,30 @@ class Field:
     until: tuple[int, int] | None = None
     config: str | None = None
     any_case: bool = False
+    gone: str = ""
+
+    def choices_of(self, minor: tuple[int, int]) -> tuple[str, ...]:
+        """The choices that a minor release has."""
+        return tuple(choice.split()[0] for choice in self.choices if _has(choice, minor))
 
 
 Table = Mapping[str, Field]
 _LATER = (1, 3)
+
+
+def _has(choice: str, minor: tuple[int, int]) -> bool:
+    _, _, rule = choice.partition(" ")
+    later = minor >= _LATER
+    return {"": True, "<1.3": not later, ">=1.3": later}[rule]
+
+
+def _until(field: Field, gone: str = "") -> Field:
+    """The same field, which 1.3 has no more."""
+    return replace(field, until=_LATER, gone=gone)
+
+
+def _later(kind: Kind, *names: str) -> dict[str, Field]:
+    return {name: Field(kind, since=_LATER) for name in names}
 
 
 def _int(default: int | None = None, minimum: float = 0, **more: Any) -> Field:
@@ -70,8 +93,9 @@ TOP: Table = {
     "env_overrides": Field("dict", since=_LATER), "backend": _str("pytorch", default="pytorch"),
     "cuda_graph_config": _sub("cuda_graph"), "torch_compile_config": _sub("torch_compile"),
     "disable_overlap_scheduler": _bool(), "moe_config": _sub("moe"), "nvfp4_gemm_config": Field("dict", since=_LATER),
-    "attn_backend": _str(default="TRTLLM"), "sampler_type": _str("TRTLLMSampler", "TorchSampler", "auto"),
-    "disable_flashinfer_sampling": _bool(since=_LATER), "enable_iter_perf_stats": _bool(),
+    "attn_backend": _str(default="TRTLLM"),
+    "sampler_type": _until(_str("TRTLLMSampler", "TorchSampler", "auto"), "1.3 has one sampler, which does it all"),
+    "enable_iter_perf_stats": _bool(),
     "enable_iter_req_stats": _bool(), "iter_stats_max_iterations": _int(), "request_stats_max_iterations": _int(),
     "max_stats_len": _int(1000, since=_LATER), "print_iter_log": _bool(),
     "batch_wait_timeout_ms": Field("float", 0, minimum=0), "batch_wait_timeout_iters": _int(0),
@@ -81,31 +105,62 @@ TOP: Table = {
                                "NCCL_SYMMETRIC", default="AUTO"),
     "checkpoint_format": _str(), "kv_connector_config": _sub("kv_connector"),
     "garbage_collection_gen0_threshold": _int(20000), "mm_encoder_only": _bool(), "ray_worker_extension_cls": _str(),
-    "enable_sleep": _bool(since=_LATER),
+    "generation_config": _str("auto", "trtllm", since=_LATER), "telemetry_config": _sub("telemetry", since=_LATER),
+    "checkpoint_io_policy": _str("auto", "native", "rank_striped_read_ahead", since=_LATER),
+    "prefill_cuda_graph_backend": _str("disabled", "piecewise", "breakable", since=_LATER),
+    **_later("list", "prefill_capture_num_tokens"),
+    **_later("bool", "enable_early_first_token_response", "enable_in_graph_sampling", "sampler_force_async_worker",
+             "enable_low_latency_host_dispatch", "enable_energy_metrics", "enable_resource_governor"),
+    **_later("dict", "prometheus_metrics_config", "kv_cache_compression_config", "multimodal_config"),
 }  # fmt: skip
 
 KV_CACHE: Table = {
     "enable_block_reuse": _bool(True), "max_tokens": _int(None, 1),
     "free_gpu_memory_fraction": Field("float", 0.9, minimum=0, maximum=1), "max_gpu_total_bytes": _int(0),
     "host_cache_size": _int(None, 0), "max_attention_window": Field("list"), "sink_token_length": _int(None, 0),
-    "onboard_blocks": _bool(True, until=(1, 4)), "cross_kv_cache_fraction": Field("float", minimum=0, maximum=1),
+    "onboard_blocks": _until(_bool(True), "1.3 always does so"), "cross_kv_cache_fraction": Field("float", minimum=0, maximum=1),
     "secondary_offload_min_priority": _int(), "event_buffer_max_size": _int(0),
     "attention_dp_events_gather_period_ms": _int(5), "enable_partial_reuse": _bool(True),
-    "copy_on_partial_reuse": _bool(True), "use_uvm": _bool(), "dtype": _str("auto", "fp8", "nvfp4", default="auto"),
+    "copy_on_partial_reuse": _bool(True), "use_uvm": _bool(), 
+    "dtype": _str("auto", "fp8", "nvfp4", "fp8_ds_mla >=1.3", "float16 >=1.3", "bfloat16 >=1.3", "float32 >=1.3",
+                  default="auto"),
     "mamba_ssm_cache_dtype": _str("auto", "float16", "bfloat16", "float32", default="auto"),
-    "tokens_per_block": _int(32, 1), "use_kv_cache_manager_v2": _bool(since=_LATER),
+    "tokens_per_block": _int(32, 1), "use_kv_cache_manager_v2": Field("switch", "auto", since=_LATER),
     "max_util_for_resume": Field("float", 0.95, minimum=0, maximum=1, since=_LATER),
+    **_later("int", "disk_cache_size", "disk_prefetch_num_reqs", "avg_seq_len", "iteration_stats_interval",
+             "fp8_context_mla_kv_len_cap"),
+    **_later("str", "disk_cache_path"), **_later("bool", "enable_swa_scratch_reuse", "enable_kv_pool_rebalance"),
+    **_later("dict", "block_reuse_config", "kv_events_config", "mamba_state_config"), **_later("list", "pool_ratio"),
+}  # fmt: skip
+
+# decoding_type as llmops keeps it (1.3's own names) -> its name in 1.2; None where 1.2's PyTorch backend has none.
+# Not here: Medusa and Lookahead (TensorRT engines only), User_Provided (takes Python objects).
+DECODING_TYPES: dict[str, str | None] = {
+    "NGram": "NGram", "MTP": "MTP", "Eagle3": "Eagle", "Draft_Target": "DraftTarget", "AUTO": "AUTO",
+    "SaveState": "SaveState", "SA": None, "PARD": None, "DFlash": None, "DSpark": None,
 }  # fmt: skip
 
 SPECULATIVE: Table = {
-    "decoding_type": _str("Draft_Target", "Eagle", "Eagle3", "MTP", "NGram", "User_Provided", "SaveState", "AUTO",
-                          any_case=True),
-    "max_draft_len": _int(None, 0), "max_total_draft_tokens": _int(None, 0), "speculative_model_dir": _str(),
-    "speculative_model": _str(since=_LATER), "max_concurrency": _int(None, 1), "draft_len_schedule": Field("dict"),
-    "load_format": _str(), "acceptance_window": _int(None, 0),
-    "acceptance_length_threshold": Field("float", minimum=0), "allow_advanced_sampling": _bool(),
-    "num_nextn_predict_layers": _int(1, 1), "max_matching_ngram_size": _int(2, 1), "is_keep_all": _bool(True),
-    "is_use_oldest": _bool(True), "is_public_pool": _bool(True), "eagle3_one_model": _bool(True),
+    "decoding_type": _str(*(name if old else f"{name} >=1.3" for name, old in DECODING_TYPES.items())),
+    "max_draft_len": _int(None, 0), "max_total_draft_tokens": _int(None, 0), "speculative_model": _str(),
+    "max_concurrency": _int(None, 1), "draft_len_schedule": Field("dict"), "load_format": _str(),
+    "acceptance_window": _until(_int(None, 0)),
+    "acceptance_length_threshold": _until(Field("float", minimum=0)),
+    "acceptance_rate_window_size": _int(None, 0, since=_LATER),
+    "acceptance_rate_threshold": Field("float", minimum=0, maximum=1, since=_LATER),
+    "allow_advanced_sampling": _bool(), "use_rejection_sampling": _bool(since=_LATER),
+    "enable_penalty": _bool(since=_LATER),
+    "num_nextn_predict_layers": _int(1, 1), "use_relaxed_acceptance_for_thinking": _bool(), "relaxed_topk": _int(1, 1),
+    "relaxed_delta": Field("float", 0.0, minimum=0), "use_mtp_vanilla": _bool(), "mtp_eagle_one_model": _bool(True),
+    "begin_thinking_phase_token": _int(128798), "end_thinking_phase_token": _int(128799),
+    "max_matching_ngram_size": _int(2, 1), "is_keep_all": _bool(True), "is_use_oldest": _bool(True),
+    "is_public_pool": _bool(True), "enable_global_pool": _bool(since=_LATER), "global_pool_size": _int(since=_LATER),
+    "eagle3_one_model": _bool(True), "eagle3_layers_to_capture": Field("list"),
+    "eagle3_model_arch": _str("llama3", "mistral_large3", default="llama3"), "use_dynamic_tree": _bool(),
+    "dynamic_tree_max_topK": _int(None, 1), "sa_config": Field("dict", since=_LATER),
+    "output_directory": _str(), "write_interval": _int(20, 1), "file_prefix": _str(),
+    "mask_token_id": _int(since=_LATER), "block_size": _int(None, 1, since=_LATER),
+    "target_layer_ids": Field("list", since=_LATER),
 }  # fmt: skip
 
 TABLES: dict[str, Table] = {
@@ -114,8 +169,9 @@ TABLES: dict[str, Table] = {
     "attention_dp": {"enable_balance": _bool(), "timeout_iters": _int(50), "batching_wait_iters": _int(10)},
     "scheduler": {
         "capacity_scheduler_policy": _str("GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"),
-        "context_chunking_policy": _str("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"),
-        "waiting_queue_policy": _str("fcfs", since=_LATER),
+        "context_chunking_policy": _str("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS", "FORCE_CHUNK >=1.3"),
+        "waiting_queue_policy": _str("fcfs", "priority", since=_LATER),
+        **_later("bool", "enable_prefix_aware_scheduling", "use_python_scheduler"),
     },
     "cuda_graph": {"batch_sizes": Field("list"), "max_batch_size": _int(0), "enable_padding": _bool()},
     "torch_compile": {
@@ -123,18 +179,20 @@ TABLES: dict[str, Table] = {
         "capture_num_tokens": Field("list"), "enable_userbuffers": _bool(True), "max_num_streams": _int(1, 1),
     },
     "moe": {
-        "backend": _str("AUTO", "CUTLASS", "CUTEDSL", "WIDEEP", "TRTLLM", "DEEPGEMM", "VANILLA", "TRITON"),
+        "backend": _str("AUTO", "CUTLASS", "CUTEDSL", "WIDEEP <1.3", "TRTLLM", "DEEPGEMM", "VANILLA", "TRITON",
+                        "DENSEGEMM >=1.3", "MARLIN >=1.3", "MEGAMOE_DEEPGEMM >=1.3", "MEGAMOE_CUTEDSL >=1.3"),
         "max_num_tokens": _int(None, 1), "load_balancer": Field("dict"), "disable_finalize_fusion": _bool(),
         "use_low_precision_moe_combine": _bool(since=_LATER),
     },
     "cache_transceiver": {
         "backend": _str("DEFAULT", "UCX", "NIXL", "MPI", "MOONCAKE"), "max_tokens_in_buffer": _int(None, 1),
-        "kv_transfer_timeout_ms": _int(None, 1),
+        "kv_transfer_timeout_ms": _int(None, 1), "transceiver_runtime": _str("CPP", "PYTHON", "auto", since=_LATER),
     },
     "lora": {
         "lora_dir": Field("list"), "lora_ckpt_source": _str("hf", "nemo", default="hf"), "max_lora_rank": _int(64, 1),
         "lora_target_modules": Field("list"), "trtllm_modules_to_hf_modules": Field("dict"),
         "max_loras": _int(None, 1), "max_cpu_loras": _int(None, 1),
+        **_later("bool", "overlap_lora_and_base", "cuda_graph_specialize_lora"),
     },
     "peft_cache": {
         "num_host_module_layer": _int(0), "num_device_module_layer": _int(0), "optimal_adapter_size": _int(8, 1),
@@ -143,7 +201,8 @@ TABLES: dict[str, Table] = {
         "max_pages_per_block_device": _int(8, 1),
         "device_cache_percent": Field("float", 0.02, minimum=0, maximum=1), "host_cache_size": _int(1 << 30),
     },
+    "telemetry": {"disabled": _bool()},
     "kv_connector": {
-        "connector_module": _str(), "connector_scheduler_class": _str(), "connector_worker_class": _str(),
+        "connector": _str("lmcache", "lmcache-mp", "kvbm", since=_LATER), "connector_module": _str(), "connector_scheduler_class": _str(), "connector_worker_class": _str(),
     },
 }  # fmt: skip

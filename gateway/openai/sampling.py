@@ -46,6 +46,9 @@ def check_capabilities(body: SamplingFields, card: ModelCard) -> None:
     can = card.capabilities
     _require(can.logit_bias or not body.logit_bias, "logit_bias", card)
     _require(can.min_p or not body.min_p, "min_p", card)
+    for field in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        neutral = (None, 1.0 if field == "repetition_penalty" else 0.0)
+        _require(can.penalties or getattr(body, field) in neutral, field, card)
     _require(can.bad_words or not body.bad_words, "bad_words", card)
     _require(can.seed or body.seed is None, "seed", card)
     if (body.n or 1) > can.n:
@@ -71,7 +74,7 @@ def check_guide(guide: Guide | None, card: ModelCard, field: str) -> None:
 
 def sampling_of(body: SamplingFields, card: ModelCard) -> Sampling:
     """The body's wish, else the model's default, else OpenAI's: always sent, as engines have defaults of their own."""
-    own = card.sampling
+    own, can = card.sampling, card.capabilities
     temperature: float = first_of(body.temperature, own.temperature, 1.0)
     top_p: float = first_of(body.top_p, own.top_p, 1.0)
     top_k: int = max(first_of(body.top_k, own.top_k, 0), 0)
@@ -79,14 +82,18 @@ def sampling_of(body: SamplingFields, card: ModelCard) -> Sampling:
         temperature=0.0 if top_p == 0 or top_k == 1 else temperature,
         top_p=top_p,
         top_k=top_k,
-        min_p=first_of(body.min_p, own.min_p if card.capabilities.min_p else None, 0.0),
-        repetition_penalty=first_of(body.repetition_penalty, own.repetition_penalty, 1.0),
+        min_p=first_of(body.min_p, own.min_p if can.min_p else None, 0.0),
+        repetition_penalty=first_of(body.repetition_penalty, own.repetition_penalty if can.penalties else None, 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        # engines seed every request alike when not told otherwise: the same "random" answer each time
-        seed=secrets.randbits(63) if body.seed is None else body.seed % 2**64,
+        seed=_seed(body.seed) if can.seed else None,
         logit_bias=_bias_of(body),
     )
+
+
+def _seed(given: int | None) -> int:
+    """Engines seed every request alike when not told otherwise: the same "random" answer each time."""
+    return secrets.randbits(63) if given is None else given % 2**64
 
 
 def first_of(*values: Any) -> Any:

@@ -26,6 +26,7 @@ class _Capabilities(BaseModel):
     bad_words: bool = False
     min_p: bool = False
     seed: bool = True
+    penalties: bool = True
     lora: bool = False
 
 

@@ -56,8 +56,12 @@ class TritonClient:
         return bool(answer.ready)
 
     async def engine_models(self) -> dict[str, bool]:
-        """The repository's engine models, and whether each is ready. Raises UnavailableError."""
-        return await self._models(ENGINE_SUFFIX)
+        """The repository's engine models, and whether each is ready. Raises UnavailableError.
+
+        The index says whether a model is loaded; a model whose engine has ended says so when it is asked itself.
+        """
+        models = await self._models(ENGINE_SUFFIX)
+        return {name: loaded and await self.model_ready(name) for name, loaded in models.items()}
 
     async def ready_models(self, suffix: str) -> list[str]:
         """Names of the repository's ready models that end in `suffix`. Raises UnavailableError."""

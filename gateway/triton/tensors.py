@@ -115,7 +115,7 @@ def error_of(message: str) -> ApiError:
         # some engines compile a grammar only when they get to it
         refused = "guided_decoding_guide: the engine cannot compile it."
         return UnsupportedError(refused, param="guided_decoding_guide", detail=message)
-    if "unknown model" in lowered or "not ready" in lowered or "unavailable" in lowered or name == "drain":
+    if "unknown model" in lowered or "not ready" in lowered or "unavailable" in lowered or name in ("drain", "engine"):
         return UnavailableError("The engine cannot take requests now; send the request again.", detail=message)
     return EngineError(message)
 

@@ -57,6 +57,7 @@ class OpenVINOTarget(RepositoryTarget):
             "bad_words": False,
             "min_p": True,
             "seed": True,
+            "penalties": True,
             "lora": False,
         }
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llmops.build.installed import installed_version
 from llmops.build.manifest import EngineManifest
-from llmops.build.trtllm.llm_args import check_llm_args
+from llmops.build.trtllm.llm_releases import Profile, Sampling, profile_of, profiles
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library
 from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
@@ -20,9 +21,8 @@ class PytorchTarget(RepositoryTarget):
     def check(self, directory: Path, manifest: EngineManifest) -> None:
         if not (directory / manifest.model_dir / "config.json").is_file():
             raise InputError(f"{directory} is damaged: {manifest.model_dir}/config.json is missing. Build it again.")
-        version = str(manifest.extra["tensorrt_llm"])
-        check_llm_args(manifest.extra["llm_args"], version)
-        check_library("pytorch", version)
+        check_library("pytorch", str(manifest.extra["tensorrt_llm"]))
+        served_profile(manifest)
 
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
         return EngineModel(
@@ -32,7 +32,7 @@ class PytorchTarget(RepositoryTarget):
                 "gpt_model_type": "inflight_fused_batching",
                 "gpt_model_path": str((directory / manifest.model_dir).resolve()),
                 "max_beam_width": "1",
-                "llm_args": json.dumps(manifest.extra["llm_args"]),
+                "llm_profiles": json.dumps([one.as_json() for one in _profiles(manifest)]),
                 **adapter_folders(directory, manifest),
             },
             inputs=OUR_INPUTS,
@@ -41,7 +41,19 @@ class PytorchTarget(RepositoryTarget):
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         guided = manifest.extra["llm_args"].get("guided_decoding_backend") is not None
-        return llm_api_capabilities(guided, lora=bool(manifest.extra.get("adapters")))
+        sampling = served_profile(manifest).sampling
+        return llm_api_capabilities(guided, bool(manifest.extra.get("adapters")), sampling)
+
+
+def _profiles(manifest: EngineManifest) -> list[Profile]:
+    return profiles(manifest.extra["llm_args"], manifest.quantisation.weights)
+
+
+def served_profile(manifest: EngineManifest) -> Profile:
+    """That of the TensorRT-LLM that is here, or of the one the engine was made for. Raises InputError where it cannot
+    run the engine."""
+    version = installed_version("tensorrt_llm") or str(manifest.extra["tensorrt_llm"])
+    return profile_of(manifest.extra["llm_args"], version, manifest.quantisation.weights)
 
 
 def adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
@@ -53,7 +65,7 @@ def adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]
     return {"lora_adapters": json.dumps([{**one, "path": str(root / one["name"])} for one in adapters])}
 
 
-def llm_api_capabilities(guided: bool, lora: bool) -> dict[str, Any]:
+def llm_api_capabilities(guided: bool, lora: bool, sampling: Sampling) -> dict[str, Any]:
     """What our model over the LLM API takes."""
     return {
         "logprobs": True,
@@ -62,7 +74,8 @@ def llm_api_capabilities(guided: bool, lora: bool) -> dict[str, Any]:
         "n": 8,
         "guided": list(GUIDES) if guided else [],
         "bad_words": False,
-        "min_p": True,
-        "seed": True,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed,
+        "penalties": sampling.penalties,
         "lora": lora,
     }

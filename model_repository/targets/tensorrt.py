@@ -13,6 +13,7 @@ from typing import Any
 
 from llmops.build.manifest import EngineManifest
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
+from llmops.build.trtllm.llm_releases import Profile, Sampling
 from llmops.build.trtllm.xgrammar import FILE_NAME
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library
@@ -44,8 +45,8 @@ class TensorrtTarget(RepositoryTarget):
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
         path = str((directory / manifest.model_dir).resolve())
         if backend() == "python":
-            arguments = json.dumps(llm_arguments(manifest))
-            parameters = {"llmops_runtime": "tensorrt", "gpt_model_path": path, "llm_args": arguments}
+            profile = Profile((1, 2), llm_arguments(manifest, directory)).as_json()
+            parameters = {"llmops_runtime": "tensorrt", "gpt_model_path": path, "llm_profiles": json.dumps([profile])}
             parameters |= adapter_folders(directory, manifest)
             return EngineModel("python", parameters, list(OUR_INPUTS), list(OUR_OUTPUTS))
         chosen = {name: value for name, value in settings(manifest, directory).items() if value}
@@ -66,7 +67,7 @@ class TensorrtTarget(RepositoryTarget):
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         if backend() == "python":
             guided, lora = bool(manifest.extra.get("guided")), bool(manifest.extra.get("adapters"))
-            return llm_api_capabilities(guided, lora)
+            return llm_api_capabilities(guided, lora, Sampling())
         return {
             "logprobs": True,
             "top_logprobs": 0,
@@ -76,6 +77,7 @@ class TensorrtTarget(RepositoryTarget):
             "bad_words": True,
             "min_p": False,
             "seed": True,
+            "penalties": True,
             "lora": bool(manifest.extra.get("adapters")),
         }
 
@@ -91,15 +93,15 @@ def backend() -> str:
     return name
 
 
-def settings(manifest: EngineManifest, directory: Path | None = None) -> dict[str, str]:
-    """The C++ backend's parameters, for the engine in `directory` if it is built. Raises InputError for one that the
+def settings(manifest: EngineManifest, directory: Path) -> dict[str, str]:
+    """The C++ backend's parameters for the engine in `directory`. Raises InputError for one that the
     backend does not have, or would not parse, or that the engine was built without."""
     given = checked_parameters(manifest.extra.get("serve", {}))
     defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
     chosen = {**defaults, **_planned(manifest), **_decoding(manifest), **given}
     if not 0 < float(chosen["kv_cache_free_gpu_mem_fraction"]) <= 1:
         raise InputError("serve.kv_cache_free_gpu_mem_fraction must be above 0 and at most 1.")
-    if directory is None or _has_paged_context(directory / manifest.model_dir):
+    if _has_paged_context(directory / manifest.model_dir):
         return chosen
     for name in _PAGED_CONTEXT:
         if given.get(name) == "true":
@@ -159,9 +161,9 @@ def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
     }
 
 
-def llm_arguments(manifest: EngineManifest) -> dict[str, Any]:
+def llm_arguments(manifest: EngineManifest, directory: Path) -> dict[str, Any]:
     """The same settings for 1.2's engine LLM API (`TrtLlmArgs`), which our Python model runs."""
-    chosen = settings(manifest)
+    chosen = settings(manifest, directory)
     cache: dict[str, Any] = {
         "enable_block_reuse": chosen["enable_kv_cache_reuse"] == "true",
         "free_gpu_memory_fraction": float(chosen["kv_cache_free_gpu_mem_fraction"]),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.request import GenerationRequest, Refused
-from llmops_engine.runtime import FAILED, LENGTH, EngineRuntime, EngineStats, StepOutput
+from llmops_engine.runtime import FAILED, LENGTH, EngineDead, EngineRuntime, EngineStats, StepOutput
 
 
 class ScriptedRuntime(EngineRuntime):
@@ -171,3 +171,58 @@ def test_the_last_report_says_that_all_is_idle(loop: EngineLoop, reports: list[E
         assert not deadline.wait(0.01)
         assert len(reports) < 500
     assert reports[-1].kv_blocks_used == 0
+
+
+def test_a_runtime_that_is_dead_ends_its_requests_and_refuses_the_next(
+    loop: EngineLoop, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults[2] = EngineDead("worker 3 is gone")
+    runtime.gate.clear()
+    sinks = [submit(loop, 5), submit(loop, 5)]
+    runtime.gate.set()
+    sentence = "engine: it has ended and takes no requests (worker 3 is gone)"
+    assert [finish(sink)[-1] for sink in sinks] == [sentence, sentence]
+    assert loop.failure == sentence
+    assert finish(submit(loop, 3)) == [sentence]
+    done = threading.Event()
+    loop.stop_requests("nobody", done.set)
+    assert done.wait(5)
+
+
+def test_a_thread_that_dies_of_a_bug_leaves_no_request_hanging(runtime: ScriptedRuntime) -> None:
+    said: list[str] = []
+    loop = EngineLoop(runtime, lambda stats: None, said.append)
+    loop.after_step = lambda idle: 1 // (3 - runtime.steps)
+    loop.start()
+    try:
+        sinks = [submit(loop, 50), submit(loop, 50)]
+        sentence = "engine: it has ended and takes no requests (ZeroDivisionError: integer division or modulo by zero)"
+        assert [finish(sink)[-1] for sink in sinks] == [sentence, sentence]
+        assert finish(submit(loop, 1)) == [sentence]
+    finally:
+        loop.close()
+    assert said[0] == "the engine has ended: ZeroDivisionError: integer division or modulo by zero"
+
+
+def test_metrics_that_fail_cost_one_line_and_no_request(runtime: ScriptedRuntime) -> None:
+    said: list[str] = []
+
+    def report(stats: EngineStats) -> None:
+        raise RuntimeError("no shared memory")
+
+    loop = EngineLoop(runtime, report, said.append)
+    loop.start()
+    try:
+        assert len(finish(submit(loop, 3))) == 3
+        assert len(finish(submit(loop, 3))) == 3
+    finally:
+        loop.close()
+    assert said == ["the engine's metrics could not be reported: no shared memory"]
+
+
+def test_the_lengths_of_ended_requests_are_reported_once(loop: EngineLoop, reports: list[EngineStats]) -> None:
+    finish(submit(loop, 3, sequences=2))
+    finish(submit(loop, 4))
+    while not (reports and sum(len(one.ended) for one in reports) == 2):
+        assert len(reports) < 500
+    assert [lengths for one in reports for lengths in one.ended] == [(1, 6), (1, 4)]

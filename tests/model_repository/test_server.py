@@ -262,6 +262,22 @@ def test_metrics_have_nvidias_families_and_labels(triton: Any) -> None:
     batcher = metrics(triton.metrics_url, "nv_trt_llm_inflight_batcher_metrics")
     assert batcher.keys() == {"total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests"}
     assert metrics(triton.metrics_url, "nv_trt_llm_general_metrics").keys() == {"timestamp", "iteration_counter"}
+    text = urllib.request.urlopen(triton.metrics_url, timeout=5).read().decode()
+    split = [line for line in text.splitlines() if line.startswith("nv_trt_llm_disaggregated_serving_metrics{")]
+    assert [line.split()[-1] for line in split] == ["0", "0"]
+    assert 'disaggregated_serving_type="request_count"' in "".join(split)
+
+
+def test_lengths_of_requests_are_counted(triton: Any, client: EngineClient, prompt: list[int]) -> None:
+    def sums() -> list[float]:
+        names = ("nv_llm_input_token_len_sum", "nv_llm_output_token_len_sum", "nv_llm_output_token_len_count")
+        return [sum(metrics(triton.metrics_url, name).values()) for name in names]
+
+    client.ask(prompt, new=2)
+    before = sums()
+    answer = client.ask(prompt, new=7, end_id=-1)
+    wanted = [before[0] + len(prompt), before[1] + len(answer.ids), before[2] + 1]
+    wait_until(lambda: sums() == wanted, 10)
 
 
 def test_a_prompt_longer_than_one_step_is_cut_into_chunks(client: EngineClient, tokenizer: Tokenizer) -> None:

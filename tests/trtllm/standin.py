@@ -1,15 +1,27 @@
-"""A stand-in for `tensorrt_llm` with exactly the published signatures of 1.2: what does not exist there fails here.
+"""A stand-in for `tensorrt_llm`, as strict as 1.2.1 or as 1.3: what does not exist there, or does nothing, fails here.
 
-Source: NVIDIA/TensorRT-LLM `tensorrt_llm/sampling_params.py`, `tensorrt_llm/llmapi/llm.py`, `tensorrt_llm/executor/
-result.py`. It generates prompt[-1]+1, +2, … so that expected tokens can be written down; with an adapter +2, +4, …
+`VERSION` beside this file, or `api(version)`, chooses which. It generates prompt[-1]+1, +2, … so that expected tokens
+can be written down; with an adapter +2, +4, …; a token of 666 fails the request and 777 kills the engine.
+
+Facts, read on 2026-11-22. 1.2.1: NVIDIA/TensorRT-LLM branch gh-pages `1.2.1/_modules/tensorrt_llm/` (`sampling_params`,
+`executor/result`, `llmapi/llm`, `llmapi/llm_args`: the speculation classes field by field). 1.3: the tree after
+1.3.0rc29, `tensorrt_llm/usage/llm_args_golden_manifest.json` and `llmapi/llm_args.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
+
+import pydantic
+
+_FILE = Path(__file__).with_name("VERSION")
+__version__ = _FILE.read_text().strip() if _FILE.is_file() else "1.2.1"
 
 
 @dataclass(kw_only=True)
@@ -103,10 +115,15 @@ class CompletionOutput:
     stop_reason: Any = None
 
 
+class MixedSyncAsyncAPIError(Exception):
+    """tensorrt_llm/llmapi/utils.py: one of both ways was used before."""
+
+
 class RequestOutput:
     """Cumulative outputs; iterated on the loop that was running when it was made, as the real one."""
 
-    def __init__(self, prompt: list[int], params: SamplingParams, lora_request: LoRARequest | None) -> None:
+    def __init__(self, llm: LLM, prompt: list[int], params: SamplingParams, lora_request: LoRARequest | None) -> None:
+        self.llm = llm
         self.step = 2 if lora_request is not None else 1
         self.loop = asyncio.get_running_loop()
         self.prompt_token_ids, self.params = prompt, params
@@ -124,38 +141,234 @@ class RequestOutput:
 
     async def __anext__(self) -> RequestOutput:
         assert asyncio.get_running_loop() is self.loop
-        completion, params = self.outputs[0], self.params
+        completion = self.outputs[0]
         if self.finished or self.aborted_:
             raise StopAsyncIteration
         await asyncio.sleep(0.002)
         token = self.prompt_token_ids[-1] + self.step * (len(completion.token_ids) + 1)
         if token == 666:
             raise RuntimeError("cuda error")
-        ends = {params.end_id, *(params.stop_token_ids or [])} if not params.ignore_eos else set()
+        if token == 777 or self.llm.dead:
+            self.llm.dead = True
+            raise EngineDeadError("worker 0 exited") if self.llm.later else RuntimeError("LLM is shutting down")
         completion.token_ids.append(token)
-        if params.logprobs is not None:
-            completion.logprobs.append({token: Logprob(-token / 100)})
-        if token in ends:
+        self._log_prob(completion, token)
+        self._end(completion, token)
+        self.finished = completion.finish_reason is not None
+        self.llm.iterate()
+        return self
+
+    def _log_prob(self, completion: CompletionOutput, token: int) -> None:
+        """1.2.1: 0 means none, else the k most likely, of which an odd token is not one. 1.3: 0 means the sampled one."""
+        wanted = self.params.logprobs
+        if wanted is None or (wanted == 0 and not self.llm.later):
+            return
+        missed = not self.llm.later and token % 2 and self.llm.sampler != "TRTLLMSampler"
+        completion.logprobs.append({token + 1 if missed else token: Logprob(-token / 100)})
+
+    def _end(self, completion: CompletionOutput, token: int) -> None:
+        """A stop word is cut off unless it is asked for; the end of text stays. Both only where they are not ignored."""
+        params = self.params
+        if not params.ignore_eos and token == params.end_id:
             completion.finish_reason = "stop"
+        elif token in (params.stop_token_ids or []):
+            completion.finish_reason = "stop"
+            if not params.include_stop_str_in_output:
+                del completion.token_ids[-1:], completion.logprobs[len(completion.token_ids) :]
         elif len(completion.token_ids) >= params.max_tokens:
             completion.finish_reason = "length"
-        self.finished = completion.finish_reason is not None
+
+
+class EngineDeadError(RuntimeError):
+    """1.3: its workers are gone."""
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+
+class KvCacheConfig(_Strict):
+    enable_block_reuse: bool = True
+    max_tokens: int | None = None
+    free_gpu_memory_fraction: float | None = pydantic.Field(0.9, ge=0, le=1)
+    host_cache_size: int | None = None
+    max_attention_window: list[int] | None = None
+    dtype: str = "auto"
+    tokens_per_block: int = 32
+    enable_partial_reuse: bool = True
+    copy_on_partial_reuse: bool = True
+    onboard_blocks: bool = True
+
+
+class KvCacheConfig13(KvCacheConfig):
+    onboard_blocks: ClassVar[None] = None
+    use_kv_cache_manager_v2: bool | Literal["auto"] = "auto"
+    max_util_for_resume: float = 0.95
+
+
+class SchedulerConfig(_Strict):
+    capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
+    context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] | None = None
+
+
+class CudaGraphConfig(_Strict):
+    batch_sizes: list[int] | None = None
+    max_batch_size: int = 0
+    enable_padding: bool = False
+
+
+class LoraConfig(_Strict):
+    lora_dir: list[str] = []
+    lora_ckpt_source: Literal["hf", "nemo"] = "hf"
+    max_lora_rank: int = 64
+    lora_target_modules: list[str] = []
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+
+
+class DecodingBaseConfig(_Strict):
+    max_draft_len: int | None = None
+    max_total_draft_tokens: int | None = None
+    speculative_model: str | None = pydantic.Field(
+        None, validation_alias=pydantic.AliasChoices("speculative_model", "speculative_model_dir")
+    )
+    max_concurrency: int | None = None
+    draft_len_schedule: dict[int, int] | None = None
+    load_format: str | None = None
+    acceptance_window: int | None = None
+    acceptance_length_threshold: float | None = None
+    allow_advanced_sampling: bool = False
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DecodingBaseConfig:
+        """1.2.1: the only way from a dict, and exact to the letter."""
+        kind = data.get("decoding_type")
+        if kind not in _DECODING:
+            raise ValueError(f"Invalid decoding type: {kind}")
+        return _DECODING[kind](**{name: value for name, value in data.items() if name != "decoding_type"})
+
+
+class NGramDecodingConfig(DecodingBaseConfig):
+    decoding_type: ClassVar[str] = "NGram"
+    max_matching_ngram_size: int = 0
+    is_keep_all: bool = True
+    is_use_oldest: bool = True
+    is_public_pool: bool = True
+
+
+class MTPDecodingConfig(DecodingBaseConfig):
+    decoding_type: ClassVar[str] = "MTP"
+    num_nextn_predict_layers: int = 1
+    use_relaxed_acceptance_for_thinking: bool = False
+    relaxed_topk: int = 1
+    relaxed_delta: float = 0.0
+    use_mtp_vanilla: bool = False
+    mtp_eagle_one_model: bool = True
+
+
+class EagleDecodingConfig(DecodingBaseConfig):
+    decoding_type: ClassVar[str] = "Eagle"
+    eagle3_one_model: bool | None = True
+    eagle3_layers_to_capture: set[int] | None = None
+    eagle3_model_arch: str = "llama3"
+    use_dynamic_tree: bool | None = False
+    dynamic_tree_max_topK: int | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _needs(self) -> EagleDecodingConfig:
+        if self.max_draft_len is None:
+            raise ValueError("max_draft_len is required for Eagle")
         return self
 
 
+class DraftTargetDecodingConfig(DecodingBaseConfig):
+    decoding_type: ClassVar[str] = "Draft_Target"
+
+
+class AutoDecodingConfig(DecodingBaseConfig):
+    decoding_type: ClassVar[str] = "AUTO"
+
+
+_DECODING: dict[str, Any] = {
+    "MTP": MTPDecodingConfig, "Eagle": EagleDecodingConfig, "NGram": NGramDecodingConfig,
+    "DraftTarget": DraftTargetDecodingConfig, "AUTO": AutoDecodingConfig,
+}  # fmt: skip
+
+
+class Speculation13(_Strict):
+    """1.3's union in one: what it takes depends on decoding_type less than here."""
+
+    decoding_type: Literal["AUTO", "DFlash", "DSpark", "Draft_Target", "Eagle3", "Eagle", "MTP", "NGram", "PARD", "SA",
+                           "SaveState", "User_Provided"]
+    max_draft_len: int | None = None
+    speculative_model: str | None = None
+    max_concurrency: int | None = None
+    acceptance_rate_window_size: int | None = None
+    acceptance_rate_threshold: float | None = None
+    enable_penalty: bool = False
+    max_matching_ngram_size: int = 2
+    is_keep_all: bool = True
+    num_nextn_predict_layers: int | None = None
+    eagle3_one_model: bool | None = True
+
+
+_COMMON = """model tokenizer tokenizer_mode skip_tokenizer_init trust_remote_code revision tokenizer_revision dtype
+tensor_parallel_size pipeline_parallel_size context_parallel_size gpus_per_node moe_tensor_parallel_size
+moe_expert_parallel_size moe_cluster_parallel_size enable_attention_dp attention_dp_config enable_lm_head_tp_in_adp
+cp_config load_format enable_lora peft_cache_config enable_chunked_prefill guided_decoding_backend
+cache_transceiver_config sparse_attention_config max_batch_size max_input_len max_seq_len max_beam_width max_num_tokens
+gather_generation_logits num_postprocess_workers postprocess_tokenizer_dir reasoning_parser return_perf_metrics
+perf_metrics_max_requests orchestrator_type backend torch_compile_config disable_overlap_scheduler moe_config
+attn_backend enable_iter_perf_stats enable_iter_req_stats iter_stats_max_iterations request_stats_max_iterations
+print_iter_log batch_wait_timeout_ms batch_wait_timeout_iters batch_wait_max_tokens_ratio enable_autotuner
+enable_min_latency stream_interval force_dynamic_quantization allreduce_strategy checkpoint_format kv_connector_config
+garbage_collection_gen0_threshold mm_encoder_only ray_worker_extension_cls"""
+_NESTED: dict[str, Any] = {
+    "scheduler_config": SchedulerConfig, "cuda_graph_config": CudaGraphConfig, "lora_config": LoraConfig,
+}  # fmt: skip
+_OWN = {
+    False: {"kv_cache_config": KvCacheConfig, "speculative_config": DecodingBaseConfig, "sampler_type": str},
+    True: {"kv_cache_config": KvCacheConfig13, "speculative_config": Speculation13, "generation_config": str},
+}
+
+
+def _arguments(later: bool) -> Any:
+    """TorchLlmArgs: no field but these."""
+    kinds = {**dict.fromkeys(_COMMON.split(), Any), **_NESTED, **_OWN[later]}
+    fields: dict[str, Any] = {name: (kind | None if kind is not Any else Any, None) for name, kind in kinds.items()}
+    return pydantic.create_model("TorchLlmArgs", __base__=_Strict, **fields)
+
+
+TorchLlmArgs = _arguments(not __version__.startswith("1.2"))
+
+
+def update_llm_args_with_extra_dict(llm_args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """1.2.1's way from a dict to the objects that the arguments want."""
+    extra = dict(extra)
+    if "speculative_config" in extra:
+        extra["speculative_config"] = DecodingBaseConfig.from_dict(extra["speculative_config"])
+    return {**llm_args, **extra}
+
+
 class LLM:
+    """`later`: as 1.3. `asked_too_early` counts how often statistics were asked for before the first prompt."""
+
     made: ClassVar[list[LLM]] = []
+    version: ClassVar[str] = __version__
 
     def __init__(
         self, model: Any, tokenizer: Any = None, tokenizer_mode: str = "auto", skip_tokenizer_init: bool = False,
         trust_remote_code: bool = False, tensor_parallel_size: int = 1, dtype: str = "auto",
         revision: str | None = None, tokenizer_revision: str | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        from llmops.build.trtllm.llm_args import check_llm_args
-
-        check_llm_args({"tensor_parallel_size": tensor_parallel_size, **kwargs}, "1.2.1")
+        self.later = not self.version.startswith("1.2")
+        self.arguments = _arguments(self.later)(model=model, tensor_parallel_size=tensor_parallel_size, **kwargs)
+        self.sampler = kwargs.get("sampler_type") or "TorchSampler"
         self.results: list[RequestOutput] = []
-        self.down = False
+        self.down = self.dead = False
+        self.asked_too_early = 0
+        self._stats: asyncio.Queue[str] | None = None
+        self._iteration = 0
         LLM.made.append(self)
 
     def generate_async(
@@ -163,13 +376,79 @@ class LLM:
         streaming: bool = False, kv_cache_retention_config: Any = None, disaggregated_params: Any = None,
         trace_headers: Any = None, scheduling_params: Any = None,
     ) -> RequestOutput:  # fmt: skip
+        if self.dead:
+            raise EngineDeadError("worker 0 exited") if self.later else RuntimeError("LLM is shutting down")
         if len(inputs) > 100:
             raise ValueError("the prompt is longer than max_input_len")
-        self.results.append(RequestOutput(inputs, sampling_params, lora_request))
+        self._refuse_what_would_be_ignored(sampling_params)
+        if self._stats is None:
+            self._stats = asyncio.Queue()
+        self.results.append(RequestOutput(self, inputs, sampling_params, lora_request))
         return self.results[-1]
 
+    def _refuse_what_would_be_ignored(self, params: SamplingParams) -> None:
+        """The real ones ignore these without a word, or refuse them."""
+        asked = [
+            name for name in ("min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty")
+            if getattr(params, name) is not None
+        ]  # fmt: skip
+        speculative = self.arguments.speculative_config
+        if not self.later:
+            ignored = asked if self.sampler != "TRTLLMSampler" or speculative else []
+        elif speculative:
+            ignored = [one for one in asked if one == "min_p" or ("penalty" in one and not speculative.enable_penalty)]
+        else:
+            ignored = []
+        assert not ignored, f"{ignored} would be ignored"
+
+    def iterate(self) -> None:
+        self._iteration += 1
+        cache = {"maxNumBlocks": 100, "usedNumBlocks": 7, "tokensPerBlock": 32, "reusedBlocks": 3}
+        stats = {"iter": self._iteration, "kvCacheStats": cache, "gpuMemUsage": 5000, "cpuMemUsage": 600,
+                 "pinnedMemUsage": 70, "inflightBatchingStats": {"numPausedRequests": 2}}  # fmt: skip
+        if self._stats is not None:
+            self._stats.put_nowait(json.dumps(stats))
+
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        return [{"iter": 1, "kvCacheStats": {"maxNumBlocks": 100, "usedNumBlocks": 7, "tokensPerBlock": 32}}]
+        if self._stats is None:
+            self.asked_too_early += 1
+            return []
+        # requests are tied to a running loop, so its queue is asynchronous, and the synchronous side gives None
+        return [json.loads(None)]  # type: ignore[arg-type]
+
+    def get_stats_async(self, timeout: float | None = 2) -> Any:
+        if self._stats is None:
+            self.asked_too_early += 1
+            return _nothing()
+        return self._iterations(timeout)
+
+    async def _iterations(self, timeout: float | None) -> Any:
+        if asyncio.get_running_loop() is not self.results[0].loop:
+            raise MixedSyncAsyncAPIError
+        while True:
+            try:
+                yield json.loads(await asyncio.wait_for(self._stats.get(), timeout))
+            except asyncio.TimeoutError:
+                return
 
     def shutdown(self) -> None:
         self.down = True
+
+
+async def _nothing() -> Any:
+    for never in ():
+        yield never
+
+
+def api(version: str = __version__) -> SimpleNamespace:
+    """The names of the library as of a version, as `llmops_engine.trtllm_library.Library` has them."""
+    later = not version.startswith("1.2")
+    return SimpleNamespace(
+        version=version,
+        LLM=type("LLM", (LLM,), {"version": version}),
+        SamplingParams=SamplingParams,
+        GuidedDecodingParams=GuidedDecodingParams,
+        LoRARequest=LoRARequest,
+        arguments=_arguments(later),
+        read_extra=None if later else update_llm_args_with_extra_dict,
+    )

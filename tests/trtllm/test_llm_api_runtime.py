@@ -1,15 +1,18 @@
-"""The engine runtime over the LLM API, against a stand-in with the published signatures."""
+"""The engine runtime over the LLM API, against a stand-in as strict as 1.2.1 and as 1.3."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from llmops.build.trtllm.llm_releases import profiles
 
 ENGINE = Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"
 
@@ -35,10 +38,20 @@ def engine():
         sys.path.remove(str(ENGINE))
 
 
-@pytest.fixture
-def runtime(engine):
-    options = engine.TrtllmOptions("model", "tokenizer", {"backend": "pytorch", "max_batch_size": 4}, False, 4)
-    made = engine.TrtllmRuntime(options, library=standin)
+ARGUMENTS = {"backend": "pytorch", "max_batch_size": 4}
+VERSIONS = ["1.2.1", "1.3.0rc29", "1.3.0"]
+
+
+def make(engine, version: str = "1.2.1", arguments=None, **options):
+    """A runtime on the stand-in of one version, as `llmops repo` would have it made."""
+    profiles_ = [one.as_json() for one in profiles(arguments or ARGUMENTS)]
+    made = engine.TrtllmOptions("model", "tokenizer", profiles_, False, 4, end_ids=(99,), **options)
+    return engine.TrtllmRuntime(made, library=standin.api(version))
+
+
+@pytest.fixture(params=VERSIONS)
+def runtime(engine, request):
+    made = make(engine, request.param)
     yield made
     made.close()
     assert standin.LLM.made[-1].down
@@ -109,7 +122,7 @@ def test_sampling_is_handed_over(engine):
     request = ask(engine, [1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]], min_tokens=3)
     request.sampling.temperature, request.sampling.top_p, request.sampling.seed = 0.7, 0.9, 41
     request.sampling.repetition_penalty = 1.2
-    made = engine.sampling_params(standin, request, 1)
+    made = engine.sampling_params(standin, request, 1, 1)
     assert (made.max_tokens, made.min_tokens, made.end_id, made.stop_token_ids) == (7, 3, 2, [9, 4])
     assert (made.temperature, made.top_p, made.seed, made.repetition_penalty) == (0.7, 0.9, 42, 1.2)
     assert (made.detokenize, made.add_special_tokens, made.ignore_eos, made.logprobs) == (False, False, False, None)
@@ -118,8 +131,10 @@ def test_sampling_is_handed_over(engine):
 def test_greedy_and_ignored_end(engine):
     request = ask(engine, [1], 7)
     request.sampling.temperature = 0
-    made = engine.sampling_params(standin, request, 0)
+    made = engine.sampling_params(standin, request, 0, 1, (98, 99))
     assert (made.top_k, made.temperature, made.ignore_eos) == (1, None, True)
+    # the library takes -1 badly together with min_tokens: the model's own end, which is ignored
+    assert (made.end_id, made.stop_token_ids) == (98, None)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +147,119 @@ def test_greedy_and_ignored_end(engine):
     ],
 )
 def test_guides(engine, guide, field, value):
-    made = engine.sampling_params(standin, ask(engine, [1], 7, guide=guide), 0)
+    made = engine.sampling_params(standin, ask(engine, [1], 7, guide=guide), 0, 1)
     assert getattr(made.guided_decoding, field) == value
 
 
 def test_a_schema_that_is_not_json_is_refused(engine):
     with pytest.raises(engine.Refused, match="guided_decoding_guide: is not JSON"):
-        engine.sampling_params(standin, ask(engine, [1], 7, guide=("json_schema", "{")), 0)
+        engine.sampling_params(standin, ask(engine, [1], 7, guide=("json_schema", "{")), 0, 1)
 
 
-def test_stats(engine, runtime):
+def test_statistics_come_from_the_loop_of_the_requests(engine, runtime):
+    library = standin.LLM.made[-1]
+    first = runtime.stats()
+    assert (first.kv_blocks_max, first.kv_blocks_reused, first.memory) == (0, None, ())
     runtime.submit(1, ask(engine, [10, 11, 12], 10_000), 0)
     stats = runtime.stats()
     assert (stats.active, stats.context_tokens, stats.max_requests) == (1, 3, 4)
+    deadline = time.monotonic() + 10
+    while not stats.kv_blocks_max and time.monotonic() < deadline:
+        list(runtime.step())
+        stats = runtime.stats()
     assert (stats.kv_blocks_max, stats.kv_blocks_used, stats.tokens_per_block) == (100, 7, 32)
+    assert (stats.kv_blocks_reused, stats.paused) == (3, 2)
+    assert dict(stats.memory) == {"gpu": 5000, "cpu": 600, "pinned": 70}
+    assert library.asked_too_early == 0
+
+
+def test_the_token_that_ended_it_is_counted(engine, runtime):
+    runtime.submit(1, ask(engine, [10], 50, stop_words=[[13]]), 0)
+    ids, _, finish, _ = collect(runtime)[1]
+    assert (ids, finish) == ([11, 12, 13], "stop")
+
+
+def test_an_engine_that_died_says_so_once(engine, runtime):
+    runtime.submit(1, ask(engine, [774], 10), 0)
+    said = "worker 0 exited" if standin.LLM.made[-1].later else "LLM is shutting down"
+    with pytest.raises(engine.EngineDead, match=f"TensorRT-LLM: {said}"):
+        collect(runtime)
+    runtime.submit(2, ask(engine, [10], 10), 0)
+    with pytest.raises(engine.EngineDead, match=said):
+        collect(runtime)
+
+
+def test_a_token_outside_the_computed_ones_gets_openais_value(engine):
+    # the default sampler of 1.2 gives the most likely tokens only
+    runtime = make(engine, arguments={**ARGUMENTS, "sampler_type": "TorchSampler"})
+    try:
+        runtime.submit(1, ask(engine, [10], 2, log_probs=True), 0)
+        assert collect(runtime)[1][1] == pytest.approx([-9999.0, -0.12])
+    finally:
+        runtime.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_min_p_seed_and_penalties_reach_a_sampler_that_knows_them(engine, version):
+    runtime = make(engine, version, capabilities={"min_p": True, "seed": True, "penalties": True})
+    try:
+        request = ask(engine, [10], 2)
+        request.sampling.min_p, request.sampling.seed, request.sampling.repetition_penalty = 0.1, 7, 1.1
+        runtime.submit(1, request, 0)
+        assert collect(runtime)[1][2] == "length"
+    finally:
+        runtime.close()
+
+
+NGRAM = {**ARGUMENTS, "speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
+
+
+@pytest.mark.parametrize(("version", "lacks"), [("1.2.1", "min_p, seed, penalties"), ("1.3.0", "min_p, penalties")])
+def test_what_speculation_ignores_is_not_announced(engine, version, lacks):
+    announced = {"min_p": True, "seed": True, "penalties": True}
+    with pytest.raises(ValueError, match=f"announces {lacks}, which TensorRT-LLM {version} would ignore"):
+        make(engine, version, NGRAM, capabilities=announced)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "speculative",
+    [
+        {"decoding_type": "NGram", "max_draft_len": 4},
+        {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/draft"},
+        {"decoding_type": "draft_target", "max_draft_len": 3, "speculative_model_dir": "/draft"},
+        {"decoding_type": "MTP", "num_nextn_predict_layers": 1},
+    ],
+)
+def test_the_documented_speculation_starts(engine, version, speculative):
+    make(engine, version, {**ARGUMENTS, "speculative_config": speculative}).close()
+    config = standin.LLM.made[-1].arguments.speculative_config
+    names = {"NGram": "NGram", "Eagle3": "Eagle", "draft_target": "Draft_Target", "MTP": "MTP"}
+    wanted = names[speculative["decoding_type"]]
+    assert config.decoding_type == ("Eagle3" if (wanted, version[:3]) == ("Eagle", "1.3") else wanted)
+    if wanted == "NGram":
+        assert config.max_matching_ngram_size == 2
+
+
+def test_what_the_installed_library_refuses_is_one_sentence(engine):
+    # a field that our table has and this version does not
+    arguments = {**ARGUMENTS, "speculative_config": {"decoding_type": "SA", "max_draft_len": 4, "global_pool_size": 64}}
+    says = r"TensorRT-LLM 1.3.0 refuses speculative_config.global_pool_size of this engine \(Extra inputs.*--to 1.3`"
+    with pytest.raises(ValueError, match=says):
+        make(engine, "1.3.0", arguments)
+    with pytest.raises(ValueError, match=r"TensorRT-LLM 1.2.1 cannot run this engine: .*'SA'; the LLM API takes NGram,"):
+        make(engine, "1.2.1", arguments)
+    with pytest.raises(ValueError, match=r"TensorRT-LLM 1.1.0 is older than 1.2"):
+        make(engine, "1.1.0")
+
+
+def test_usage_is_not_reported_unless_it_is_wanted(monkeypatch):
+    library = importlib.import_module("llmops_engine.trtllm_library")
+    for given, expected in ((None, "1"), ("0", "0")):
+        monkeypatch.delenv("TRTLLM_NO_USAGE_STATS", raising=False)
+        if given is not None:
+            monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", given)
+        monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
+        with pytest.raises(ImportError):
+            library.load_library(engine=False)
+        assert os.environ["TRTLLM_NO_USAGE_STATS"] == expected

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmops.build.manifest import Limits
-from llmops.build.trtllm.llm_args import Parallel, Serving, check_llm_args, make_llm_args
+from llmops.build.trtllm.llm_args import Parallel, Serving, check_llm_args, make_llm_args, resolve
+from llmops.build.trtllm.llm_releases import Sampling, profile_of, profiles
 from llmops.build.trtllm.versions import check_image, check_installed, image_for, image_of
 from llmops.errors import InputError, VersionMismatchError
 
@@ -69,8 +70,14 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
         ({"max_batch_size": "64"}, "wants int"),
         ({"scheduler_config": {"capacity_scheduler_policy": "max_utilization"}}, "MAX_UTILIZATION"),
         ({"guided_decoding_backend": "outlines"}, "xgrammar, llguidance"),
-        ({"speculative_config": {"decoding_type": "Medusa"}}, "Draft_Target"),
-        ({"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3}}, "needs max_draft_len and a draft"),
+        ({"speculative_config": {"decoding_type": "Medusa"}}, "is 'Medusa'; use NGram, MTP, Eagle3, Draft_Target"),
+        ({"speculative_config": {"decoding_type": "PARD", "max_draft_len": 2}}, "'PARD'; the LLM API takes NGram, MTP"),
+        ({"speculative_config": {"decoding_type": "NGram"}}, "NGram needs max_draft_len"),
+        ({"speculative_config": {"max_draft_len": 2}}, "needs its decoding_type"),
+        ({"speculative_config": {"decoding_type": "NGram", "acceptance_rate_window_size": 2}}, "use acceptance_window"),
+        ({"kv_cache_config": {"dtype": "fp8_ds_mla"}}, "takes auto, fp8, nvfp4"),
+        ({"kv_cache_config": {"use_kv_cache_manager_v2": "auto"}}, r"1\.2 has no field kv_cache_config.use_kv"),
+        ({"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3}}, "needs max_draft_len and speculative"),
         ({"cuda_graph_config": {"batch_sizes": [1, 2], "max_batch_size": 4}}, "largest of batch_sizes"),
         ({"custom_tokenizer": "x"}, r"1\.2 has no field custom_tokenizer"),
         ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
@@ -81,5 +88,75 @@ def test_fields_are_checked_by_name_type_and_range(arguments, says):
         check_llm_args(arguments, "1.2.1")
 
 
-def test_a_later_release_has_more_fields():
-    check_llm_args({"custom_tokenizer": "x", "kv_cache_config": {"max_util_for_resume": 0.9}}, "1.3.0")
+LATER = {
+    "custom_tokenizer": "x",
+    "kv_cache_config": {"max_util_for_resume": 0.9, "use_kv_cache_manager_v2": "auto", "dtype": "fp8_ds_mla"},
+    "scheduler_config": {"context_chunking_policy": "FORCE_CHUNK", "waiting_queue_policy": "priority"},
+    "moe_config": {"backend": "MARLIN"},
+    "speculative_config": {"decoding_type": "DFlash", "acceptance_rate_threshold": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_later_release_has_more_fields_and_choices(name):
+    check_llm_args({name: LATER[name]}, "1.3.0rc29")
+    with pytest.raises(InputError):
+        check_llm_args({name: LATER[name]}, "1.2.1")
+
+
+def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
+    arguments = {"sampler_type": "TRTLLMSampler", "kv_cache_config": {"onboard_blocks": True, "max_tokens": 64}}
+    assert resolve(arguments, (1, 2)) == arguments
+    assert resolve(arguments, (1, 3)) == {"kv_cache_config": {"max_tokens": 64}}
+    lossy = {"speculative_config": {"decoding_type": "MTP", "acceptance_length_threshold": 1.5}}
+    with pytest.raises(InputError, match="1.3 has no field speculative_config.acceptance_length_threshold; use"):
+        resolve(lossy, (1, 3))
+    with pytest.raises(InputError, match="moe_config.backend is 'WIDEEP'"):
+        resolve({"moe_config": {"backend": "WIDEEP"}}, (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept", "old", "new"),
+    [
+        ("ngram", "NGram", "NGram", "NGram"),
+        ("Eagle", "Eagle3", "Eagle", "Eagle3"),
+        ("EAGLE3", "Eagle3", "Eagle", "Eagle3"),
+        ("DraftTarget", "Draft_Target", "DraftTarget", "Draft_Target"),
+        ("mtp", "MTP", "MTP", "MTP"),
+        ("AUTO", "AUTO", "AUTO", "AUTO"),
+    ],
+)
+def test_an_engine_keeps_one_name_and_each_release_gets_its_own(given, kept, old, new):
+    speculative = {"decoding_type": given, "max_draft_len": 2, "speculative_model_dir": "/draft"}
+    made = make_llm_args(LIMITS, Parallel(1, 1, 1, moe=False), "auto", {"speculative_config": speculative}, "1.2.1")
+    assert made["speculative_config"] == {"decoding_type": kept, "max_draft_len": 2, "speculative_model": "/draft"}
+    assert resolve(made, (1, 2))["speculative_config"]["decoding_type"] == old
+    assert resolve(made, (1, 3))["speculative_config"]["decoding_type"] == new
+
+
+@pytest.mark.parametrize(
+    ("arguments", "version", "sampling"),
+    [
+        ({}, "1.2.1", Sampling(True, True, True)),
+        ({"sampler_type": "TorchSampler"}, "1.2.1", Sampling(False, False, False)),
+        ({"speculative_config": {"decoding_type": "MTP"}}, "1.2.1", Sampling(False, False, False)),
+        ({}, "1.3.0", Sampling(True, True, True)),
+        ({"speculative_config": {"decoding_type": "MTP"}}, "1.3.0", Sampling(False, True, False)),
+        ({"speculative_config": {"decoding_type": "MTP", "enable_penalty": True}}, "1.3.0", Sampling(False, True, True)),
+        ({}, "1.4.0", Sampling(True, True, True)),
+    ],
+)
+def test_what_each_release_samples(arguments, version, sampling):
+    assert profile_of(arguments, version).sampling == sampling
+
+
+def test_the_sampler_is_chosen_at_start_and_only_where_there_is_one():
+    old, new = profiles({"backend": "pytorch"})
+    assert (old.wishes, old.log_probs) == ({"sampler_type": "TRTLLMSampler"}, 1)
+    assert (new.wishes, new.log_probs) == ({"generation_config": "trtllm"}, 0)
+
+
+def test_int8_weight_only_ends_with_1_2():
+    profile_of({}, "1.2.1", "int8_wo")
+    with pytest.raises(InputError, match="1.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq"):
+        profile_of({}, "1.3.0", "int8_wo")

@@ -8,7 +8,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.metrics import Metrics
-from llmops_engine.parse import Limits, Tensors, flag, parse_request
+from llmops_engine.parse import NEEDS, Limits, Tensors, flag, parse_request
 from llmops_engine.request import Refused
 from llmops_engine.runtimes import create_runtime
 from llmops_engine.sinks import FINAL, RequestSink, send_error
@@ -30,16 +30,22 @@ class TritonPythonModel:
             end_ids=frozenset(self._card["end_ids"]),
             max_sequences=self._card["capabilities"]["n"],
             adapters=frozenset(adapter["id"] for adapter in self._card["adapters"]),
+            lacks=frozenset(name for name in NEEDS if not self._card["capabilities"].get(name, True)),
         )
         runtime = create_runtime(parameters, self._card)
-        metrics = Metrics(args["model_name"], args["model_version"])
-        self._loop = EngineLoop(runtime, metrics.report, pb_utils.Logger.log_error)
+        name = args["model_name"]
+        metrics = Metrics(name, args["model_version"])
+        self._loop = EngineLoop(runtime, metrics.report, lambda text: pb_utils.Logger.log_error(f"{name}: {text}"))
         self._steps = StepService(self._loop, self._limits, Submissions(config["input"]))
         self._loop.start()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             self._accept(request)
+
+    def is_ready(self) -> bool:
+        """Triton asks where it knows to (the Python backend of 26.04 and later) whenever it is asked for ModelReady."""
+        return not self._loop.failure
 
     def finalize(self) -> None:
         self._loop.close()

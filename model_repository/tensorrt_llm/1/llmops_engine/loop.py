@@ -9,20 +9,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from .request import GenerationRequest, Refused
-from .runtime import FAILED, EngineRuntime, EngineStats, Preparation, StepOutput
+from .runtime import FAILED, EngineDead, EngineRuntime, EngineStats, Preparation, StepOutput
 from .sinks import Sink
 
 # A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
 CANCEL_POLL = 0.05
 METRICS_PERIOD = 0.1
+# What is logged once when an engine is over: `llmops serve` looks for it (model_repository/triton_log.py)
+ENDED = "the engine has ended"
 
 
 class Job:
     """One request: its sink and the sequences that are still running, by engine key; or what it waits for."""
 
-    __slots__ = ("keys", "polled", "preparation", "request", "request_id", "sink")
+    __slots__ = ("generated", "keys", "polled", "preparation", "request", "request_id", "sink")
 
     def __init__(self, request_id: str, request: GenerationRequest, sink: Sink) -> None:
         self.request_id = request_id
@@ -31,10 +34,15 @@ class Job:
         self.keys: dict[int, int] = {}
         self.preparation: Preparation | None = None
         self.polled = 0.0
+        self.generated = 0
 
 
 class EngineLoop:
-    """`submit` and `stop_requests` may be called from any thread; `report` gets the stats now and then."""
+    """`submit` and `stop_requests` may be called from any thread; `report` gets the stats now and then.
+
+    `failure` is set once the engine is over, whatever ended it: every request then fails with it, and the model is not
+    ready any more.
+    """
 
     def __init__(
         self, runtime: EngineRuntime, report: Callable[[EngineStats], None], log_error: Callable[[str], None]
@@ -50,6 +58,9 @@ class EngineLoop:
         self._preparing: list[Job] = []
         self._next_key = 0
         self._reported = 0.0
+        self._ended_lengths: list[tuple[int, int]] = []
+        self._report_fails = False
+        self.failure = ""
         # called after each step and each message; returns the longest pause it can bear while there is no work (s)
         self.after_step: Callable[[bool], float | None] = lambda idle: None
         self._pause: float | None = None
@@ -70,7 +81,10 @@ class EngineLoop:
         self._running = False
         self._wake.set()
         self._thread.join()
-        self._runtime.close()
+        try:
+            self._runtime.close()
+        except Exception as error:  # noqa: BLE001 - a library that is dead may be unable to end
+            self._log_error(f"the engine did not close: {error}")
 
     def post(self, action: Callable[[], None]) -> None:
         """Have `action` done on the engine thread before its next step."""
@@ -78,22 +92,55 @@ class EngineLoop:
         self._wake.set()
 
     def _run(self) -> None:
-        while self._running:
-            if not self._inbox and not self._runtime.has_work():
-                self._report_stats(force=True)
-                if not self._preparing:
-                    self._rest()
-                self._wake.wait(self._longest_pause())
-            self._wake.clear()
-            while self._inbox:
-                self._inbox.popleft()()
-            self._start_prepared()
-            self._drop_cancelled()
-            working = self._runtime.has_work()
-            if working:
-                self._step()
-            self._pause = self.after_step(not working and not self._preparing)
-            self._report_stats()
+        try:
+            while self._running:
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - a thread that ends in silence leaves every request hanging
+            self._end_engine(error)
+            while self._running:
+                self._turn_away()
+
+    def _turn(self) -> None:
+        if not self._inbox and not self._runtime.has_work():
+            self._report_stats(force=True)
+            if not self._preparing:
+                self._rest()
+            self._wake.wait(self._longest_pause())
+        self._wake.clear()
+        while self._inbox:
+            self._inbox.popleft()()
+        self._start_prepared()
+        self._drop_cancelled()
+        working = self._runtime.has_work()
+        if working:
+            self._step()
+        self._pause = self.after_step(not working and not self._preparing)
+        self._report_stats()
+
+    def _end_engine(self, error: BaseException) -> None:
+        """The engine is over: say so once, and end what is open with one clear error."""
+        reason = str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
+        self.failure = f"engine: it has ended and takes no requests ({reason})"
+        self._log_error(f"{ENDED}: {reason}")
+        for job in self._open_jobs():
+            job.keys.clear()
+            self._guarded(partial(job.sink.fail, self.failure))
+        self._jobs.clear()
+        self._preparing.clear()
+
+    def _turn_away(self) -> None:
+        """What a turn is when the engine is over: `admit` refuses, and streams hear of it."""
+        self._guarded(lambda: self.after_step(True))
+        self._wake.wait(CANCEL_POLL)
+        self._wake.clear()
+        while self._inbox:
+            self._guarded(self._inbox.popleft())
+
+    def _guarded(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - the others must hear of the end, too
+            self._log_error(f"a request could not be told that the engine has ended: {error}")
 
     def _rest(self) -> None:
         try:
@@ -108,6 +155,9 @@ class EngineLoop:
 
     def admit(self, job: Job) -> None:
         """Start a job, now or when what it needs is ready. On the engine thread only."""
+        if self.failure:
+            job.sink.fail(self.failure)
+            return
         try:
             job.preparation = self._runtime.prepare(job.request)
         except Refused as refusal:
@@ -181,6 +231,8 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             outputs = list(self._runtime.step())
+        except EngineDead:
+            raise
         except Exception as error:  # noqa: BLE001 - one bad step must not end the server
             self._fail_all(f"the engine failed: {error}")
             return
@@ -198,6 +250,9 @@ class EngineLoop:
             self._forget(job)
             job.sink.fail(output.error)
             return
+        job.generated += len(output.token_ids)
+        if not job.keys:
+            self._ended_lengths.append((int(job.request.input_ids.size), job.generated))
         job.sink.tokens(sequence, output.token_ids, output.log_probs, bool(output.finish), not job.keys)
 
     def _fail_all(self, message: str) -> None:
@@ -215,5 +270,14 @@ class EngineLoop:
         now = time.monotonic()
         if force or now - self._reported >= METRICS_PERIOD:
             self._reported = now
-            stats, preparing = self._runtime.stats(), len(self._preparing)
-            self._report(stats._replace(active=stats.active + preparing, waiting=stats.waiting + preparing))
+            try:
+                self._report(self._stats())
+            except Exception as error:  # noqa: BLE001 - metrics must not end the engine
+                if not self._report_fails:
+                    self._log_error(f"the engine's metrics could not be reported: {error}")
+                self._report_fails = True
+
+    def _stats(self) -> EngineStats:
+        stats, preparing = self._runtime.stats(), len(self._preparing)
+        ended, self._ended_lengths = tuple(self._ended_lengths), []
+        return stats._replace(active=stats.active + preparing, waiting=stats.waiting + preparing, ended=ended)

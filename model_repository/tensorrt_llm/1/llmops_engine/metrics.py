@@ -1,4 +1,7 @@
-"""NVIDIA's TensorRT-LLM metric families on Triton's own metrics port, with NVIDIA's label names."""
+"""NVIDIA's TensorRT-LLM metric families on Triton's own metrics port, with NVIDIA's label names.
+
+Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/custom_metrics_reporter.cc`.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +12,69 @@ import triton_python_backend_utils as pb_utils
 
 from .runtime import EngineStats
 
+# label of each family of gauges
 FAMILIES = {
-    "nv_trt_llm_request_metrics": ("request_type", "active max scheduled context waiting"),
-    "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block_type", "max free used tokens_per fraction"),
-    "nv_trt_llm_inflight_batcher_metrics": (
-        "inflight_batcher_specific_metric",
-        "total_context_tokens generation_requests micro_batch_id paused_requests",
-    ),
-    "nv_trt_llm_general_metrics": ("general_type", "timestamp iteration_counter"),
+    "nv_trt_llm_request_metrics": "request_type",
+    "nv_trt_llm_runtime_memory_metrics": "memory_type",
+    "nv_trt_llm_kv_cache_block_metrics": "kv_cache_block_type",
+    "nv_trt_llm_inflight_batcher_metrics": "inflight_batcher_specific_metric",
+    "nv_trt_llm_general_metrics": "general_type",
 }
+DISAGGREGATED = ("nv_trt_llm_disaggregated_serving_metrics", "disaggregated_serving_type")
+LENGTHS = {"nv_llm_input_token_len": "total_input_tokens", "nv_llm_output_token_len": "total_output_tokens"}
+LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 
 
 class Metrics:
-    """Gauges of one engine model. Only what changed is sent: each `set` is a message between processes."""
+    """Metrics of one engine model. Only what changed is sent: each `set` is a message between processes."""
 
     def __init__(self, model: str, version: str) -> None:
-        self._families = []  # a family that is collected takes its gauges along
+        self._labels = {"model": model, "version": version}
+        kinds = pb_utils.MetricFamily
+        # a family that is collected takes its gauges along
+        self._families = {label: _family(name, label, kinds.GAUGE) for name, label in FAMILIES.items()}
         self._gauges: dict[tuple[str, str], Any] = {}
         self._last: dict[tuple[str, str], float] = {}
-        for name, (label, values) in FAMILIES.items():
-            family = pb_utils.MetricFamily(
-                name=name, description=f"TensorRT-LLM {label}", kind=pb_utils.MetricFamily.GAUGE
-            )
-            self._families.append(family)
-            for value in values.split():
-                labels = {"model": model, "version": version, label: value}
-                self._gauges[label, value] = family.Metric(labels=labels)
+        name, label = DISAGGREGATED
+        family = _family(name, label, kinds.COUNTER)
+        # stay at 0: no runtime of ours splits prefill from decode
+        counters = [self._metric(family, label, value) for value in ("kv_cache_transfer_ms", "request_count")]
+        self._kept = [family, *counters]
+        self._lengths = [self._histogram(name, value) for name, value in LENGTHS.items()]
 
     def report(self, stats: EngineStats) -> None:
+        """Send what changed, and the lengths of the requests that ended since the last time."""
         values = gauge_values(stats)
         for key, value in values.items():
             if self._last.get(key) != value:
-                self._gauges[key].set(value)
-        self._last = values
+                self._gauge(*key).set(value)
+        self._last.update(values)
+        for lengths in stats.ended:
+            for histogram, length in zip(self._lengths, lengths, strict=True):
+                histogram.observe(length)
+
+    def _gauge(self, label: str, value: str) -> Any:
+        gauge = self._gauges.get((label, value))
+        if gauge is None:
+            gauge = self._gauges[label, value] = self._metric(self._families[label], label, value)
+        return gauge
+
+    def _metric(self, family: Any, label: str, value: str) -> Any:
+        return family.Metric(labels={**self._labels, label: value})
+
+    def _histogram(self, name: str, value: str) -> Any:
+        family = _family(name, "request lengths in tokens", pb_utils.MetricFamily.HISTOGRAM)
+        self._kept.append(family)
+        return family.Metric(labels={**self._labels, "response_metric_type": value}, buckets=LENGTH_BUCKETS)
+
+
+def _family(name: str, what: str, kind: Any) -> Any:
+    return pb_utils.MetricFamily(name=name, description=f"TensorRT-LLM {what}", kind=kind)
 
 
 def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
-    """(label name, label value) -> value, for every gauge of FAMILIES."""
-    groups: dict[str, dict[str, float]] = {
+    """(label name, label value) -> value of each gauge; what the runtime does not know is left out."""
+    groups: dict[str, dict[str, float | None]] = {
         "request_type": {
             "active": stats.active,
             "max": stats.max_requests,
@@ -54,19 +82,33 @@ def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
             "context": stats.context,
             "waiting": stats.waiting,
         },
-        "kv_cache_block_type": {
-            "max": stats.kv_blocks_max,
-            "free": stats.kv_blocks_max - stats.kv_blocks_used,
-            "used": stats.kv_blocks_used,
-            "tokens_per": stats.tokens_per_block,
-            "fraction": stats.kv_blocks_used / stats.kv_blocks_max,
-        },
+        "memory_type": dict(stats.memory),
+        "kv_cache_block_type": _blocks(stats),
         "inflight_batcher_specific_metric": {
             "total_context_tokens": stats.context_tokens,
             "generation_requests": stats.active - stats.context,
             "micro_batch_id": 0,
-            "paused_requests": 0,
+            "paused_requests": stats.paused,
         },
         "general_type": {"timestamp": time.time_ns() // 1000, "iteration_counter": stats.iteration},
     }
-    return {(label, value): number for label, group in groups.items() for value, number in group.items()}
+    return {
+        (label, value): number
+        for label, group in groups.items()
+        for value, number in group.items()
+        if number is not None
+    }
+
+
+def _blocks(stats: EngineStats) -> dict[str, float | None]:
+    """Nothing until the runtime has said how many blocks it has, which TensorRT-LLM does after the first prompt."""
+    if not stats.kv_blocks_max:
+        return {}
+    return {
+        "max": stats.kv_blocks_max,
+        "free": stats.kv_blocks_max - stats.kv_blocks_used,
+        "used": stats.kv_blocks_used,
+        "tokens_per": stats.tokens_per_block,
+        "reused": stats.kv_blocks_reused,
+        "fraction": stats.kv_blocks_used / stats.kv_blocks_max,
+    }

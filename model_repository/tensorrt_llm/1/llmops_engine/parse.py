@@ -58,12 +58,19 @@ UNDERSTOOD = frozenset(
         "return_num_output_tokens",
     ]
 )
+# capability of the card -> the tensors that need it, each with the value that asks for nothing
+NEEDS: dict[str, dict[str, Any]] = {
+    "min_p": {"runtime_min_p": 0.0},
+    "seed": {"seed": None},
+    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+}
 GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine allows; lengths in tokens. `target` is named in refusals."""
+    """What the engine allows; lengths in tokens. `target` is named in refusals; `lacks` are capabilities of NEEDS that
+    the library would ignore."""
 
     target: str
     max_seq_len: int
@@ -71,6 +78,7 @@ class Limits:
     end_ids: frozenset[int]
     max_sequences: int = 8
     adapters: frozenset[int] = frozenset()
+    lacks: frozenset[str] = frozenset()
 
 
 def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
@@ -126,6 +134,9 @@ def _refuse_unknown(tensors: Tensors, limits: Limits) -> None:
             wanted = " or ".join(str(neutral).lower() for neutral in NEUTRAL[name])
             raise Refused(f"{name}: only {wanted} is supported by target {limits.target}")
         raise Refused(f"{name}: not supported by target {limits.target}")
+    for name, neutral in ((n, v) for capability in limits.lacks for n, v in NEEDS[capability].items()):
+        if scalar(tensors, name, neutral) != neutral:
+            raise Refused(f"{name}: not supported by target {limits.target} with its TensorRT-LLM")
     if word_list(tensors.get("bad_words_list"), "bad_words_list"):
         raise Refused(f"bad_words_list: not supported by target {limits.target}")
     if np.any(tensors.get("embedding_bias", 0)):

@@ -29,7 +29,11 @@ class StepOutput(NamedTuple):
 
 
 class EngineStats(NamedTuple):
-    """Sequences and KV-cache blocks after a step. `scheduled`: in the last step; `context`: of these, in prefill."""
+    """Sequences and KV-cache blocks after a step. `scheduled`: in the last step; `context`: of these, in prefill.
+
+    `memory` in bytes by kind (cpu, gpu, pinned); None and 0 blocks: not known. `ended`: (prompt, generated) tokens of
+    each request that ended since the last report, added by the loop.
+    """
 
     active: int
     scheduled: int
@@ -41,6 +45,14 @@ class EngineStats(NamedTuple):
     kv_blocks_used: int
     tokens_per_block: int
     max_requests: int
+    kv_blocks_reused: int | None = None
+    paused: int = 0
+    memory: tuple[tuple[str, int], ...] = ()
+    ended: tuple[tuple[int, int], ...] = ()
+
+
+class EngineDead(Exception):
+    """The library will not generate any more; the text says why."""
 
 
 class Preparation:
@@ -100,7 +112,7 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def step(self) -> Iterable[StepOutput]:
-        """Advance all sequences by (at least) one token and return what is new; blocks meanwhile."""
+        """Advance all sequences by (at least) one token and return what is new; blocks meanwhile. Raises EngineDead."""
 
     def rest(self) -> None:
         """Called when there is nothing to do: the moment for what would hold up running sequences."""

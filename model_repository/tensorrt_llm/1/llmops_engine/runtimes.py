@@ -48,9 +48,11 @@ def _trtllm(name: str, parameters: dict[str, str], card: dict[str, Any]) -> Engi
         TrtllmOptions(
             model=parameters["gpt_model_path"],
             tokenizer=card["tokenizer_dir"],
-            arguments=json.loads(parameters["llm_args"]),
+            profiles=json.loads(parameters["llm_profiles"]),
             engine=name == "tensorrt",
             max_batch_size=card["max_batch_size"],
+            end_ids=tuple(card["end_ids"]),
+            capabilities=card["capabilities"],
             adapters=tuple(json.loads(parameters.get("lora_adapters", "[]"))),
         )
     )

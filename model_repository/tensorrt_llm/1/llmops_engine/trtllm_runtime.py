@@ -1,7 +1,7 @@
 """TensorRT-LLM's LLM API as an engine runtime: `tensorrt_llm.LLM` for checkpoints, its twin for TensorRT engines.
 
 The library schedules by itself and answers through asyncio; results come from its event loop into a queue, and `step`
-takes what is there. Held to the published signatures of 1.2 (tests/trtllm/standin.py); see docs/tensorrt-llm.md.
+takes what is there. Held to what 1.2.1 and 1.3 do (tests/trtllm/standin.py); see docs/tensorrt-llm.md.
 """
 
 from __future__ import annotations
@@ -10,31 +10,36 @@ import asyncio
 import json
 import queue
 import threading
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .request import GenerationRequest, Refused
-from .runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, StepOutput
+from .runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, StepOutput
 from .stop_words import StopWordMatcher
+from .trtllm_library import Library, check_announced, choose_profile, final_arguments, load_library
 
 _REASONS = {"stop": STOP, "length": LENGTH}
-# how long a step may wait for the first token, and how often the library is asked for its statistics (s)
+# how long a step may wait for the first token, and between two looks for statistics that ended (s)
 _STEP_WAIT, _STATS_PERIOD = 0.05, 1.0
+# what OpenAI's API says for a token that is not among those whose log-probability was computed
+_NOT_COMPUTED = -9999.0
+_MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
 
 
 @dataclass(frozen=True)
 class TrtllmOptions:
-    """`arguments` are the frozen LLM-API arguments of the engine folder; `engine` says that `model` is a TensorRT
-    engine; `adapters` have `id`, `name` and `path` each."""
+    """`profiles`: the LLM-API arguments for each release line; `engine` says that `model` is a TensorRT engine;
+    `end_ids` are the model's own; `capabilities` what the repository announces; `adapters` have id, name and path."""
 
     model: str
     tokenizer: str
-    arguments: dict[str, Any]
+    profiles: list[dict[str, Any]]
     engine: bool
     max_batch_size: int
+    end_ids: tuple[int, ...] = ()
+    capabilities: dict[str, Any] = field(default_factory=dict)
     adapters: tuple[dict[str, Any], ...] = ()
 
 
@@ -53,24 +58,28 @@ class _Sequence:
 class TrtllmRuntime(EngineRuntime):
     """Token ids in, token ids out: nothing is tokenised or detokenised by the library."""
 
-    def __init__(self, options: TrtllmOptions, library: Any = None) -> None:
-        self._api = library or _library(options.engine)
+    def __init__(self, options: TrtllmOptions, library: Library | None = None) -> None:
+        self._api = library or load_library(options.engine)
         self._options = options
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
-        self._thread.start()
-        self._llm = self._api.LLM(model=options.model, tokenizer=options.tokenizer, **options.arguments)
+        self._profile = choose_profile(options.profiles, self._api.version)
+        check_announced(options.capabilities, self._profile, self._api.version)
+        arguments = final_arguments(self._api, self._profile, options.model, options.tokenizer)
+        self._llm = self._api.LLM(**arguments)
         self._adapters = {
             one["id"]: self._api.LoRARequest(one["name"], one["id"], one["path"]) for one in options.adapters
         }
         self._sequences: dict[int, _Sequence] = {}
         self._outputs: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
+        self._dead = ""
         self._iteration = 0
-        self._kv: dict[str, Any] = {}
-        self._asked = 0.0
+        self._latest: dict[str, Any] = {}
+        self._collector: Future[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
+        self._thread.start()
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
-        params = sampling_params(self._api, request, sequence)
+        params = sampling_params(self._api, request, sequence, self._profile["log_probs"], self._options.end_ids)
         state = _Sequence(request)
         self._sequences[key] = state
         ids = request.input_ids.reshape(-1).tolist()
@@ -91,6 +100,8 @@ class TrtllmRuntime(EngineRuntime):
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
+            if _is_dead(error):
+                self._dead = str(error) or "its worker is gone"
             self._outputs.put(StepOutput(key, [], [], FAILED, f"input_ids: {error}"))
 
     def cancel(self, key: int) -> None:
@@ -103,6 +114,10 @@ class TrtllmRuntime(EngineRuntime):
 
     def step(self) -> Iterable[StepOutput]:
         outputs = self._waiting_outputs()
+        if self._dead:
+            raise EngineDead(f"TensorRT-LLM: {self._dead}")
+        if outputs and self._collector is None:
+            self._collector = asyncio.run_coroutine_threadsafe(self._collect_stats(), self._loop)
         self._iteration += bool(outputs)
         return [read for read in map(self._read, outputs) if read is not None]
 
@@ -130,7 +145,7 @@ class TrtllmRuntime(EngineRuntime):
         return output
 
     def stats(self) -> EngineStats:
-        self._ask_stats()
+        cache, batch = (self._latest.get(name) or {} for name in ("kvCacheStats", "inflightBatchingStats"))
         context = [state.prompt_tokens for state in self._sequences.values() if not state.started]
         active = len(self._sequences)
         scheduled = min(active, self._options.max_batch_size)
@@ -141,50 +156,37 @@ class TrtllmRuntime(EngineRuntime):
             context=len(context),
             context_tokens=sum(context),
             iteration=self._iteration,
-            kv_blocks_max=int(self._kv.get("maxNumBlocks", 0)),
-            kv_blocks_used=int(self._kv.get("usedNumBlocks", 0)),
-            tokens_per_block=int(self._kv.get("tokensPerBlock", 0)),
+            kv_blocks_max=int(cache.get("maxNumBlocks", 0)),
+            kv_blocks_used=int(cache.get("usedNumBlocks", 0)),
+            tokens_per_block=int(cache.get("tokensPerBlock", 0)),
             max_requests=self._options.max_batch_size,
+            kv_blocks_reused=cache.get("reusedBlocks"),
+            paused=int(batch.get("numPausedRequests", 0)),
+            memory=tuple((kind, self._latest[name]) for kind, name in _MEMORY.items() if name in self._latest),
         )
 
-    def _ask_stats(self) -> None:
-        """The library keeps statistics of each iteration until somebody reads them."""
-        now = time.monotonic()
-        if now - self._asked < _STATS_PERIOD:
-            return
-        self._asked = now
-        try:
-            for stats in self._llm.get_stats(timeout=0.001):
-                self._kv = (json.loads(stats) if isinstance(stats, str) else stats).get("kvCacheStats") or self._kv
-        except Exception:  # noqa: BLE001 - statistics are beta there; serving goes on without them
-            return
+    async def _collect_stats(self) -> None:
+        """The library keeps statistics of each iteration until somebody reads them. It has some after the first
+        prompt only, prints a warning when asked before, and gives them to the loop that runs the requests only."""
+        while True:
+            try:
+                async for stats in self._llm.get_stats_async(timeout=None):
+                    self._latest = json.loads(stats) if isinstance(stats, str) else stats
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # noqa: BLE001 - statistics are beta there; serving goes on without them
+                self._latest = {}
+                return
+            await asyncio.sleep(_STATS_PERIOD)
 
     def close(self) -> None:
         for key in list(self._sequences):
             self.cancel(key)
+        if self._collector is not None:
+            self._collector.cancel()
         self._llm.shutdown()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
-
-
-def _library(engine: bool) -> Any:
-    if engine:
-        from tensorrt_llm import SamplingParams, _tensorrt_engine  # type: ignore[import-not-found]
-        from tensorrt_llm.llmapi import GuidedDecodingParams  # type: ignore[import-not-found]
-    else:
-        import tensorrt_llm as _tensorrt_engine
-        from tensorrt_llm import SamplingParams
-        from tensorrt_llm.llmapi import GuidedDecodingParams
-
-    from tensorrt_llm.executor import LoRARequest  # type: ignore[import-not-found]
-
-    class Library:
-        LLM = _tensorrt_engine.LLM
-
-    Library.SamplingParams = SamplingParams  # type: ignore[attr-defined]
-    Library.GuidedDecodingParams = GuidedDecodingParams  # type: ignore[attr-defined]
-    Library.LoRARequest = LoRARequest  # type: ignore[attr-defined]
-    return Library
 
 
 def _abort(state: _Sequence) -> None:
@@ -198,32 +200,51 @@ def _finish(reason: str | None) -> str:
     return RUNNING if reason is None else _REASONS.get(reason, STOP)
 
 
+def _is_dead(error: Exception) -> bool:
+    """1.3 says so by an exception of this name, wherever it is defined; 1.2 in these words only."""
+    named = any(kind.__name__ == "EngineDeadError" for kind in type(error).__mro__)
+    return named or str(error) == "LLM is shutting down"
+
+
 def _chosen(entries: list[Any], tokens: list[int]) -> list[float]:
-    """The log-probability of each token taken; the PyTorch flow gives {id: Logprob}, the engine flow numbers."""
-    return [
-        float(entry[token].logprob) if isinstance(entry, dict) else float(entry)
-        for entry, token in zip(entries, tokens, strict=False)
-    ]
+    """The log-probability of each token taken; the PyTorch flow gives {id: Logprob}, the engine flow numbers.
+
+    1.2 computes the most likely tokens, and a sampled one need not be among them.
+    """
+    return [_log_prob(entry, token) for entry, token in zip(entries, tokens, strict=False)]
 
 
-def sampling_params(api: Any, request: GenerationRequest, sequence: int) -> Any:
-    """`SamplingParams` of one sequence. Raises Refused for what the library cannot do."""
+def _log_prob(entry: Any, token: int) -> float:
+    if not isinstance(entry, dict):
+        return float(entry)
+    found = entry.get(token)
+    return _NOT_COMPUTED if found is None else float(found.logprob)
+
+
+def sampling_params(
+    api: Any, request: GenerationRequest, sequence: int, log_probs: int, model_ends: tuple[int, ...] = ()
+) -> Any:
+    """`SamplingParams` of one sequence; `model_ends` are what ends the model's own texts. Raises Refused for what the
+    library cannot do."""
     sampling = request.sampling
     single = [word[0] for word in request.stop_words if len(word) == 1]
-    ends = sorted(request.end_ids)
+    # without an end of its own a sequence still has the model's, ignored: the library would otherwise count with -1
+    ends = sorted(request.end_ids) or list(model_ends[:1])
     fields: dict[str, Any] = {
         "max_tokens": request.max_new_tokens,
         "min_tokens": request.min_tokens or None,
         "end_id": ends[0] if ends else -1,
         "pad_id": ends[0] if ends else 0,
-        "stop_token_ids": [*ends[1:], *single] or None,
-        "ignore_eos": not ends,
+        "stop_token_ids": [*(ends[1:] if request.end_ids else ()), *single] or None,
+        "ignore_eos": not request.end_ids,
+        # otherwise the token that ended the sequence is cut off, and not counted
+        "include_stop_str_in_output": True,
         "detokenize": False,
         "add_special_tokens": False,
         "repetition_penalty": sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
         "presence_penalty": sampling.presence_penalty or None,
         "frequency_penalty": sampling.frequency_penalty or None,
-        "logprobs": 0 if request.log_probs else None,
+        "logprobs": log_probs if request.log_probs else None,
     }
     if sampling.greedy:
         fields["top_k"] = 1

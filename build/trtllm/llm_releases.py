@@ -1,0 +1,90 @@
+"""What each release line of the LLM API does with the same arguments: how it is called, and what it can do.
+
+Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree after 1.3.0rc29. Samplers:
+NVIDIA/TensorRT-LLM issue #9442 and pull requests #16485 (penalties), #16590 (min_p), #17172, #18232; log-probs: the
+`SamplingParams` of both; telemetry: #12384.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from llmops.build.trtllm.llm_args import neutral, resolve
+from llmops.build.trtllm.versions import release
+from llmops.errors import InputError
+
+# each with the exact version that was read
+CHECKED = {(1, 2): "1.2.1", (1, 3): "1.3.0rc29"}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the sampler honours; what it does not is refused, because the library would ignore it."""
+
+    min_p: bool = True
+    seed: bool = True
+    penalties: bool = True
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How one release line runs an engine: the first installed version from `since` on takes it.
+
+    `wishes` are set where the installed arguments have the field; `refused` says why this line cannot run the engine;
+    `log_probs` is the `SamplingParams.logprobs` that brings the sampled token's.
+    """
+
+    since: tuple[int, int]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    wishes: dict[str, Any] = field(default_factory=dict)
+    sampling: Sampling = Sampling()
+    log_probs: int = 1
+    refused: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def profiles(arguments: Mapping[str, Any], quant: str = "none") -> list[Profile]:
+    """One per known release line, oldest first; `quant` in llmops' names."""
+    return [_profile(dict(arguments), minor, quant) for minor in CHECKED]
+
+
+def profile_of(arguments: Mapping[str, Any], version: str, quant: str = "none") -> Profile:
+    """That of a version; of the newest known line for later ones. Raises InputError where it cannot run the engine."""
+    minor = max((one for one in CHECKED if one <= release(version)), default=min(CHECKED))
+    made = _profile(dict(arguments), minor, quant)
+    if made.refused:
+        raise InputError(made.refused)
+    return made
+
+
+def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> Profile:
+    try:
+        if quant == "int8_wo" and minor >= (1, 3):
+            raise InputError("TensorRT-LLM 1.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq.")
+        resolved = resolve(arguments, minor)
+    except InputError as error:
+        return Profile(minor, refused=error.message)
+    if minor >= (1, 3):
+        # "auto" would fill in what a request leaves out from generation_config.json, behind the gateway's back
+        return Profile(minor, resolved, {"generation_config": "trtllm"}, _sampling_1_3(arguments), log_probs=0)
+    honest = _takes_the_whole_sampler(arguments)
+    wishes = {"sampler_type": "TRTLLMSampler"} if honest and "sampler_type" not in resolved else {}
+    return Profile(minor, resolved, wishes, Sampling(honest, honest, honest))
+
+
+def _takes_the_whole_sampler(arguments: Mapping[str, Any]) -> bool:
+    """1.2's default sampler ignores min_p, seeds and penalties, TRTLLMSampler knows them; speculation has its own."""
+    chosen = arguments.get("sampler_type", "TRTLLMSampler") == "TRTLLMSampler"
+    return chosen and not arguments.get("speculative_config")
+
+
+def _sampling_1_3(arguments: Mapping[str, Any]) -> Sampling:
+    """Speculation within one model refuses min_p, and counts tokens for penalties only if it is told to."""
+    speculative = neutral(arguments).get("speculative_config")
+    if not speculative:
+        return Sampling()
+    return Sampling(min_p=False, penalties=bool(speculative.get("enable_penalty")))
