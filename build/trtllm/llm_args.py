@@ -177,8 +177,10 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
             hint = f"did you mean {prefix}{near[0]}?" if near else f"it has {', '.join(sorted(table)[:6])}, …"
             raise InputError(f"the LLM API of TensorRT-LLM has no field {path}; {hint}")
         if minor < field.since or (field.until is not None and minor >= field.until):
-            near = _instead(name, table, minor)
-            raise InputError(f"the LLM API of TensorRT-LLM {minor[0]}.{minor[1]} has no field {path}; {near}leave it out.")
+            instead = _instead(name, table, minor)
+            raise InputError(
+                f"the LLM API of TensorRT-LLM {minor[0]}.{minor[1]} has no field {path}; {instead}leave it out."
+            )
         if value is not None:
             _check_value(path, value, field, minor)
 
@@ -197,7 +199,9 @@ def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) ->
     if field.config is not None:
         _check_table(value, TABLES[field.config], minor, f"{path}.")
     choices = field.choices_of(minor)
-    if choices and (value.lower() if field.any_case else value) not in {c.lower() if field.any_case else c for c in choices}:
+    if choices and (value.lower() if field.any_case else value) not in {
+        c.lower() if field.any_case else c for c in choices
+    }:
         raise InputError(f"{path} is {value!r}; the LLM API takes {', '.join(choices)}.")
     too_small = field.minimum is not None and value < field.minimum
     if too_small or (field.maximum is not None and value > field.maximum):

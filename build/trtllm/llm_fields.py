@@ -15,9 +15,9 @@ Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "switch"
 
 @dataclass(frozen=True)
 class Field:
-    """`choices` are case-insensitive where `any_case`, and "WIDEEP <1.3" or "priority >=1.3" where not every release has
-    one; `config` names the nested table. `since` is the first minor release that has the field, `until` the first that
-    has it no more; `gone` says why nothing is lost then (empty: what it did is lost)."""
+    """`choices` are case-insensitive where `any_case`, and "WIDEEP <1.3" where not every release has one; `config` names
+    the nested table. `since` is the first minor release that has the field, `until` the first that has it no more;
+    `gone` says why nothing is lost then (empty: what it did is lost)."""
 
     kind: Kind
     default: Any = None
@@ -118,7 +118,8 @@ KV_CACHE: Table = {
     "enable_block_reuse": _bool(True), "max_tokens": _int(None, 1),
     "free_gpu_memory_fraction": Field("float", 0.9, minimum=0, maximum=1), "max_gpu_total_bytes": _int(0),
     "host_cache_size": _int(None, 0), "max_attention_window": Field("list"), "sink_token_length": _int(None, 0),
-    "onboard_blocks": _until(_bool(True), "1.3 always does so"), "cross_kv_cache_fraction": Field("float", minimum=0, maximum=1),
+    "onboard_blocks": _until(_bool(True), "1.3 always does so"),
+    "cross_kv_cache_fraction": Field("float", minimum=0, maximum=1),
     "secondary_offload_min_priority": _int(), "event_buffer_max_size": _int(0),
     "attention_dp_events_gather_period_ms": _int(5), "enable_partial_reuse": _bool(True),
     "copy_on_partial_reuse": _bool(True), "use_uvm": _bool(), 
@@ -203,6 +204,7 @@ TABLES: dict[str, Table] = {
     },
     "telemetry": {"disabled": _bool()},
     "kv_connector": {
-        "connector": _str("lmcache", "lmcache-mp", "kvbm", since=_LATER), "connector_module": _str(), "connector_scheduler_class": _str(), "connector_worker_class": _str(),
+        "connector": _str("lmcache", "lmcache-mp", "kvbm", since=_LATER),
+        "connector_module": _str(), "connector_scheduler_class": _str(), "connector_worker_class": _str(),
     },
 }  # fmt: skip

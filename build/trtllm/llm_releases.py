@@ -64,7 +64,9 @@ def profile_of(arguments: Mapping[str, Any], version: str, quant: str = "none") 
 def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> Profile:
     try:
         if quant == "int8_wo" and minor >= (1, 3):
-            raise InputError("TensorRT-LLM 1.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq.")
+            raise InputError(
+                "TensorRT-LLM 1.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq."
+            )
         resolved = resolve(arguments, minor)
     except InputError as error:
         return Profile(minor, refused=error.message)

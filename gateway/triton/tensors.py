@@ -89,7 +89,7 @@ class ResponseReader:
         at = self._positions.get("output_log_probs")
         if at is None:
             return None
-        # NVIDIA's C++ backend sends those of all tokens so far in a stream, and only the new ids: the last ones are theirs
+        # NVIDIA's C++ backend sends the new ids of a stream with the log-probs of all: the last ones are theirs
         values = raw[at]
         return list(struct.unpack_from(f"<{count}f", values, max(0, len(values) - 4 * count)))
 

@@ -55,6 +55,7 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     requests: list[dict] = field(default_factory=list)
     active: int = 0
     ready: bool = True
+    engine_ready: bool = True
     state: str = "READY"
     _server: aio.Server | None = None
 
@@ -73,7 +74,7 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ServerReadyResponse(ready=self.ready)
 
     async def ModelReady(self, request, context):
-        return service_pb2.ModelReadyResponse(ready=self.ready)
+        return service_pb2.ModelReadyResponse(ready=self.ready and self.engine_ready)
 
     async def RepositoryIndex(self, request, context):
         answer = service_pb2.RepositoryIndexResponse()

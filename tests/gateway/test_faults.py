@@ -181,3 +181,16 @@ async def test_ready_with_a_real_generation(stack):
     response = await stack.client.get("/health/ready?generate=true")
     assert response.status_code == 503
     assert response.json()["error"]["message"].startswith("The model tiny cannot generate: The engine failed")
+
+
+async def test_an_engine_that_has_ended_makes_the_gateway_unready(stack):
+    """Triton goes on listing its model as loaded; asked itself, the model says that it is not ready."""
+    stack.triton.engine_ready = False
+    response = await stack.client.get("/health/ready")
+    assert response.status_code == 503
+    assert "is not ready" in response.json()["error"]["message"]
+    stack.steps(Step(error="engine: it has ended and takes no requests (worker 0 exited)", final=True))
+    answer = await stack.chat()
+    assert answer.status_code == 503
+    stack.triton.engine_ready = True
+    assert (await stack.client.get("/health/ready")).status_code == 200

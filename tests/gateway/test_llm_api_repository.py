@@ -1,15 +1,20 @@
 """A `pytorch` engine with LoRA adapters on the real Triton and behind the gateway.
 
-In the place of the tensorrt_llm library: the stand-in with its published signatures, which answers prompt+1, +2, … and
+In the place of the tensorrt_llm library: the stand-in, as strict as 1.2.1 and as 1.3, which answers prompt+1, +2, … and
 with an adapter prompt+2, +4, ….
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import shutil
 import sys
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,8 @@ from gateway_conftest import serving
 
 from llmops.build.engine import build
 from llmops.build.spec import BuildSpec
+from llmops.build.trtllm.llm_releases import profiles as release_profiles
+from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository import match
 from llmops.model_repository.generate import generate_repository, read_engines
@@ -35,8 +42,8 @@ def load(path: Path):
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`llmops build --target pytorch --adapter …` and `llmops repo`, and the library where Triton looks first."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`llmops build --target pytorch --adapter …` and `llmops repo`."""
     pytest.importorskip("torch")
     root = tmp_path_factory.mktemp("llm-api")
     checkpoint = load(TESTS / "quantize" / "models.py").write_checkpoint(root / "checkpoint", "llama")
@@ -44,21 +51,34 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = {"adapters": {"tiny-sql": str(adapter)}}
     build(BuildSpec(str(checkpoint), root / "engine", "pytorch", "tiny", tp=2, max_batch_size=8, options=options))
     generate_repository(read_engines([str(root / "engine")]), root / "repository")
-    library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
-    library.mkdir()
-    shutil.copyfile(TESTS / "trtllm" / "standin.py", library / "__init__.py")
-    for name in ("executor", "llmapi"):
-        (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
     return root / "repository"
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path):
+def install(repository: Path, version: str) -> None:
+    """The library, where Triton looks first."""
+    library = repository / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
+    (library / "llmapi").mkdir(parents=True)
+    shutil.copyfile(TESTS / "trtllm" / "standin.py", library / "__init__.py")
+    (library / "VERSION").write_text(version)
+    for name in ("executor", "llmapi/__init__", "llmapi/llm_args"):
+        (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
+
+
+@contextmanager
+def running(made: Path, folder: Path, version: str):
+    repository = shutil.copytree(made, folder)
+    install(repository, version)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(match, "installed_version", lambda name: "1.2.1")
-        with start_triton(repository, ports=Ports(0, 0, 0)) as running:
-            running.wait_ready(120)
-            yield running
+        patch.setattr(match, "installed_version", lambda name: version)
+        with start_triton(repository, ports=Ports(0, 0, 0)) as server:
+            server.wait_ready(120)
+            yield server
+
+
+@pytest.fixture(scope="module", params=["1.2.1", "1.3.0rc29"])
+def server(request: pytest.FixtureRequest, made: Path, tmp_path_factory: pytest.TempPathFactory):
+    with running(made, tmp_path_factory.mktemp("served") / "repository", request.param) as started:
+        yield started
 
 
 @pytest.fixture
@@ -75,7 +95,7 @@ async def test_adapters_are_models_with_a_parent(client):
 
 @pytest.mark.parametrize(("model", "step"), [("tiny", 1), ("tiny-sql", 2)])
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_request_reaches_its_adapter(client, repository, model, step, streaming):
+async def test_a_request_reaches_its_adapter(client, model, step, streaming):
     prompt = [40, 50]
     body = {"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0, "stream": streaming}
     response = await client.post("/v1/completions", json=body)
@@ -90,9 +110,70 @@ async def test_a_request_reaches_its_adapter(client, repository, model, step, st
     assert text == expected.json()["prompt"]
 
 
-async def test_what_the_llm_was_made_with_is_in_the_configuration(repository):
-    text = (repository / "tiny-tensorrt_llm" / "config.pbtxt").read_text()
-    (line,) = [line for line in text.splitlines() if '"llm_args"' in line]
-    arguments = json.loads(json.loads(line.split("string_value: ")[1].rsplit(" } }", 1)[0]))
-    assert arguments["tensor_parallel_size"] == 2
-    assert arguments["lora_config"]["max_lora_rank"] == 4
+async def test_min_p_seeds_and_penalties_are_announced_and_taken(client):
+    can = (await client.get("/v1/models/tiny")).json()["capabilities"]
+    assert (can["min_p"], can["seed"], can["penalties"], can["top_logprobs"]) == (True, True, True, 0)
+    body = {"model": "tiny", "prompt": [40, 50], "max_tokens": 4, "min_p": 0.1, "seed": 3, "presence_penalty": 0.5}
+    response = await client.post("/v1/completions", json={**body, "logprobs": 0})
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx([-0.51, -0.52, -0.53, -0.54])
+
+
+async def test_metrics_are_the_librarys_own(client, server):
+    await client.post("/v1/completions", json={"model": "tiny", "prompt": [40, 50], "max_tokens": 4, "temperature": 0})
+    wanted = {'kv_cache_block_type="reused"': "3", 'kv_cache_block_type="max"': "100", 'memory_type="gpu"': "5000"}
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        text = urllib.request.urlopen(server.metrics_url, timeout=5).read().decode().splitlines()
+        found = {label: line.split()[-1] for label in wanted for line in text if label in line}
+        if found == wanted:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(found)
+
+
+def test_what_the_llm_is_made_with_is_in_the_configuration(made):
+    text = (made / "tiny-tensorrt_llm" / "config.pbtxt").read_text()
+    (line,) = [line for line in text.splitlines() if '"llm_profiles"' in line]
+    profiles = json.loads(json.loads(line.split("string_value: ")[1].rsplit(" } }", 1)[0]))
+    assert [one["since"] for one in profiles] == [[1, 2], [1, 3]]
+    for one in profiles:
+        assert one["arguments"]["tensor_parallel_size"] == 2
+        assert one["arguments"]["lora_config"]["max_lora_rank"] == 4
+
+
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc29"])
+async def test_an_engine_that_dies_is_told_to_everybody(made, tmp_path, version):
+    with running(made, tmp_path / "repository", version) as server:
+        settings = GatewaySettings(triton=server.grpc_address, refresh_seconds=0.5)
+        async with serving(settings) as (client, _):
+            # the token 510 kills the stand-in's worker
+            slow = {"model": "tiny", "prompt": [40, 60], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+            deadly = {**slow, "prompt": [40, 50, 500], "max_tokens": 300}
+            answers = await asyncio.gather(*(client.post("/v1/completions", json=one) for one in (slow, deadly)))
+            later = await client.post("/v1/completions", json={**slow, "max_tokens": 2})
+        for answer in [*answers, later]:
+            assert answer.status_code == 503, answer.text
+            assert answer.json()["error"]["code"] == "engine_unavailable"
+        with pytest.raises(ServerError, match=r"The engine of model tiny-tensorrt_llm has ended: TensorRT-LLM: "):
+            server.wait(threading.Event())
+
+
+@pytest.mark.parametrize(
+    ("speculative", "version", "says"),
+    [
+        ({"decoding_type": "SA", "max_draft_len": 4}, "1.2.1", "TensorRT-LLM 1.2.1 cannot run this engine: "),
+        ({"decoding_type": "MTP", "acceptance_window": 4}, "1.3.0rc29", "cannot run this engine: .*acceptance_window"),
+    ],
+)
+def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path, speculative, version, says):
+    changed = shutil.copytree(made, tmp_path / "changed")
+    path = changed / "tiny-tensorrt_llm" / "config.pbtxt"
+    lines = path.read_text().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if '"llm_profiles"' in line]
+    arguments = {"backend": "pytorch", "speculative_config": speculative}
+    text = json.dumps(json.dumps([one.as_json() for one in release_profiles(arguments)]))
+    lines[at] = f'parameters: {{ key: "llm_profiles" value: {{ string_value: {text} }} }}'
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ServerError, match=says), running(changed, tmp_path / "repository", version):
+        pass

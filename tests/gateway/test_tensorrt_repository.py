@@ -148,9 +148,9 @@ def test_without_a_key_it_does_not_load_as_in_nvidias_backend(swapped: Path, tmp
     path = repository / ENGINE / "config.pbtxt"
     lines = [line for line in path.read_text().splitlines() if '"tokenizer_dir"' not in line]
     path.write_text("\n".join(lines) + "\n")
-    with start_triton(repository, ports=Ports(0, 0, 0)) as running:
-        with pytest.raises(ServerError, match="Cannot find parameter with name: tokenizer_dir"):
-            running.wait_ready(120)
+    missing = pytest.raises(ServerError, match="Cannot find parameter with name: tokenizer_dir")
+    with start_triton(repository, ports=Ports(0, 0, 0)) as running, missing:
+        running.wait_ready(120)
 
 
 def generate(server, path: str, **fields) -> bytes:

@@ -16,26 +16,24 @@ MUST = {
 }  # fmt: skip
 # read within a try: a value that does not parse costs a warning and is not used
 KEYS: dict[str, Any] = {
-    **dict.fromkeys(
-        "max_tokens_in_paged_kv_cache sink_token_length max_beam_width iter_stats_max_iterations cuda_graph_cache_size "
-        "request_stats_max_iterations cancellation_check_period_ms stats_check_period_ms recv_poll_period_ms num_nodes "
-        "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes "
-        "kv_cache_host_memory_bytes lookahead_window_size lookahead_ngram_size lookahead_verification_set_size".split(),
-        int,
-    ),
-    **dict.fromkeys(
-        "kv_cache_free_gpu_mem_fraction cross_kv_cache_fraction lora_cache_gpu_memory_fraction gpu_weights_percent"
-        .split(), float),
-    **dict.fromkeys(
-        "kv_cache_onboard_blocks enable_kv_cache_reuse enable_chunked_context exclude_input_in_output multi_block_mode "
-        "enable_context_fmha_fp32_acc cuda_graph_mode normalize_log_probs speculative_decoding_fast_logits".split(),
-        bool,
-    ),
-    "max_attention_window_size": list,
-    **dict.fromkeys(
-        "batch_scheduler_policy decoding_mode gpt_model_path encoder_model_path lora_prefetch_dir gpu_device_ids "
-        "participant_ids executor_worker_path".split(), str),
-}  # fmt: skip
+    name: kind
+    for kind, names in {
+        int: """max_tokens_in_paged_kv_cache sink_token_length max_beam_width iter_stats_max_iterations num_nodes
+            request_stats_max_iterations cancellation_check_period_ms stats_check_period_ms recv_poll_period_ms
+            lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes
+            cuda_graph_cache_size kv_cache_host_memory_bytes lookahead_window_size lookahead_ngram_size
+            lookahead_verification_set_size""",
+        float: """kv_cache_free_gpu_mem_fraction cross_kv_cache_fraction lora_cache_gpu_memory_fraction
+            gpu_weights_percent""",
+        bool: """kv_cache_onboard_blocks enable_kv_cache_reuse enable_chunked_context exclude_input_in_output
+            multi_block_mode enable_context_fmha_fp32_acc cuda_graph_mode normalize_log_probs
+            speculative_decoding_fast_logits""",
+        list: "max_attention_window_size",
+        str: """batch_scheduler_policy decoding_mode gpt_model_path encoder_model_path lora_prefetch_dir gpu_device_ids
+            participant_ids executor_worker_path""",
+    }.items()
+    for name in names.split()
+}
 # read by others: Triton, and the gateway
 OTHERS = {"FORCE_CPU_ONLY_INPUT_TENSORS", "llmops_card"}
 DECODING_MODES = {"top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"}
@@ -64,12 +62,14 @@ def load(parameters: dict[str, str]) -> dict[str, Any]:
     """
     for name in MUST:
         if name not in parameters:
-            raise LoadError(f"unexpected error when creating modelInstanceState: Cannot find parameter with name: {name}")
+            raise LoadError(
+                f"unexpected error when creating modelInstanceState: Cannot find parameter with name: {name}"
+            )
     if parameters["gpt_model_type"] not in ("V1", "v1", "inflight_batching", "inflight_fused_batching"):
         raise LoadError("Invalid gpt_model_type. Must be v1/inflight_batching/inflight_fused_batching.")
-    if parameters["guided_decoding_backend"] and parameters["xgrammar_tokenizer_info_path"]:
-        if parameters["guided_decoding_backend"] != "xgrammar":
-            raise LoadError("Guided decoding is currently supported with 'xgrammar' backend.")
+    guided = parameters["guided_decoding_backend"] and parameters["xgrammar_tokenizer_info_path"]
+    if guided and parameters["guided_decoding_backend"] != "xgrammar":
+        raise LoadError("Guided decoding is currently supported with 'xgrammar' backend.")
     read = {name: _read(name, text) for name, text in parameters.items() if name not in OTHERS}
     if read.get("decoding_mode", "top_k") not in DECODING_MODES:
         raise LoadError("decoding_mode parameter is invalid")

@@ -1,7 +1,7 @@
 """A stand-in for `tensorrt_llm`, as strict as 1.2.1 or as 1.3: what does not exist there, or does nothing, fails here.
 
 `VERSION` beside this file, or `api(version)`, chooses which. It generates prompt[-1]+1, +2, … so that expected tokens
-can be written down; with an adapter +2, +4, …; a token of 666 fails the request and 777 kills the engine.
+can be written down; with an adapter +2, +4, …; a token of 666 fails the request and 510 kills the engine.
 
 Facts, read on 2026-11-22. 1.2.1: NVIDIA/TensorRT-LLM branch gh-pages `1.2.1/_modules/tensorrt_llm/` (`sampling_params`,
 `executor/result`, `llmapi/llm`, `llmapi/llm_args`: the speculation classes field by field). 1.3: the tree after
@@ -148,7 +148,7 @@ class RequestOutput:
         token = self.prompt_token_ids[-1] + self.step * (len(completion.token_ids) + 1)
         if token == 666:
             raise RuntimeError("cuda error")
-        if token == 777 or self.llm.dead:
+        if token == 510 or self.llm.dead:
             self.llm.dead = True
             raise EngineDeadError("worker 0 exited") if self.llm.later else RuntimeError("LLM is shutting down")
         completion.token_ids.append(token)
@@ -159,7 +159,7 @@ class RequestOutput:
         return self
 
     def _log_prob(self, completion: CompletionOutput, token: int) -> None:
-        """1.2.1: 0 means none, else the k most likely, of which an odd token is not one. 1.3: 0 means the sampled one."""
+        """1.2.1: 0 means none, else the most likely, of which an odd token is not one. 1.3: 0 means the sampled one."""
         wanted = self.params.logprobs
         if wanted is None or (wanted == 0 and not self.llm.later):
             return
@@ -167,7 +167,7 @@ class RequestOutput:
         completion.logprobs.append({token + 1 if missed else token: Logprob(-token / 100)})
 
     def _end(self, completion: CompletionOutput, token: int) -> None:
-        """A stop word is cut off unless it is asked for; the end of text stays. Both only where they are not ignored."""
+        """A stop word is cut off unless it is asked for; the end of text stays."""
         params = self.params
         if not params.ignore_eos and token == params.end_id:
             completion.finish_reason = "stop"
@@ -298,8 +298,20 @@ _DECODING: dict[str, Any] = {
 class Speculation13(_Strict):
     """1.3's union in one: what it takes depends on decoding_type less than here."""
 
-    decoding_type: Literal["AUTO", "DFlash", "DSpark", "Draft_Target", "Eagle3", "Eagle", "MTP", "NGram", "PARD", "SA",
-                           "SaveState", "User_Provided"]
+    decoding_type: Literal[
+        "AUTO",
+        "DFlash",
+        "DSpark",
+        "Draft_Target",
+        "Eagle3",
+        "Eagle",
+        "MTP",
+        "NGram",
+        "PARD",
+        "SA",
+        "SaveState",
+        "User_Provided",
+    ]
     max_draft_len: int | None = None
     speculative_model: str | None = None
     max_concurrency: int | None = None

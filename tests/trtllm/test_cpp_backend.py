@@ -100,5 +100,5 @@ def test_an_engine_without_paged_context_is_served_without_what_needs_it(tmp_pat
     without = {"use_paged_context_fmha": False}
     read = loaded(make_engine(tmp_path / "a", without))
     assert (read["enable_kv_cache_reuse"], read["enable_chunked_context"]) == (False, False)
-    with pytest.raises(InputError, match="serve.enable_chunked_context=true: the engine was built without paged"):
+    with pytest.raises(InputError, match=r"serve.enable_chunked_context=true: the engine was built without paged"):
         loaded(make_engine(tmp_path / "b", without, serve={"enable_chunked_context": "true"}))

@@ -180,7 +180,7 @@ def test_the_token_that_ended_it_is_counted(engine, runtime):
 
 
 def test_an_engine_that_died_says_so_once(engine, runtime):
-    runtime.submit(1, ask(engine, [774], 10), 0)
+    runtime.submit(1, ask(engine, [507], 10), 0)
     said = "worker 0 exited" if standin.LLM.made[-1].later else "LLM is shutting down"
     with pytest.raises(engine.EngineDead, match=f"TensorRT-LLM: {said}"):
         collect(runtime)
@@ -247,7 +247,9 @@ def test_what_the_installed_library_refuses_is_one_sentence(engine):
     says = r"TensorRT-LLM 1.3.0 refuses speculative_config.global_pool_size of this engine \(Extra inputs.*--to 1.3`"
     with pytest.raises(ValueError, match=says):
         make(engine, "1.3.0", arguments)
-    with pytest.raises(ValueError, match=r"TensorRT-LLM 1.2.1 cannot run this engine: .*'SA'; the LLM API takes NGram,"):
+    with pytest.raises(
+        ValueError, match=r"TensorRT-LLM 1.2.1 cannot run this engine: .*'SA'; the LLM API takes NGram,"
+    ):
         make(engine, "1.2.1", arguments)
     with pytest.raises(ValueError, match=r"TensorRT-LLM 1.1.0 is older than 1.2"):
         make(engine, "1.1.0")

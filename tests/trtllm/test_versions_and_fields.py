@@ -77,7 +77,10 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
         ({"speculative_config": {"decoding_type": "NGram", "acceptance_rate_window_size": 2}}, "use acceptance_window"),
         ({"kv_cache_config": {"dtype": "fp8_ds_mla"}}, "takes auto, fp8, nvfp4"),
         ({"kv_cache_config": {"use_kv_cache_manager_v2": "auto"}}, r"1\.2 has no field kv_cache_config.use_kv"),
-        ({"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3}}, "needs max_draft_len and speculative"),
+        (
+            {"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3}},
+            "needs max_draft_len and speculative",
+        ),
         ({"cuda_graph_config": {"batch_sizes": [1, 2], "max_batch_size": 4}}, "largest of batch_sizes"),
         ({"custom_tokenizer": "x"}, r"1\.2 has no field custom_tokenizer"),
         ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
@@ -109,9 +112,9 @@ def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
     assert resolve(arguments, (1, 2)) == arguments
     assert resolve(arguments, (1, 3)) == {"kv_cache_config": {"max_tokens": 64}}
     lossy = {"speculative_config": {"decoding_type": "MTP", "acceptance_length_threshold": 1.5}}
-    with pytest.raises(InputError, match="1.3 has no field speculative_config.acceptance_length_threshold; use"):
+    with pytest.raises(InputError, match=r"1\.3 has no field speculative_config.acceptance_length_threshold; use"):
         resolve(lossy, (1, 3))
-    with pytest.raises(InputError, match="moe_config.backend is 'WIDEEP'"):
+    with pytest.raises(InputError, match=r"moe_config\.backend is 'WIDEEP'"):
         resolve({"moe_config": {"backend": "WIDEEP"}}, (1, 3))
 
 
@@ -142,7 +145,11 @@ def test_an_engine_keeps_one_name_and_each_release_gets_its_own(given, kept, old
         ({"speculative_config": {"decoding_type": "MTP"}}, "1.2.1", Sampling(False, False, False)),
         ({}, "1.3.0", Sampling(True, True, True)),
         ({"speculative_config": {"decoding_type": "MTP"}}, "1.3.0", Sampling(False, True, False)),
-        ({"speculative_config": {"decoding_type": "MTP", "enable_penalty": True}}, "1.3.0", Sampling(False, True, True)),
+        (
+            {"speculative_config": {"decoding_type": "MTP", "enable_penalty": True}},
+            "1.3.0",
+            Sampling(False, True, True),
+        ),
         ({}, "1.4.0", Sampling(True, True, True)),
     ],
 )
@@ -158,5 +165,7 @@ def test_the_sampler_is_chosen_at_start_and_only_where_there_is_one():
 
 def test_int8_weight_only_ends_with_1_2():
     profile_of({}, "1.2.1", "int8_wo")
-    with pytest.raises(InputError, match="1.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq"):
+    with pytest.raises(
+        InputError, match=r"1\.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq"
+    ):
         profile_of({}, "1.3.0", "int8_wo")

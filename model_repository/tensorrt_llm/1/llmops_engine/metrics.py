@@ -1,6 +1,6 @@
 """NVIDIA's TensorRT-LLM metric families on Triton's own metrics port, with NVIDIA's label names.
 
-Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/custom_metrics_reporter.cc`.
+Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
 """
 
 from __future__ import annotations
