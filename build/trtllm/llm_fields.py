@@ -15,7 +15,7 @@ Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "switch"
 
 @dataclass(frozen=True)
 class Field:
-    """`choices` are case-insensitive where `any_case`, and "WIDEEP <1.3" where not every release has one; `config` names
+    """`choices` are case-insensitive where `any_case`, and "WIDEEP <1.3" where not every release has it; `config` is
     the nested table. `since` is the first minor release that has the field, `until` the first that has it no more;
     `gone` says why nothing is lost then (empty: what it did is lost)."""
 
