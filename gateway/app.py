@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from llmops import __version__
 from llmops.gateway.embeddings.base import Embedder
 from llmops.gateway.health import Health
+from llmops.gateway.http.body import Intake
 from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import add_handlers
 from llmops.gateway.http.middleware import ContextMiddleware
@@ -24,6 +25,7 @@ from llmops.gateway.openai.endpoints.embeddings import Embeddings
 from llmops.gateway.openai.endpoints.models import ModelList
 from llmops.gateway.openai.endpoints.responses import Responses
 from llmops.gateway.openai.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
+from llmops.gateway.openai.queues import Queues
 from llmops.gateway.openai.responses.run import Running
 from llmops.gateway.openai.responses.store import ResponseStore
 from llmops.gateway.openai.responses.table import Bounds, ResponseTable
@@ -52,6 +54,7 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
     """The application for any ASGI server. Nothing is connected before its lifespan starts."""
     metrics = Metrics()
     workers = Workers(settings.text_threads)
+    intake = Intake(settings.limits, settings.timeouts.body)
     registry = ModelRegistry(settings)
     embedder = TritonEmbedder(
         settings.triton, timeout=settings.timeouts.connect, refresh_seconds=settings.refresh_seconds
@@ -77,15 +80,17 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
         redirect_slashes=False,
     )
     add_handlers(app)
-    app.add_middleware(ContextMiddleware, metrics=metrics)
-    service = Service(registry, settings.limits, settings.timeouts, metrics, workers)
+    app.add_middleware(ContextMiddleware, metrics=metrics, intake=intake)
+    service = Service(
+        registry, settings.limits, settings.timeouts, metrics, workers, intake, Queues(settings.limits.queued)
+    )
     health = Health([registry, embedder], metrics, peers.others)
     app.state.health = health
     kept = settings.responses
     store = ResponseStore(ResponseTable(peers.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
     responses = Responses(service, Running(peers.own, store))
     _add_openai_routes(app, service, embedder, responses)
-    app.express = {path: ContextMiddleware(endpoint, metrics) for path, endpoint in _posts(app.router)}
+    app.express = {path: ContextMiddleware(endpoint, metrics, intake) for path, endpoint in _posts(app.router)}
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])

@@ -17,6 +17,12 @@ from llmops.gateway.logs import current_request
 
 log = logging.getLogger(__name__)
 
+LONGEST_MESSAGE = 2000
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_MESSAGE else text[:LONGEST_MESSAGE] + "…"
+
 
 class ApiError(LlmopsError):
     """Base of all answers that are not a success. `retry_after` is in seconds.
@@ -63,7 +69,9 @@ class ApiError(LlmopsError):
         return f"{self.message} The gateway's log has request {request}." if self.detail and request else self.message
 
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.public, "type": self.type, "param": self.param, "code": self.code}}
+        # a client's own texts are in some messages; it needs no megabytes of them back
+        message, param = _cut(self.public), _cut(self.param) if self.param else self.param
+        return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
     def body_json(self) -> bytes:
         return json.dumps(self.body(), ensure_ascii=False).encode("utf-8", "replace")
@@ -129,6 +137,18 @@ class BodyTooLargeError(ApiError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class RequestTimeoutError(ApiError):
+    """408: the request did not come whole in time. The connection is closed, as the rest may still come."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+    should_retry = True
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "connection": "close"}
 
 
 class EngineError(ApiError):

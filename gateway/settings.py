@@ -45,9 +45,20 @@ class ModelOverrides(_Section):
 
 
 class Limits(_Section):
-    """What is checked before any work starts."""
+    """What is checked before any work starts, and how much of it one worker does at once.
+
+    `json_values`: of a body, a key or a container counting for eight; `held_bytes`: of all bodies whose requests are
+    not over; `prompt_bytes`: UTF-8 of all texts of one request that are tokenised; `queued`: sequences per engine
+    beyond those of its batch.
+    """
 
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
+    json_values: Annotated[int, Field(gt=0)] = 400_000
+    held_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+    prompt_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
+    queued: Annotated[int, Field(ge=0)] = 256
+    header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10
+    connections: Annotated[int, Field(gt=0)] = 4096
     messages: Annotated[int, Field(gt=0)] = 4096
     stop_strings: Annotated[int, Field(gt=0)] = 16
     stop_length: Annotated[int, Field(gt=0)] = 1024
@@ -59,13 +70,19 @@ class Limits(_Section):
 
 class Timeouts(_Section):
     """Seconds. `first_token` includes waiting in the engine's queue; `idle` is between two chunks of the engine;
-    `client` is how long a client may leave its stream unread.
+    `client` is how long a client may leave its stream unread; `header` and `body` are what it has to send those;
+    `connection` how long one without a request stays open; `keepalive` after how long a silent stream says that it
+    lives (0: never).
     """
 
     connect: Annotated[float, Field(gt=0)] = 5.0
     first_token: Annotated[float, Field(gt=0)] = 300.0
     idle: Annotated[float, Field(gt=0)] = 60.0
     client: Annotated[float, Field(gt=0)] = 60.0
+    header: Annotated[float, Field(gt=0)] = 20.0
+    body: Annotated[float, Field(gt=0)] = 30.0
+    connection: Annotated[float, Field(gt=0)] = 75.0
+    keepalive: Annotated[float, Field(ge=0)] = 10.0
     total: Annotated[float, Field(gt=0)] = 3600.0
     drain: Annotated[float, Field(ge=0)] = 30.0
 

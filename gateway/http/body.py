@@ -1,68 +1,133 @@
-"""Reading and validating request bodies: the size limit while reading, pydantic's errors as OpenAI's."""
+"""Reading and validating request bodies: what they may weigh and hold, pydantic's errors as OpenAI's."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-import re
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from llmops.gateway.errors import BodyTooLargeError, CancelledStreamError, InvalidRequestError, missing
+from llmops.gateway.errors import (
+    BodyTooLargeError,
+    CancelledStreamError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    UnavailableError,
+    missing,
+)
+from llmops.gateway.http.context import RequestContext, context_of
+from llmops.gateway.http.weight import surveyed
+from llmops.gateway.settings import Limits
 
 M = TypeVar("M", bound=BaseModel)
 
-# What may stand for more than a double can hold: an exponent of three digits, or 200 digits (with an exponent of two),
-# of which each tenth is looked at. Bodies are searched on the event loop: one expression for all of it takes 3.2 ms for
-# 130 KB of prose, these 1 ms.
-_LARGE_EXPONENT = re.compile(rb"\d[eE]\+?\d{3}")
-_DIGITS = re.compile(rb"\d{20}")
+# A body that comes slower than this after its first seconds (`timeouts.body`) holds a connection for nothing.
+LEAST_BYTES_PER_SECOND = 1024
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLargeError as soon as more than `limit` bytes are announced or have come."""
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > limit:
-        raise _too_large(limit)
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise CancelledStreamError
-        part = message.get("body", b"")
-        size += len(part)
+@dataclass(slots=True)
+class Intake:
+    """Where all bodies of one gateway worker come in. `held`: bytes of those whose requests are not over.
+
+    `patience`: seconds a body has for its first bytes and its slow stretches.
+    """
+
+    limits: Limits
+    patience: float
+    held: int = 0
+
+    async def load(self, model: type[M], request: Request) -> M:
+        """The request's body as a `model`. Raises ApiError saying what is wrong with it, or with the moment."""
+        context = context_of(request)
+        body = await self._read(request, context)
+        context.size = len(body)
+        suspect = await surveyed(body, self.limits.json_values)
+        return parse(model, body, suspect)
+
+    def release(self, context: RequestContext) -> None:
+        """The request is over."""
+        self.held -= context.held
+        context.held = 0
+
+    async def _read(self, request: Request, context: RequestContext) -> bytes:
+        limit = self.limits.body_bytes
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+            raise _too_large(limit)
+        body, more = await _part(request)
+        self._hold(len(body), context)
+        if not more:
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
+        return await self._read_on(request, context, body)
+
+    async def _read_on(self, request: Request, context: RequestContext, first: bytes) -> bytes:
+        parts, size, more, limit = [first], len(first), True, self.limits.body_bytes
+        started = monotonic()
+        while more:
+            if size > limit:
+                raise _too_large(limit)
+            left = started + self.patience + size / LEAST_BYTES_PER_SECOND - monotonic()
+            try:
+                part, more = await asyncio.wait_for(_part(request), left)
+            except asyncio.TimeoutError:
+                raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
+            size += len(part)
+            self._hold(len(part), context)
+            parts.append(part)
         if size > limit:
             raise _too_large(limit)
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
+        return b"".join(parts)
+
+    def _hold(self, size: int, context: RequestContext) -> None:
+        context.held += size
+        self.held += size
+        if self.held > self.limits.held_bytes and self.held > context.held:
+            raise UnavailableError(
+                "The gateway holds as many requests as it may; try again.", code="overloaded", retry_after=1.0
+            )
 
 
-def parse(model: type[M], body: bytes) -> M:
-    """Validate JSON against `model`. Raises InvalidRequestError with `param` as in `messages[0].content`."""
+async def _part(request: Request) -> tuple[bytes, bool]:
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise CancelledStreamError
+    return message.get("body", b""), bool(message.get("more_body"))
+
+
+def parse(model: type[M], body: bytes, suspect: bool = True) -> M:
+    """Validate JSON against `model`. Raises InvalidRequestError with `param` as in `messages[0].content`.
+
+    `suspect`: it may hold a number that JSON does not have.
+    """
     try:
         value = model.model_validate_json(body)
     except ValidationError as error:
         raise _explain(error, body) from error
-    if _is_suspect(body):
-        _refuse_non_finite(body)
+    if suspect:
+        _finite_json(body)
     return value
 
 
-def _is_suspect(body: bytes) -> bool:
-    """Whether something in it may be a number that JSON does not have."""
-    words = b"NaN" in body or b"Infinity" in body
-    return words or bool(_LARGE_EXPONENT.search(body) or _DIGITS.search(body[::10]))
+def validate(model: type[M], value: dict[str, Any]) -> M:
+    """The same for what was parsed already."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _explained(error.errors(include_url=False, include_input=False), value) from error
 
 
-def _refuse_non_finite(body: bytes) -> None:
+def _finite_json(body: bytes) -> Any:
     """Pydantic lets NaN and Infinity through wherever a field takes anything; in an answer they would be no JSON."""
     try:
-        json.loads(body, parse_float=_finite, parse_constant=_finite)
+        return json.loads(body, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
 
@@ -83,10 +148,13 @@ def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
     errors = error.errors(include_url=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
         return InvalidRequestError(f"The body is not valid JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}.")
-    _refuse_non_finite(body)
-    value = json.loads(body)
+    value = _finite_json(body)
     if not isinstance(value, dict):
         return InvalidRequestError("The body must be a JSON object.")
+    return _explained(errors, value)
+
+
+def _explained(errors: list[ErrorDetails], value: dict[str, Any]) -> InvalidRequestError:
     # a value that fits no branch of a union has one error per branch: the one that got furthest tells most
     field = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
     first = max(field, key=lambda one: len(_path(one, value)))

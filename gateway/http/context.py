@@ -19,6 +19,7 @@ class RequestContext:
     """`started` is perf_counter() at arrival; `waited`: seconds spent waiting for the engine; `detokenised`: those in
     which its tokens became text.
 
+    `size`: bytes of its body, by which its work is counted; `held`: those that the gateway's intake counts as its.
     `stages` are the seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
     """
 
@@ -29,6 +30,8 @@ class RequestContext:
     ignored: list[str] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)
     marked: float = 0.0
+    size: int = 0
+    held: int = 0
 
     def mark(self, stage: str) -> None:
         """`stage` ends now; it began where the last one ended."""

@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llmops.gateway.errors import ApiError
+from llmops.gateway.http.context import RequestContext, context_in
+from llmops.gateway.http.failures import respond_with
 from llmops.gateway.http.outlet import Outlet, outlet_of, server_send
 from llmops.gateway.http.watch import ClientWatch
+
+# what readers of event streams skip
+COMMENT = b": keep-alive\n\n"
 
 
 class EventSource(ABC):
     """What an EventStream sends."""
+
+    async def start(self, context: RequestContext) -> None:
+        """Wait for what decides between a 200 and an error. Raises ApiError, to be answered as one."""
+        return
+
+    def late(self, error: Exception) -> None:
+        """`start` raised this when the 200 was already out: `next` is to tell it."""
+        raise error
 
     @abstractmethod
     async def next(self) -> bytes | None:
@@ -38,33 +52,57 @@ class EventSource(ABC):
 
 
 class EventStream(Response):
-    """A 200 whose body is an event stream. Make it only when the first event or an error is known."""
+    """A 200 whose body is an event stream, or the error that came instead of its first event.
+
+    Proxies cut what is silent: after `keepalive` seconds without an event the 200 goes out, and a comment each time.
+    An error is an event then.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: EventSource, watch: ClientWatch, headers: Mapping[str, str], *, patience: float) -> None:
-        """`patience`: seconds after which a client that takes nothing more of its events is dropped."""
-        super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, source: EventSource, watch: ClientWatch, *, patience: float, keepalive: float) -> None:
+        """`patience`: seconds after which a client that takes nothing more of its events is dropped.
+        `keepalive`: 0 for never."""
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._source = source
         self._watch = watch
         self._patience = patience
+        self._keepalive = keepalive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         source = self._source
+        pulse = Pulse(lambda: self._open(scope, send), self._keepalive)
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            write = server_send(scope, send)
-            outlet = outlet_of(scope)
+            try:
+                await source.start(context_in(scope))
+            except Exception as error:
+                if await pulse.begun():
+                    source.late(error)
+                elif isinstance(error, ApiError):
+                    pulse.stop()
+                    await respond_with(error)(scope, receive, send)
+                    return
+                else:
+                    raise
+            outlet = await pulse.begin()
             if outlet is not None:
                 source.attach(outlet)
+            write = server_send(scope, send)
             while (data := await self._next(outlet)) is not None:
                 if data:
+                    if outlet is not None:
+                        outlet.wrote = True
                     await self._wait(write({"type": "http.response.body", "body": data, "more_body": True}), outlet)
             await self._wait(send({"type": "http.response.body", "body": b"", "more_body": False}), outlet)
         finally:
+            pulse.stop()
             source.close()
             self._watch.close()
+
+    async def _open(self, scope: Scope, send: Send) -> Outlet | None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        return outlet_of(scope)
 
     async def _next(self, outlet: Outlet | None) -> bytes | None:
         data = await self._source.next()
@@ -81,3 +119,59 @@ class EventStream(Response):
         except asyncio.TimeoutError:
             self._source.cancel()
             outlet.abort()
+
+
+class Pulse:
+    """Opens a stream, at once or when it has been silent for a period, and keeps it from being silent for longer.
+
+    Only the opening reaches a client for which there is no Outlet.
+    """
+
+    __slots__ = ("_begun", "_open", "_opening", "_outlet", "_period", "_timer")
+
+    def __init__(self, open_stream: Callable[[], Awaitable[Outlet | None]], period: float) -> None:
+        """`period`: seconds, 0 for never."""
+        self._open = open_stream
+        self._period = period
+        self._begun = False
+        self._outlet: Outlet | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(period, self._beat) if period else None
+
+    async def begun(self) -> bool:
+        """Whether the silence was broken before there was anything to say."""
+        if self._opening is not None:
+            await self._opening
+        return self._begun
+
+    async def begin(self) -> Outlet | None:
+        """Where the stream's events go; None for a server that has no such short way."""
+        if not await self.begun():
+            self._begun = True
+            self._outlet = await self._open()
+        return self._outlet
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+
+    def _beat(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._period, self._beat)
+        if not self._begun:
+            self._begun = True
+            self._opening = asyncio.create_task(self._break_silence())
+        elif self._outlet is not None:
+            self._comment(self._outlet)
+
+    async def _break_silence(self) -> None:
+        self._outlet = await self._open()
+        if self._outlet is not None:
+            self._comment(self._outlet)
+
+    @staticmethod
+    def _comment(outlet: Outlet) -> None:
+        if not outlet.wrote and not outlet.blocked:
+            outlet.write(COMMENT)
+        outlet.wrote = False

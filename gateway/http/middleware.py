@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmops.gateway.http.body import Intake
 from llmops.gateway.http.context import KEY, RequestContext, new_context
 from llmops.gateway.http.failures import bug
 from llmops.gateway.logs import current_request
@@ -15,9 +16,10 @@ _REQUEST_ID = b"x-request-id"
 class ContextMiddleware:
     """Plain ASGI: Starlette's BaseHTTPMiddleware would copy every chunk of a stream through a queue."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, intake: Intake) -> None:
         self._app = app
         self._metrics = metrics
+        self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,6 +47,8 @@ class ContextMiddleware:
             if started:
                 raise
             await bug(context, error)(scope, receive, send_with_headers)
+        finally:
+            self._intake.release(context)
 
     def _count(self, scope: Scope, status: int, context: RequestContext) -> None:
         # only known routes become a label; anything else would let clients grow the metrics at will

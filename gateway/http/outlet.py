@@ -59,13 +59,15 @@ def server_send(scope: Scope, send: Send) -> Send:
 class Outlet:
     """A connection whose answer has begun; parts of its body can be written at any time unless it is `blocked`."""
 
-    __slots__ = ("_burst", "_cycle", "_flow", "_write")
+    __slots__ = ("_burst", "_cycle", "_flow", "_write", "wrote")
 
     def __init__(self, cycle: RequestResponseCycle, burst: Burst) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
         self._write = cycle.transport.write
         self._burst = burst
+        # whoever asks whether something was written lately sets it back
+        self.wrote = False
 
     @property
     def blocked(self) -> bool:
@@ -74,6 +76,7 @@ class Outlet:
 
     def write(self, data: bytes) -> None:
         """One chunk (RFC 9112, 7.1) in one write. `data` must not be empty, which would end the body."""
+        self.wrote = True
         self._burst.add(self._write, b"%x\r\n%b\r\n" % (len(data), data))
 
     def flush(self) -> None:

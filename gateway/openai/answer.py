@@ -6,7 +6,7 @@ Streaming and plain answers of every endpoint read the same thing: `next` until 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -30,13 +30,21 @@ class Answer:
     """Runs until all choices have ended; the engine's slot is free as soon as they have, or on `cancel`."""
 
     def __init__(
-        self, stream: TokenStream, choices: Sequence[Choice], meter: Meter, timeouts: Timeouts, prompt_tokens: int
+        self,
+        stream: TokenStream,
+        choices: Sequence[Choice],
+        meter: Meter,
+        timeouts: Timeouts,
+        prompt_tokens: int,
+        leave: Callable[[], None],
     ) -> None:
+        """`leave` gives back its places among the sequences in progress."""
         self._stream = stream
         self.choices = choices
         self.meter = meter
         self.timeouts = timeouts
         self.prompt_tokens = prompt_tokens
+        self._leave = leave
         self._open = len(choices)
         self._ended: list[Choice] = []
         self._over = self._left = False
@@ -87,6 +95,7 @@ class Answer:
         self._over = True
         self._clock.stop()
         self._stream.cancel()
+        self._leave()
         self.meter.end(self.completion_tokens)
 
     async def _advance(self) -> Advance | None:

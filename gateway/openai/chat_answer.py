@@ -26,6 +26,7 @@ from llmops.gateway.openai.sampling import (
 )
 from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
+from llmops.gateway.openai.sizes import check_messages, check_text
 from llmops.gateway.openai.structured import GUIDE_CHARACTERS, enforced, guide_field, guide_of, must_hold, work_of
 from llmops.gateway.openai.tools.harmony import FINAL, HarmonyParser, is_harmony
 from llmops.gateway.openai.tools.plan import FirstCallOnly, ToolPlan, plan_tools
@@ -61,8 +62,7 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
         raise InvalidRequestError("web_search_options are not supported.", param="web_search_options")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
-    if len(body.messages) > limits.messages:
-        raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")
+    check_messages(body.messages, limits)
     if len(body.tools or ()) > limits.tools:
         raise InvalidRequestError(f"At most {limits.tools} tools are allowed.", param="tools")
     check_capabilities(body, model.card)
@@ -75,11 +75,26 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
 async def start_chat(
     service: Service, body: ChatRequest, model: ServedModel, answer_id: str, context: RequestContext
 ) -> Answer:
-    """Submit the request. Raises what is wrong with it."""
+    """Submit the request. Raises what is wrong with it, or UnavailableError when too many wait already."""
+    leave = service.queues.enter(model, body.n or 1)
+    try:
+        return await _start(service, body, model, answer_id, context, leave)
+    except BaseException:
+        leave()
+        raise
+
+
+async def _start(
+    service: Service,
+    body: ChatRequest,
+    model: ServedModel,
+    answer_id: str,
+    context: RequestContext,
+    leave: Callable[[], None],
+) -> Answer:
     limits = service.limits
     # a message costs its template some work however short it is
-    size = sum(64 + (len(m.content) if isinstance(m.content, str) else 4096) for m in body.messages)
-    size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
+    size = context.size + 64 * len(body.messages) + (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
     plan = await service.workers.run(lambda: plan_chat(model, body, limits, context.mark), size)
     wanted, field = _wanted_length(body)
     length = output_length(wanted, len(plan.input_ids), model.card, param=field)
@@ -114,7 +129,7 @@ async def start_chat(
     stream = await open_streams(model.engine, [request])
     context.mark("submit")
     meter = service.metrics.meter(model.name, context.started, len(plan.input_ids))
-    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids))
+    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave)
 
 
 def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Callable[[str], None]) -> ChatPlan:
@@ -129,6 +144,7 @@ def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Calla
     if tools.guide is not None and is_harmony(template):
         prompt += FINAL
     mark("template")
+    check_text(prompt, model, "messages")
     input_ids = model.tokenizer.encode(prompt, add_special_tokens=False)
     mark("tokenise")
     reading = _reading(tools, template, prompt)

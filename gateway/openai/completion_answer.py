@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import EngineRequest, Guide
@@ -19,9 +22,11 @@ from llmops.gateway.openai.sampling import (
 )
 from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
+from llmops.gateway.openai.sizes import check_ids, check_length, check_text
 from llmops.gateway.openai.structured import enforced, guide_field, guide_of, must_hold, work_of
 from llmops.gateway.openai.types.completions import CompletionRequest
 from llmops.gateway.serving import ServedModel
+from llmops.gateway.settings import Limits
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -69,14 +74,32 @@ def sequences_of(body: CompletionRequest) -> int:
 async def start_completion(
     service: Service, body: CompletionRequest, model: ServedModel, answer_id: str, context: RequestContext
 ) -> Answer:
-    """Submit one engine request per prompt. Choices are numbered prompt by prompt. Raises what is wrong with it."""
-    prompts = prompts_of(body, service.limits.prompts)
-    size = sum(map(len, prompts)) + work_of(body)
+    """Submit one engine request per prompt. Choices are numbered prompt by prompt.
 
+    Raises what is wrong with it, or UnavailableError when too many wait already.
+    """
+    prompts = prompts_of(body, service.limits)
+    leave = service.queues.enter(model, len(prompts) * sequences_of(body))
+    try:
+        return await _start(service, body, model, answer_id, context, prompts, leave)
+    except BaseException:
+        leave()
+        raise
+
+
+async def _start(
+    service: Service,
+    body: CompletionRequest,
+    model: ServedModel,
+    answer_id: str,
+    context: RequestContext,
+    prompts: Sequence[Prompt],
+    leave: Callable[[], None],
+) -> Answer:
     def prepare() -> tuple[list[list[int]], Guide | None]:
         return [encode(model, one, body) for one in prompts], _guide(body, model, service)
 
-    encoded, guide = await service.workers.run(prepare, size)
+    encoded, guide = await service.workers.run(prepare, context.size + work_of(body))
     context.mark("tokenise")
     endings = endings_of(body, model.card, service.limits)
     requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide)
@@ -96,7 +119,7 @@ async def start_completion(
     stream = await open_streams(model.engine, requests)
     context.mark("submit")
     meter = service.metrics.meter(model.name, context.started, prompt_tokens)
-    return Answer(stream, choices, meter, service.timeouts, prompt_tokens)
+    return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave)
 
 
 def _guide(body: CompletionRequest, model: ServedModel, service: Service) -> Guide | None:
@@ -135,23 +158,25 @@ def _engine_requests(
     ]
 
 
-def prompts_of(body: CompletionRequest, limit: int) -> list[Prompt]:
-    """The prompts as a list, whichever of the four forms came."""
+def prompts_of(body: CompletionRequest, limits: Limits) -> list[Prompt]:
+    """The prompts as a list, whichever of the four forms came. Raises InvalidRequestError for too many or too long."""
     prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
     assert prompt is not None
-    prompts = [prompt] if isinstance(prompt[0], int) else list(prompt)
-    if len(prompts) > limit:
-        raise InvalidRequestError(f"At most {limit} prompts are allowed.", param="prompt")
-    return prompts  # type: ignore[return-value]
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+    if len(prompts) > limits.prompts:
+        raise InvalidRequestError(f"At most {limits.prompts} prompts are allowed.", param="prompt")
+    check_length(sum(len(one) for one in prompts if isinstance(one, str)), limits, "prompt")
+    return prompts
 
 
-def echoes_of(body: CompletionRequest, model: ServedModel, limit: int) -> list[str]:
+async def echoes_of(
+    body: CompletionRequest, model: ServedModel, service: Service, context: RequestContext
+) -> list[str]:
     """What stands before each choice's text: its prompt where `echo` asks for it."""
     if not body.echo:
         return []
-    texts = [_echo(model, prompt) for prompt in prompts_of(body, limit)]
+    prompts = prompts_of(body, service.limits)
+    texts = await service.workers.run(lambda: [_echo(model, prompt) for prompt in prompts], context.size)
     return [text for text in texts for _ in range(sequences_of(body))]
 
 
@@ -164,6 +189,7 @@ def _echo(model: ServedModel, prompt: Prompt) -> str:
 def encode(model: ServedModel, prompt: Prompt, body: CompletionRequest) -> list[int]:
     if not isinstance(prompt, str):
         return _checked_ids(model, prompt)
+    check_text(prompt, model, "prompt")
     ids = model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
     return ids or [_start_token(model)]
 
@@ -171,6 +197,7 @@ def encode(model: ServedModel, prompt: Prompt, body: CompletionRequest) -> list[
 def _checked_ids(model: ServedModel, ids: list[int]) -> list[int]:
     if not ids:
         raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+    check_ids(ids, model, "prompt")
     largest, size = max(ids), model.card.vocab_size
     if largest >= size:
         raise InvalidRequestError(f"There is no token {largest}: the vocabulary has {size}.", param="prompt")

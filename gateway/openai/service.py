@@ -1,4 +1,4 @@
-"""What all endpoints share: models, limits, metrics, workers; and the way from engine requests to one token stream."""
+"""What all endpoints share, from models to workers; and the way from engine requests to one token stream."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmops.gateway.errors import ApiError, CancelledStreamError
+from llmops.gateway.http.body import Intake
 from llmops.gateway.messages import Engine, EngineRequest, TokenBatch, TokenStream
 from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.openai.queues import Queues
 from llmops.gateway.serving import Models
 from llmops.gateway.settings import Limits, Timeouts
 from llmops.gateway.workers import Workers
@@ -23,6 +25,8 @@ class Service:
     timeouts: Timeouts
     metrics: Metrics
     workers: Workers
+    intake: Intake
+    queues: Queues
 
 
 async def open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:

@@ -176,12 +176,12 @@ def _byte_characters() -> dict[str, int]:
     return table
 
 
-_BYTES = _byte_characters()
+BYTE_OF = _byte_characters()
 
 
 def _bytes_of(token: str) -> bytes:
     """As the ByteLevel decoder does it: a token with any character outside the table stands for itself."""
     try:
-        return bytes([_BYTES[character] for character in token])
+        return bytes([BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()

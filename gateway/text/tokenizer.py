@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from llmops.errors import InputError
+from llmops.gateway.text.bound import bound_of
 from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -35,6 +36,7 @@ class TextTokenizer:
         self.config = _read_config(directory / "tokenizer_config.json")
         self.chat_template = _read_template(directory, self.config)
         self._detokenizers = DetokenizerFactory(self._tokenizer)
+        self._bound = bound_of(self._tokenizer)
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -45,6 +47,10 @@ class TextTokenizer:
     @property
     def vocab_size(self) -> int:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def least_tokens(self, text: str, enough: int) -> int:
+        """Tokens that `text` has at the least, told without tokenising it; counting stops above `enough`."""
+        return self._bound.least(text, enough) if self._bound is not None else 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # encode() keeps the GIL for the whole text; the batch form releases it and skips the offsets

@@ -43,7 +43,7 @@ class NoWatch:
 
 async def app(scope, receive, send) -> None:
     if scope["type"] == "http":
-        answer: Response = EventStream(Ending(), NoWatch(), {}, patience=5)
+        answer: Response = EventStream(Ending(), NoWatch(), patience=5, keepalive=0)
         await answer(scope, receive, send)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.http.body import parse, read_body
 from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.chat_answer import check_chat, start_chat
@@ -49,7 +48,7 @@ class ChatCompletions:
 
     async def handle(self, request: Request) -> Response:
         context = context_of(request)
-        body = parse(ChatRequest, await read_body(request, self._service.limits.body_bytes))
+        body = await self._service.intake.load(ChatRequest, request)
         context.mark("parse")
         model = self._service.models.get(body.model)
         check_chat(body, model, self._service.limits)

@@ -33,11 +33,21 @@ class AnswerEvents(EventSource):
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._over = False
+        self._late: Exception | None = None
+
+    async def start(self, context: RequestContext) -> None:
+        with _timed(self._answer, context):
+            await self._answer.start()
+
+    def late(self, error: Exception) -> None:
+        self._late = error
 
     async def next(self) -> bytes | None:
         if self._over:
             return None
         try:
+            if self._late is not None:
+                raise self._late
             advance = await self._answer.next()
             if advance is not None:
                 return self.render(advance)
@@ -100,9 +110,8 @@ async def respond(
         watch.tell(answer.cancel)
         if events is None:
             return json_response(await _collected(answer, collect, context))
-        with _timed(answer, context):
-            await answer.start()
-        stream = EventStream(events(answer), watch, context.headers(), patience=answer.timeouts.client)
+        timeouts = answer.timeouts
+        stream = EventStream(events(answer), watch, patience=timeouts.client, keepalive=timeouts.keepalive)
         streaming = True
         return stream
     finally:

@@ -11,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.http.body import parse, read_body
 from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.choice import Choice, TokenLogprob
@@ -40,11 +39,11 @@ class Completions:
 
     async def handle(self, request: Request) -> Response:
         context = context_of(request)
-        body = parse(CompletionRequest, await read_body(request, self._service.limits.body_bytes))
+        body = await self._service.intake.load(CompletionRequest, request)
         context.mark("parse")
         model = self._service.models.get(body.model)
         check_completion(body, model)
-        echoes = echoes_of(body, model, self._service.limits.prompts)
+        echoes = await echoes_of(body, model, self._service, context)
         note_ignored(context, self._service.metrics, body, IGNORED)
         answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())
 

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from llmops.gateway.embeddings.base import Embedder, EmbeddingModel
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
-from llmops.gateway.http.body import parse, read_body
 from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.endpoints.common import json_response, note_ignored
 from llmops.gateway.openai.service import Service
+from llmops.gateway.openai.sizes import check_length
 from llmops.gateway.openai.types.embeddings import EmbeddingRequest
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ class Embeddings:
 
     async def handle(self, request: Request) -> Response:
         context = context_of(request)
-        body = parse(EmbeddingRequest, await read_body(request, self._service.limits.body_bytes))
+        body = await self._service.intake.load(EmbeddingRequest, request)
         model = self._embedder.get(body.model)
         note_ignored(context, self._service.metrics, body)
         _check_dimensions(body, model)
         inputs = _inputs(body)
-        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), sum(map(len, inputs)))
+        check_length(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")
+        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), context.size)
         vectors = _shortened(await self._embedder.embed(model, rows), body.dimensions)
         return json_response(_answer(body, vectors, sum(map(len, rows))))
 
@@ -59,11 +60,14 @@ def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
 
 
 def _rows(inputs: list[str | list[int]], body: EmbeddingRequest, model: EmbeddingModel) -> list[list[int]]:
-    return [_fitting(_ids(one, model, at), body, model, at) for at, one in enumerate(inputs)]
+    cut = bool(body.truncate_prompt_tokens)
+    return [_fitting(_ids(one, model, at, cut), body, model, at) for at, one in enumerate(inputs)]
 
 
-def _ids(one: str | list[int], model: EmbeddingModel, at: int) -> list[int]:
+def _ids(one: str | list[int], model: EmbeddingModel, at: int, cut: bool) -> list[int]:
     if isinstance(one, str):
+        if not cut:
+            _refuse(model.tokenizer.least_tokens(one, model.card.max_seq_len), model, at, "at least ")
         return model.tokenizer.encode(one)
     if not one:
         raise InvalidRequestError("A list of token ids must not be empty.", param=f"input[{at}]")
@@ -78,13 +82,17 @@ def _fitting(ids: list[int], body: EmbeddingRequest, model: EmbeddingModel, at: 
         wanted = limit if body.truncate_prompt_tokens < 0 else min(body.truncate_prompt_tokens, limit)
         # the last token closes the text for the model; what is cut is before it
         return ids if len(ids) <= wanted else [*ids[: wanted - 1], ids[-1]]
-    if len(ids) > limit:
+    _refuse(len(ids), model, at)
+    return ids
+
+
+def _refuse(tokens: int, model: EmbeddingModel, at: int, about: str = "") -> None:
+    if tokens > model.card.max_seq_len:
         raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens, but input {at} has {len(ids)}; "
-            "shorten it, or set truncate_prompt_tokens.",
+            f"This model's maximum context length is {model.card.max_seq_len} tokens, but input {at} has "
+            f"{about}{tokens}; shorten it, or set truncate_prompt_tokens.",
             param="input",
         )
-    return ids
 
 
 def _shortened(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnsupportedError
-from llmops.gateway.http.body import parse, read_body
+from llmops.gateway.http.body import validate
 from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.http.events import EventStream
 from llmops.gateway.http.watch import ClientWatch
@@ -56,7 +55,7 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         context, owner = context_of(request), owner_of(request)
-        body = parse(ResponsesRequest, await read_body(request, self._service.limits.body_bytes))
+        body = await self._service.intake.load(ResponsesRequest, request)
         model = self._service.models.get(body.model)
         own = [_with_id(await self._resolved(item, owner)) for item in as_items(body.input)]
         before = await self._store.context(body.previous_response_id, owner) if body.previous_response_id else []
@@ -79,7 +78,7 @@ class Responses:
         return await respond(
             request,
             start,
-            events=(lambda answer: run(answer).begin()) if body.stream else None,
+            events=run if body.stream else None,
             collect=lambda answer: run(answer).collect(),
         )
 
@@ -169,7 +168,7 @@ class Responses:
         self, body: ResponsesRequest, items: list[Item], model: ServedModel, context: RequestContext
     ) -> ChatRequest:
         try:
-            chat = parse(ChatRequest, json.dumps(to_chat(body, items)).encode())
+            chat = validate(ChatRequest, to_chat(body, items))
             check_chat(chat, model, self._service.limits)
         except ApiError as error:
             put_into_own_terms(error)
@@ -191,8 +190,8 @@ class Responses:
     def _stream(self, request: Request, source: Followed) -> Response:
         watch = ClientWatch(request.receive)
         watch.tell(source.cancel)
-        headers = context_of(request).headers()
-        return EventStream(source, watch, headers, patience=self._service.timeouts.client)
+        timeouts = self._service.timeouts
+        return EventStream(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
 
 
 def _asked_stream(request: Request) -> int | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -9,13 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.http.body import parse, read_body
+from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.endpoints.common import json_response
 from llmops.gateway.openai.prompt import render_chat
 from llmops.gateway.openai.service import Service
+from llmops.gateway.openai.sizes import check_length, check_messages
 from llmops.gateway.openai.types.chat import ChatRequest, Message, Tool
 from llmops.gateway.openai.types.common import TokenId, Wire
 from llmops.gateway.serving import ServedModel
+
+PIECE = 8192
 
 
 class TokenizeRequest(Wire):
@@ -38,6 +44,15 @@ class DetokenizeRequest(Wire):
     tokens: list[TokenId]
 
 
+def _listed(items: Iterable[Any]) -> Iterator[str]:
+    """A JSON array in pieces: encoding holds the interpreter's lock, so others get it between two of them."""
+    rest, opening = iter(items), "["
+    while piece := list(itertools.islice(rest, PIECE)):
+        yield opening + json.dumps(piece, ensure_ascii=False)[1:-1]
+        opening = ", "
+    yield "[]" if opening == "[" else "]"
+
+
 class Tokens:
     """The endpoints."""
 
@@ -45,30 +60,32 @@ class Tokens:
         self._service = service
 
     async def tokenize(self, request: Request) -> Response:
-        body = parse(TokenizeRequest, await read_body(request, self._service.limits.body_bytes))
+        body = await self._service.intake.load(TokenizeRequest, request)
         model = self._service.models.get(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("Give either prompt or messages.", param="prompt")
-        size = len(body.prompt or "") + sum(64 + len(str(message.content)) for message in body.messages or ())
-        ids = await self._service.workers.run(lambda: self._encode(model, body), size)
-        return json_response(
-            {
-                "count": len(ids),
-                "max_model_len": model.card.max_seq_len,
-                "tokens": ids,
-                "token_strs": [model.tokenizer.token(i) for i in ids] if body.return_token_strs else None,
-            }
-        )
+        limits = self._service.limits
+        check_length(len(body.prompt or ""), limits, "prompt")
+        check_messages(body.messages or (), limits)
+        answer = await self._service.workers.run(lambda: self._tokens(model, body), context_of(request).size)
+        return Response(answer, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        body = parse(DetokenizeRequest, await read_body(request, self._service.limits.body_bytes))
+        body = await self._service.intake.load(DetokenizeRequest, request)
         model = self._service.models.get(body.model)
         if max(body.tokens, default=0) >= model.card.vocab_size:
             raise InvalidRequestError(
                 f"There is no token {max(body.tokens)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
             )
         decode = lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=False)  # noqa: E731
-        return json_response({"prompt": await self._service.workers.run(decode, 4 * len(body.tokens))})
+        return json_response({"prompt": await self._service.workers.run(decode, context_of(request).size)})
+
+    def _tokens(self, model: ServedModel, body: TokenizeRequest) -> bytes:
+        ids = self._encode(model, body)
+        head = {"count": len(ids), "max_model_len": model.card.max_seq_len}
+        strings = _listed(map(model.tokenizer.token, ids)) if body.return_token_strs else ["null"]
+        parts = [json.dumps(head)[:-1], ', "tokens": ', *_listed(ids), ', "token_strs": ', *strings, "}"]
+        return "".join(parts).encode("utf-8", "replace")
 
     def _encode(self, model: ServedModel, body: TokenizeRequest) -> list[int]:
         if body.messages is None:

@@ -7,6 +7,7 @@ import logging
 from concurrent.futures import Future
 
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, log_detail
+from llmops.gateway.http.context import RequestContext
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.endpoints.common import AnswerEvents
 from llmops.gateway.openai.responses.builder import Event, ResponseBuilder, TokenCounts, replay
@@ -50,7 +51,7 @@ class ResponseRun(AnswerEvents):
         super().__init__(answer)
         self.owner = owner
         self._builder, self._items, self._running = builder, items, running
-        self._begun = self._closed = False
+        self._begun = self._closed = self._shown = False
         self._unsaved: StoredResponse | None = None
         self._followers: list[Followed] = []
         self._last = b""
@@ -62,6 +63,7 @@ class ResponseRun(AnswerEvents):
 
     def begin(self) -> ResponseRun:
         """Let others find it while it runs; without this only its end is stored."""
+        self._shown = True
         if self._running is not None:
             self._known = self._running.begin(self)
         return self
@@ -88,6 +90,14 @@ class ResponseRun(AnswerEvents):
 
     # -- as an event source ----------------------------------------------------------------------------------------
 
+    async def start(self, context: RequestContext) -> None:
+        await super().start(context)
+        self.begin()
+
+    def late(self, error: Exception) -> None:
+        super().late(error)
+        self._shown = True
+
     async def next(self) -> bytes | None:
         await self.known()
         data = await super().next()
@@ -109,7 +119,8 @@ class ResponseRun(AnswerEvents):
 
     def close(self) -> None:
         super().close()
-        self._stop()  # the client went away before the end
+        if self._shown:
+            self._stop()  # the client went away before the end
 
     # -- without a stream ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from llmops.gateway.openai.types.common import Number, Wire
+from llmops.gateway.openai.types.common import Metadata, Number, Wire
 
 
 class TextFormat(Wire):
@@ -51,7 +51,7 @@ class ResponsesRequest(Wire):
     store: bool | None = Field(default=None, description="true when absent; the store is bounded.")
     background: bool | None = Field(default=None, description="Answer at once, generate meanwhile; needs store.")
     previous_response_id: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     user: str | None = None
     truncation: Literal["auto", "disabled"] | None = Field(default=None, description='Only "disabled".')
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="Refused unless 0.")

@@ -8,16 +8,75 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+def _stop_at_first_error(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for inner in schema.values():
+            _stop_at_first_error(inner)
+    elif isinstance(schema, list | tuple):
+        for inner in schema:
+            _stop_at_first_error(inner)
+
+
 class Wire(BaseModel):
-    """Base of everything that comes from a client."""
+    """Base of everything that comes from a client. A list ends at its first wrong item: one error, not millions."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_at_first_error(schema)
+        return schema
+
+
+def _biases(given: dict[str, Any]) -> dict[str, float]:
+    # pydantic collects an error for each wrong value of a mapping
+    for token, bias in given.items():
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            text = "'{token}' needs a number from -100 to 100"
+            raise PydanticCustomError("bias_value", text, {"token": token[:20]})  # type: ignore[arg-type]
+    return given
+
+
+def _metadata(given: dict[str, Any]) -> dict[str, str]:
+    if len(given) > 16:
+        raise PydanticCustomError("metadata_length", "it has more than 16 entries")
+    for key, value in given.items():
+        if not isinstance(value, str) or len(key) > 64 or len(value) > 512:
+            raise PydanticCustomError(
+                "metadata_value", "keys have at most 64 characters, values are texts of at most 512"
+            )
+    return given
+
+
+# token id (as text) -> bias
+Biases = Annotated[
+    dict[str, Any],
+    AfterValidator(_biases),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+]
+# OpenAI's bounds
+Metadata = Annotated[
+    dict[str, Any],
+    AfterValidator(_metadata),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": 16,
+            "propertyNames": {"maxLength": 64},
+            "additionalProperties": {"type": "string", "maxLength": 512},
+        }
+    ),
+]
 
 
 class StreamOptions(Wire):
@@ -58,9 +117,7 @@ class SamplingFields(Wire):
     stop: str | list[str] | None = Field(default=None, description="Strings that end the answer; never sent.")
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = Field(
-        default=None, description="Token id (as text) to bias."
-    )
+    logit_bias: Biases | None = Field(default=None, description="Token id (as text) to bias.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None

@@ -1,0 +1,79 @@
+"""What a body will cost to parse, told from its bytes before anything is made of them.
+
+Parsing holds the interpreter's lock, so no thread would help: a body is refused by its weight, and what is left to
+parse takes tens of milliseconds at most. The bytes are looked at in slices, between which others have their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from llmops.gateway.errors import InvalidRequestError
+
+SLICE = 2**16
+# A value costs about 0.1 us, a key or a container eight times that (measured with the wire's own types).
+_HEAVY = 8
+
+# What may stand for more than a double can hold: an exponent of three digits, or 200 digits (with an exponent of two),
+# of which each tenth is looked at. One expression for all of it takes 3.2 ms for 130 KB of prose, these 1 ms.
+_LARGE_EXPONENT = re.compile(rb"\d[eE]\+?\d{3}")
+_DIGITS = re.compile(rb"\d{20}")
+# bytes of two neighbouring slices in which a number is looked for
+_OVERLAP = 512
+
+
+async def surveyed(body: bytes, limit: int) -> bool:
+    """Whether something in `body` may be a number that JSON does not have.
+
+    Raises InvalidRequestError when its JSON has more than `limit` values, a key or a container counting for eight.
+    """
+    if len(body) > limit // _HEAVY:
+        await _weigh(body, limit)
+    if len(body) <= SLICE:
+        return suspicious(body)
+    for start in range(0, len(body), SLICE):
+        if suspicious(body[start : start + SLICE + _OVERLAP]):
+            return True
+        await asyncio.sleep(0)
+    return False
+
+
+def suspicious(body: bytes) -> bool:
+    words = b"NaN" in body or b"Infinity" in body
+    return words or bool(_LARGE_EXPONENT.search(body) or _DIGITS.search(body[::10]))
+
+
+async def _weigh(body: bytes, limit: int) -> None:
+    """Commas, colons and brackets of texts are no values: they are left out as soon as all of them are too many."""
+    total = 0
+    for start in range(0, len(body), SLICE):
+        total += _weight(body[start : start + SLICE])
+        await asyncio.sleep(0)
+    if total > limit and await weight_of(body, limit) > limit:
+        raise InvalidRequestError(f"The body has more JSON values than this gateway accepts ({limit}).")
+
+
+async def weight_of(body: bytes, enough: int) -> int:
+    """The weight of what stands outside of texts; at least `enough` when it is more than that."""
+    total, start, inside = 0, 0, False
+    while start < len(body) and total <= enough:
+        piece = body[start : start + SLICE]
+        # an escape is not to be cut: a backslash that ends the slice belongs to the next one
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and start + len(piece) < len(body):
+            piece = piece[:-1]
+        start += len(piece)
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        total += _weight(b"".join(parts[inside::2]))
+        inside ^= len(parts) % 2 == 0
+        await asyncio.sleep(0)
+    return total
+
+
+def weight(text: str) -> int:
+    """That of a text that holds JSON; what stands in its own texts counts as well."""
+    return text.count(",") + _HEAVY * (text.count(":") + text.count("[") + text.count("{"))
+
+
+def _weight(text: bytes) -> int:
+    return text.count(b",") + _HEAVY * (text.count(b":") + text.count(b"[") + text.count(b"{"))

@@ -1,0 +1,172 @@
+"""The bound on tokens is never above what the tokenizer makes: on the bundled tokenizer and on unusual ones."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.tokenizer import write_tokenizer
+from llmops.gateway.text.bound import COMPOSED, bound_of
+from llmops.gateway.text.tokenizer import TextTokenizer
+
+CORPUS = [
+    "The capital of France is Paris.  1234567 1234",
+    "def f(x):\n        return x\n" * 3,
+    "你好 🙂 é ñ Å",
+    "   a    b",
+]
+BYTES = {f"<0x{value:02X}>": value for value in range(256)}
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(tmp_path_factory) -> TextTokenizer:
+    folder = tmp_path_factory.mktemp("smollm2") / "tokenizer"
+    write_tokenizer(open_checkpoint("smollm2"), folder, pytest.fail)
+    return TextTokenizer(folder)
+
+
+def byte_level(**changes) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(CORPUS * 4, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet))
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    return tokenizer
+
+
+def digits_apart() -> Tokenizer:
+    """SmolLM's and Qwen's way: composed first, digits one by one."""
+    splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    return byte_level(normalizer=normalizers.NFC(), pre_tokenizer=pre_tokenizers.Sequence(splits))
+
+
+def lacking() -> Tokenizer:
+    """SmolLM2's own gap: some bytes are in no token, and vanish."""
+    vocabulary = {char: at for at, char in enumerate(pre_tokenizers.ByteLevel.alphabet()) if char not in "aòĆ7"}
+    vocabulary |= {"th": 300, "the": 301, "ĠĠ": 302}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("t", "h"), ("th", "e"), ("Ġ", "Ġ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def lacking_and_composed() -> Tokenizer:
+    tokenizer = lacking()
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def greedy_added() -> Tokenizer:
+    """An added token that takes all white space beside it."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True, rstrip=True), "a rather long added token"])
+    return tokenizer
+
+
+def sentencepiece(model: str) -> Tokenizer:
+    """Llama 2's form: raw bytes for what the vocabulary lacks, a sign for the space."""
+    pieces = ["<unk>", *BYTES, "▁", "▁the", "the", "t", "h", "e", "▁▁▁▁", "777", "7"]
+    if model == "unigram":
+        tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], 0, byte_fallback=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        return tokenizer
+    vocabulary = {piece: at for at, piece in enumerate([*pieces, "th", "77"])}
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("7", "7"), ("77", "7")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return tokenizer
+
+
+def unknown_characters() -> Tokenizer:
+    vocabulary = {"<unk>": 0, "a": 1, "b": 2, "ab": 3}
+    return Tokenizer(models.BPE(vocabulary, [("a", "b")], unk_token="<unk>"))
+
+
+BOUNDED = {
+    "byte level": byte_level,
+    "digits apart": digits_apart,
+    "bytes that are lacking": lacking,
+    "lacking and composed": lacking_and_composed,
+    "greedy added token": greedy_added,
+    "SentencePiece BPE": lambda: sentencepiece("bpe"),
+    "SentencePiece unigram": lambda: sentencepiece("unigram"),
+    "unknown characters": unknown_characters,
+}
+MADE = {name: make() for name, make in BOUNDED.items()}
+RUNS = st.tuples(
+    st.sampled_from(
+        ["7", " ", "the", "ab", "<mask>", "a rather long added token", "é", "e\u0301", "🙂", "\u1fbe", "▁"]
+    ),
+    st.integers(1, 60),
+).map(lambda run: run[0] * run[1])
+TEXTS = st.lists(st.one_of(st.text(max_size=30), RUNS), max_size=8).map("".join)
+
+
+@pytest.mark.parametrize("name", MADE)
+@given(text=TEXTS)
+@example(text="7" * 4000)
+@example(text=" " * 4000 + "<mask>" + "\u2003" * 4000)
+@example(text="\u1fbe\u0308\u0301" * 500)
+@settings(max_examples=100, deadline=None)
+def test_never_more_than_there_are(name: str, text: str) -> None:
+    tokenizer = MADE[name]
+    bound = bound_of(tokenizer)
+    assert bound is not None
+    # `enough` is what stops the counting, and below what short texts are not counted at all
+    assert bound.least(text, len(text) * 4 - 1 if text else 0) <= len(tokenizer.encode(text).ids)
+
+
+@given(text=TEXTS)
+@example(text="7" * 4000)
+@settings(max_examples=100, deadline=None)
+def test_the_bundled_tokenizer(smollm2_tokenizer, text: str) -> None:
+    least = smollm2_tokenizer.least_tokens(text, len(text) * 4 - 1 if text else 0)
+    assert least <= len(smollm2_tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_it_is_worth_something(smollm2_tokenizer) -> None:
+    # each digit is a token of its own; a bound by the longest token alone would say a hundredth of it
+    assert smollm2_tokenizer.least_tokens("7" * 1_000_000, 8192) > 8192
+    assert smollm2_tokenizer.least_tokens("7" * 10_000, 9_000) > 2_000
+
+
+def test_it_stops_when_it_knows_enough(smollm2_tokenizer) -> None:
+    assert 8192 < smollm2_tokenizer.least_tokens("7" * 16_000_000, 8192) < 1_000_000
+
+
+REMOVING = {
+    "white space between words": lambda: byte_level(pre_tokenizer=pre_tokenizers.Whitespace()),
+    "a split that removes": lambda: byte_level(pre_tokenizer=pre_tokenizers.Split(Regex(r"\d"), "removed")),
+    "a normaliser that removes": lambda: byte_level(normalizer=normalizers.Replace("a", "")),
+    "compatibility forms": lambda: byte_level(normalizer=normalizers.NFKC()),
+    "words as a whole": lambda: Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")),
+    "unknown characters put together": lambda: Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)),
+    "unknown characters left out": lambda: Tokenizer(models.BPE({"a": 0}, [])),
+}
+
+
+@pytest.mark.parametrize("name", REMOVING)
+def test_no_bound_where_bytes_can_vanish(name: str) -> None:
+    assert bound_of(REMOVING[name]()) is None
+
+
+def test_composition_shrinks_no_text_more_than_assumed() -> None:
+    """Unicode's own tables: the most bytes that are canonically equal to one composed character."""
+    most: dict[str, int] = {}
+    singles = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    for char in singles:
+        plain = unicodedata.normalize("NFD", char)
+        if len(plain) == 1:
+            most[plain] = max(most.get(plain, 1), len(char.encode()))
+    worst = 0.0
+    for char in singles:
+        if unicodedata.normalize("NFC", char) == char:
+            parts = unicodedata.normalize("NFD", char)
+            worst = max(worst, sum(most.get(part, len(part.encode())) for part in parts) / len(char.encode()))
+    assert 3 <= worst <= COMPOSED
