@@ -18,6 +18,7 @@ from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import add_handlers
 from llmops.gateway.http.middleware import ContextMiddleware
 from llmops.gateway.http.openapi import add_bodies, body_of
+from llmops.gateway.observability.lag import LagWatch
 from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.endpoints.chat import ChatCompletions
 from llmops.gateway.openai.endpoints.completions import Completions
@@ -63,9 +64,11 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(registry.start(), embedder.start())
+        lag = LagWatch(metrics)
         try:
             yield
         finally:
+            lag.close()
             await responses.close()
             await embedder.close()
             await registry.close()
@@ -85,7 +88,7 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
         registry, settings.limits, settings.timeouts, metrics, workers, intake, Queues(settings.limits.queued)
     )
     health = Health([registry, embedder], metrics, peers.others)
-    app.state.health = health
+    app.state.health, app.state.metrics = health, metrics
     kept = settings.responses
     store = ResponseStore(ResponseTable(peers.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
     responses = Responses(service, Running(peers.own, store))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from llmops.errors import LlmopsError
@@ -67,6 +68,11 @@ class ApiError(LlmopsError):
         """The message, and where the rest is."""
         request = current_request.get()
         return f"{self.message} The gateway's log has request {request}." if self.detail and request else self.message
+
+    @property
+    def phrase(self) -> str:
+        """What HTTP calls the status."""
+        return HTTPStatus(self.status).phrase
 
     def body(self) -> dict[str, Any]:
         # a client's own texts are in some messages; it needs no megabytes of them back
@@ -137,6 +143,14 @@ class BodyTooLargeError(ApiError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class HeaderTooLargeError(ApiError):
+    """431: the header is over the limit."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "header_too_large"
 
 
 class RequestTimeoutError(ApiError):

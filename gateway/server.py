@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
 from llmops.gateway.http.outlet import ServerSend
+from llmops.gateway.http.protocol import bounds_of, protocol_of
 from llmops.gateway.openai.responses.table import ResponseTable
 from llmops.gateway.peers import ALONE, Peers, crew
 from llmops.gateway.settings import GatewaySettings
@@ -111,7 +112,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
         ServerSend(app),
         loop="uvloop",
-        http="httptools",
+        http=protocol_of(bounds_of(settings, app.state.metrics)),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -120,6 +121,6 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=settings.timeouts.connection,
         timeout_graceful_shutdown=max(round(settings.timeouts.drain), 1),
     )

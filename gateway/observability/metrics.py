@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from time import perf_counter
 
+import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -75,6 +76,23 @@ class Metrics:
         )
         self.ignored = Counter(
             "llmops_ignored_fields", "Request fields accepted and ignored.", ["field"], registry=self.registry
+        )
+        self.refused = Counter(
+            "llmops_refused_connections",
+            "Connections closed before there was a request.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.lag = prometheus_client.Histogram(
+            "llmops_event_loop_lag_seconds",
+            "How late the event loop was with a timer of 20 ms.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.held = Counter(
+            "llmops_event_loop_held_seconds",
+            "Time in which the gateway's own work kept the event loop from anything else for over 50 ms.",
+            registry=self.registry,
         )
         self.active = Gauge("llmops_active_streams", "Answers in progress.", ["model"], registry=self.registry)
         self.ttft = Histogram(

@@ -1,0 +1,221 @@
+"""uvicorn's HTTP protocol with bounds on what a client can send, and hold, before any request of its exists.
+
+The parser keeps an unfinished header in memory and looks at all of it with each piece, so it must not get more than a
+header may have. The rest is time: for a header, between requests, after an answer to a request that goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from llmops.gateway.errors import (
+    ApiError,
+    HeaderTooLargeError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    UnavailableError,
+)
+from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+# seconds: between two lines in the log about the same thing; for a refused client to read why; for a client to go on
+# sending what was answered already
+LOG_EVERY, REFUSED, LINGER = 10.0, 1.0, 10.0
+# connections that are being told that there is no place
+MOST_REFUSED = 64
+# descriptors that are kept for Triton, workers, files; what is above that is not for clients
+RESERVED = 64
+
+
+@dataclass(slots=True)
+class Bounds:
+    """What all connections of one worker keep to, and how many there are. Times in seconds."""
+
+    header_bytes: int
+    connections: int
+    header_seconds: float
+    metrics: Metrics | None = None
+    open: int = 0
+    refused: int = 0
+    descriptors: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    _logged: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def full(self, descriptor: int) -> str | None:
+        """Why there is no place for another connection, whose descriptor is `descriptor`: always the lowest free."""
+        if descriptor >= self.descriptors - RESERVED:
+            return f"the process has nearly all of its {self.descriptors} file descriptors in use"
+        if self.open >= self.connections:
+            return f"{self.connections} connections are open, as many as limits.connections allows"
+        return None
+
+    def note(self, reason: str, text: str) -> None:
+        """Count it, and say it in the log, but not every time."""
+        if self.metrics is not None:
+            self.metrics.refused.labels(reason).inc()
+        last, missed = self._logged.get(reason, (-LOG_EVERY, 0))
+        if monotonic() - last < LOG_EVERY:
+            self._logged[reason] = last, missed + 1
+            return
+        self._logged[reason] = monotonic(), 0
+        log.warning("%s%s", text, f" ({missed} more since the last such line)" if missed else "")
+
+
+def bounds_of(settings: GatewaySettings, metrics: Metrics | None = None) -> Bounds:
+    limits = settings.limits
+    return Bounds(limits.header_bytes, limits.connections, settings.timeouts.header, metrics)
+
+
+def protocol_of(bounds: Bounds) -> type[BoundedProtocol]:
+    """A protocol class for uvicorn's `http`, which makes one per connection."""
+    return type("Bounded", (BoundedProtocol,), {"bounds": bounds})
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. `_head`: bytes since the last request was complete, -1 inside of a request's body."""
+
+    bounds: Bounds
+    _head = 0
+    _body = 0
+    _overhead = 0
+    _counted = _closing = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        bounds = self.bounds
+        # the workers' own sockets, where they ask each other, are no place for clients
+        if self.client is not None:
+            why = bounds.full(transport.get_extra_info("socket").fileno())
+            if why is not None:
+                self._turn_away(why)
+                return
+            self._counted = True
+            bounds.open += 1
+        self._wait_for_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._counted:
+            self._counted = False
+            self.bounds.open -= 1
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if self._head >= 0:
+            room = self.bounds.header_bytes - self._head
+            if len(data) > room:
+                self._feed_header_first(data, room)
+                return
+            self._head += len(data)
+        self._feed(data)
+        if self._head > 0 and self._timer is None:
+            self._wait_for_header()
+
+    def on_message_begin(self) -> None:
+        self._head = self._head or 1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = -1
+        self._body = self._overhead = 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head = 0
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._head < 0 and self.cycle.response_complete and not self.transport.is_closing():
+            # closing at once would take the answer from a client that is still sending
+            self._timer = self.loop.call_later(LINGER, self.transport.close)
+
+    def _feed_header_first(self, data: bytes, room: int) -> None:
+        self._head += room
+        self._feed(data[:room])
+        if self._closing or self.transport.is_closing():
+            return
+        if self._head >= 0:
+            limit = self.bounds.header_bytes
+            self._refuse("header_bytes", HeaderTooLargeError(f"The request's header has more than {limit} bytes."))
+        else:
+            self._feed(data[room:])
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse("invalid", InvalidRequestError("This is not a valid HTTP request."))
+
+    def _feed(self, data: bytes) -> None:
+        """A chunked body's framing and trailer are headers too: they must not go on without any of the body."""
+        before = self._body
+        super().data_received(data)
+        if self._head >= 0 or self._body != before:
+            self._overhead = 0
+            return
+        self._overhead += len(data)
+        if self._overhead > self.bounds.header_bytes and not self.transport.is_closing():
+            self.bounds.note("header_bytes", "A request's chunks have more framing than a header may have; dropped.")
+            self.transport.abort()
+
+    def _wait_for_header(self) -> None:
+        self._timer = self.loop.call_later(self.bounds.header_seconds, self._header_is_late)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _header_is_late(self) -> None:
+        self._timer = None
+        if self._head > 0:
+            seconds = self.bounds.header_seconds
+            self._refuse("header", RequestTimeoutError(f"The request's header was not complete after {seconds:g} s."))
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self, reason: str, error: ApiError) -> None:
+        self.bounds.note(reason, f"A connection from {self.client} was closed: {error.message}")
+        self._answer(error)
+        self.loop.call_later(REFUSED, self.transport.abort)
+
+    def _turn_away(self, why: str) -> None:
+        bounds = self.bounds
+        bounds.note("connections", f"A new connection was refused: {why}.")
+        if bounds.refused >= MOST_REFUSED:
+            self._closing = True
+            self.transport.abort()
+            return
+        bounds.refused += 1
+        error = UnavailableError("The gateway has as many connections as it may; try again.", code="overloaded")
+        self._answer(error)
+        self.loop.call_later(REFUSED, self._turned_away)
+
+    def _turned_away(self) -> None:
+        self.bounds.refused -= 1
+        self.transport.abort()
+
+    def _answer(self, error: ApiError) -> None:
+        """Write it and end our side. What still comes is read and dropped, or a reset would overtake the answer."""
+        self._closing = True
+        body = error.body_json()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in {**error.headers(), **headers}.items())
+        self.transport.write(f"HTTP/1.1 {error.status} {error.phrase}\r\n{lines}\r\n".encode() + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()

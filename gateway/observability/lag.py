@@ -1,0 +1,126 @@
+"""Whether the event loop gets its turns: how late its timers are, whose work kept it, and what that work was.
+
+A machine that is busy makes timers late as well. So a delay counts as ours (`held`) only as far as this process used
+the processor meanwhile, and without the time in which the loop's thread was ready and the kernel ran something else
+(schedstat's run delay). What is left is the loop's own work, or that of a thread with the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+
+from llmops.gateway.observability.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BEAT = 0.02
+# seconds of the loop's time that one piece of work may take; and between two lines about it in the log
+WORST, LOG_EVERY = 0.05, 1.0
+# a file in which every worker notes what held its loop for longer than REPORTED, for test suites and soak runs
+REPORT, REPORTED = "LLMOPS_LAG_REPORT", 0.25
+_PACKAGE = str(Path(__file__).parents[1])
+_OWN = str(Path(__file__))
+# frames that are always there, whatever runs
+_BOTTOM = (str(Path(_PACKAGE) / "server.py"), str(Path(_PACKAGE) / "supervisor.py"))
+
+
+class LagWatch:
+    """Watches the loop that it is made in, until `close`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.worst = 0.0  # seconds held at once
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._stat = _open_schedstat()
+        self._logged = -LOG_EVERY
+        self._stages: list[str] = []
+        self._over = threading.Event()
+        self._note()
+        self._timer = self._loop.call_at(self._loop.time() + BEAT, self._beat)
+        self._sampler = threading.Thread(target=self._sample, name="lag-watch", daemon=True)
+        self._sampler.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._timer.cancel()
+        if self._stat is not None:
+            os.close(self._stat)
+            self._stat = None
+
+    def _note(self) -> None:
+        self._last, self._used, self._delayed = perf_counter(), time.process_time(), self._run_delay()
+
+    def _beat(self) -> None:
+        before, used, delayed = self._last, self._used, self._delayed
+        self._note()
+        late = self._last - before - BEAT
+        self._metrics.lag.observe(max(late, 0.0))
+        if late > WORST:
+            self._stalled(late, min(late - (self._delayed - delayed), self._used - used))
+        self._stages = []
+        self._timer = self._loop.call_later(BEAT, self._beat)
+
+    def _stalled(self, late: float, held: float) -> None:
+        self.worst = max(self.worst, held)
+        if held < WORST:
+            return
+        self._metrics.held.inc(held)
+        stage = self._stages[0] if self._stages else "nothing that was seen"
+        if self._last - self._logged >= LOG_EVERY:
+            self._logged = self._last
+            log.warning("the event loop was held for %.0f ms (%.0f ms late) by %s", held * 1e3, late * 1e3, stage)
+        path = os.environ.get(REPORT)
+        if path and held > REPORTED:
+            with open(path, "a", encoding="utf-8") as report:
+                report.write(json.dumps({"pid": os.getpid(), "held": held, "late": late, "stage": stage}) + "\n")
+
+    def _run_delay(self) -> float:
+        """Seconds in which the loop's thread was ready to run and did not; it is only asked of itself."""
+        return int(os.pread(self._stat, 64, 0).split()[1]) / 1e9 if self._stat is not None else 0.0
+
+    # -- in a thread of its own -------------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        """Look what runs when the loop is late: while C code has the interpreter's lock, as soon as it gives it up."""
+        while not self._over.wait(WORST / 2):
+            if perf_counter() - self._last > BEAT + WORST / 2 and not self._stages:
+                self._stages = [stage for stage in self._running() if stage]
+
+    def _running(self) -> Iterator[str]:
+        frames = sys._current_frames()
+        yield _stage(frames.get(self._thread_id))
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for ident, frame in frames.items():
+            if ident not in (self._thread_id, threading.get_ident()):
+                stage = _stage(frame)
+                yield f"{stage} (thread {names.get(ident, ident)})" if stage else ""
+
+
+def _stage(frame: FrameType | None) -> str:
+    """The gateway's functions that run, innermost first; empty when none does."""
+    found = []
+    while frame is not None and len(found) < 4:
+        path = frame.f_code.co_filename
+        if path.startswith(_PACKAGE) and path != _OWN and path not in _BOTTOM:
+            found.append(f"{path[len(_PACKAGE) + 1 :]}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return " < ".join(found)
+
+
+def _open_schedstat() -> int | None:
+    """Linux tells it per thread; elsewhere a busy machine's delays count as the process's, if it was busy as well."""
+    try:
+        return os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+    except OSError:
+        return None

@@ -1,0 +1,442 @@
+"""What a client can make grow, and what it gets when it does: headers, connections, bodies, queues, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import httpx
+import openai
+import pytest
+from gateway_conftest import Step, eventually, running, text_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.gateway.http.weight import SLICE, weight_of
+from llmops.gateway.openai.types.common import Wire
+
+CHAT = "/v1/chat/completions"
+
+
+async def connect(stack):
+    return await asyncio.open_connection(stack.client.base_url.host, stack.client.base_url.port)
+
+
+async def answer_to(stack, *pieces: bytes) -> bytes:
+    """All that comes back for raw bytes, until the gateway closes."""
+    reader, writer = await connect(stack)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.wait_for(writer.drain(), 10)
+    except ConnectionError:
+        pass
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def error_in(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"GET /health/live HTTP/1.1\r\nhost: x\r\na: ", b"GET /health/live?", b"GET / HTTP/1.1\r\n", b"\r\n" * 4],
+    ids=["value", "target", "many", "empty lines"],
+)
+async def test_an_endless_header_is_refused(stack, start):
+    line = b"a: b\r\n" if start.endswith(b"\r\n") and start.strip() else start[-2:] if not start.strip() else b"x"
+    pieces = [start, *[line * (16384 // len(line))] * 40]
+    assert error_in(await answer_to(stack, *pieces)) == (431, "header_too_large")
+    assert (await stack.client.get("/health/live")).status_code == 200
+    assert 'llmops_refused_connections_total{reason="header_bytes"} 1.0' in (await stack.client.get("/metrics")).text
+
+
+async def test_a_header_within_the_limit_in_one_piece_with_a_large_body(stack):
+    stack.say("Hello")
+    body = json.dumps({**stack.chat_body, "user": "u" * 300_000}).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-pad: %b\r\ncontent-length: %d\r\n\r\n"
+    answer = await answer_to(stack, head % (CHAT.encode(), b"p" * 60_000, len(body)) + body)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_trailer_without_end_is_cut(stack):
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" % CHAT.encode()
+    await answer_to(stack, head, *[b"x" * 16384] * 12)
+    assert 'llmops_refused_connections_total{reason="header_bytes"} 1.0' in (await stack.client.get("/metrics")).text
+
+
+async def test_chunks_of_one_byte_are_no_header(stack):
+    stack.say("Hello")
+    body = json.dumps({**stack.chat_body, "user": "u" * 20_000}).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode()
+    answer = await answer_to(stack, head, b"".join(b"1\r\n%c\r\n" % byte for byte in body), b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_slow_header_and_a_silent_connection_are_closed(card, tokenizer):
+    async with running(card, tokenizer, timeouts={"header": 0.3}) as stack:
+        assert error_in(await answer_to(stack, b"GET /health/live HTTP/1.1\r\nhost: ")) == (408, "request_timeout")
+        assert await answer_to(stack) == b""
+
+
+async def test_the_second_request_of_a_connection_has_a_header_time_as_well(card, tokenizer):
+    async with running(card, tokenizer, timeouts={"header": 0.3}) as stack:
+        answer = await answer_to(stack, b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\nGET /health")
+        first, _, second = answer.partition(b'{"status":"live"}')
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert error_in(second) == (408, "request_timeout")
+
+
+async def test_a_slow_body_is_408_and_closed(card, tokenizer):
+    async with running(card, tokenizer, timeouts={"body": 0.3}) as stack:
+        answer = await answer_to(stack, b"POST %b HTTP/1.1\r\ncontent-length: 100\r\n\r\n{" % CHAT.encode())
+        assert error_in(answer) == (408, "request_timeout")
+        assert b"connection: close" in answer
+
+
+async def test_what_is_not_http_gets_the_envelope(stack):
+    assert error_in(await answer_to(stack, b"\x16\x03\x01 hello\r\n\r\n"))[0] == 400
+
+
+async def test_connections_over_the_limit_are_told_and_logged(card, tokenizer, caplog):
+    async with running(card, tokenizer, limits={"connections": 4}) as stack:
+        held = [await connect(stack) for _ in range(3)]  # and the client's own
+        status, code = error_in(await answer_to(stack))
+        assert (status, code) == (503, "overloaded")
+        assert (await stack.client.get("/health/live")).status_code == 200
+        assert "4 connections are open" in caplog.text
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        await asyncio.sleep(0)
+        answer = await answer_to(stack, b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_descriptors_that_run_out_are_told_in_the_log(card, tokenizer, caplog, monkeypatch):
+    from llmops.gateway.http import protocol
+
+    async with running(card, tokenizer) as stack:
+        monkeypatch.setattr(protocol, "RESERVED", 2**40)
+        assert error_in(await answer_to(stack))[0] == 503
+        assert "file descriptors in use" in caplog.text
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "messages": b'{"model":"tiny","messages":[%b]}' % (b"1," * 700_000 + b"1"),
+    "parts": b'{"model":"tiny","messages":[{"role":"user","content":[%b]}]}' % (b"0," * 700_000 + b"0"),
+    "unknown fields": b'{"model":"tiny",%b}' % b",".join(b'"u%d":1' % at for at in range(100_000)),
+    "deep": b'{"model":"tiny","messages":%b' % (b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_body_of_too_many_values_is_refused_unparsed(stack, name):
+    response = await stack.client.post(CHAT, content=HOSTILE[name])
+    assert response.status_code == 400
+    assert "more JSON values" in response.json()["error"]["message"]
+
+
+async def test_a_text_of_many_commas_is_not_too_many_values(stack):
+    message = {"role": "user", "content": 'x,"{[:\\' * 150_000}
+    response = await stack.client.post(CHAT, json={"model": "tiny", "messages": [message]})
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+TEXT = st.text(alphabet='a"\\,:[{é', max_size=8)
+JSON = st.recursive(st.integers() | TEXT, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner))
+
+
+@given(JSON, st.integers(0, 3))
+async def test_weight_is_that_of_what_is_outside_of_texts(value, padding):
+    def weigh(one) -> int:
+        if isinstance(one, dict):
+            return 8 + 8 * len(one) + max(len(one) - 1, 0) + sum(map(weigh, one.values()))
+        if isinstance(one, list):
+            return 8 + max(len(one) - 1, 0) + sum(map(weigh, one))
+        return 0
+
+    # slices are cut where it hurts
+    body = b" " * (SLICE - padding) + json.dumps(value, separators=(",", ":")).encode()
+    assert await weight_of(body, 2**40) == weigh(value)
+
+
+def subclasses(of: type):
+    for one in of.__subclasses__():
+        yield one
+        yield from subclasses(one)
+
+
+def schemas_in(schema, kind: str):
+    if isinstance(schema, dict):
+        if schema.get("type") == kind:
+            yield schema
+        for inner in schema.values():
+            yield from schemas_in(inner, kind)
+    elif isinstance(schema, list | tuple):
+        for inner in schema:
+            yield from schemas_in(inner, kind)
+
+
+def test_no_type_of_the_wire_collects_errors_without_end():
+    import llmops.gateway.app  # noqa: F401 - all types are known then
+
+    models = list(subclasses(Wire))
+    lists = [one for model in models for one in schemas_in(model.__pydantic_core_schema__, "list")]
+    mappings = [one for model in models for one in schemas_in(model.__pydantic_core_schema__, "dict")]
+    assert len(lists) > 20
+    assert all(one.get("fail_fast") for one in lists)
+    assert mappings
+    assert all(one.get("values_schema", {"type": "any"})["type"] == "any" for one in mappings)
+
+
+async def test_bytes_that_are_held_are_bounded(card, tokenizer):
+    async with running(card, tokenizer, limits={"held_bytes": 20_000}) as stack:
+        stack.say("Hello")
+        large = json.dumps({**stack.chat_body, "user": "u" * 15_000}).encode()
+        assert (await stack.client.post(CHAT, content=large)).status_code == 200
+        _, writer = await connect(stack)
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 18000\r\n\r\n" % CHAT.encode()
+        writer.write(head + b" " * 10_000)
+        await eventually_refused(stack, large)
+        writer.close()
+        await eventually_served(stack, large)
+
+
+async def eventually_refused(stack, body: bytes) -> None:
+    response = await stack.client.post(CHAT, content=body)
+    for _ in range(200):
+        if response.status_code == 503:
+            break
+        await asyncio.sleep(0.01)
+        response = await stack.client.post(CHAT, content=body)
+    assert response.json()["error"]["code"] == "overloaded"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def eventually_served(stack, body: bytes) -> None:
+    for _ in range(200):
+        if (await stack.client.post(CHAT, content=body)).status_code == 200:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("bytes are still held")
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+async def test_text_that_cannot_fit_is_refused_untokenised(stack, monkeypatch):
+    monkeypatch.setattr(type(stack.tokenizer), "encode", lambda *args, **kwargs: pytest.fail("it was tokenised"))
+    text = "7" * 3_000_000
+    for path, body in (
+        (CHAT, {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/responses", {"input": text}),
+    ):
+        error = (await stack.client.post(path, json={"model": "tiny", **body})).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "at least" in error["message"]
+
+
+LONG_CALL = {"function": {"name": "f", "arguments": "7" * 2000}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 2000}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 2000}]}]}),
+        (CHAT, {"messages": [{"role": "assistant", "content": "", "tool_calls": [LONG_CALL]}]}),
+        ("/v1/completions", {"prompt": ["x" * 600, "y" * 600]}),
+        ("/tokenize", {"prompt": "x" * 2000}),
+    ],
+)  # fmt: skip
+async def test_more_text_than_is_tokenised_for_one_request(card, tokenizer, path, body):
+    async with running({**card, "max_seq_len": 10**6}, tokenizer, limits={"prompt_bytes": 1000}) as stack:
+        response = await stack.client.post(path, json={"model": "tiny", **body})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_echo_of_more_ids_than_fit_is_refused_undecoded(stack, monkeypatch):
+    monkeypatch.setattr(type(stack.tokenizer), "decode", lambda *args, **kwargs: pytest.fail("it was decoded"))
+    body = {"model": "tiny", "prompt": [5] * 100_000, "echo": True}
+    error = (await stack.client.post("/v1/completions", json=body)).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+
+
+# -- queues ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_queue_is_503_and_the_client_comes_again(card, tokenizer):
+    async with running({**card, "max_batch_size": 1}, tokenizer, limits={"queued": 1}) as stack:
+        stack.steps(Step(hang=True))
+        waiting = [asyncio.create_task(stack.chat()) for _ in range(2)]
+        await eventually(lambda: stack.triton.active == 2)
+        refused = await stack.chat()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert 1000 <= int(refused.headers["retry-after-ms"]) <= 4000
+        assert refused.headers["x-should-retry"] == "true"
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"})):
+            assert (await stack.client.post(path, json={"model": "tiny", **body})).status_code == 503
+        client = openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1", api_key="none", max_retries=8)
+        asked = asyncio.create_task(
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
+        )
+        await eventually_counted(stack, 'route="/v1/chat/completions",status="503"} 2.0')
+        stack.say("Hello")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        answer = await asyncio.wait_for(asked, 60)
+        assert answer.choices[0].message.content == "Hello"
+        await client.close()
+
+
+async def eventually_counted(stack, line: str) -> None:
+    for _ in range(500):
+        if line in (await stack.client.get("/metrics")).text:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(line)
+
+
+async def test_places_come_back_however_a_request_ends(card, tokenizer):
+    async with running({**card, "max_batch_size": 1}, tokenizer, limits={"queued": 0}) as stack:
+        for _ in range(3):
+            stack.steps(Step(error="out of KV blocks", final=True))
+            assert (await stack.chat()).status_code == 500
+            assert (await stack.chat(stream=True)).status_code == 500
+            assert (await stack.chat(max_tokens=10**6)).status_code == 400
+            stack.say("Hello")
+            assert text_of(await stack.events()) == "Hello"
+            # alone it is never too many
+            assert (await stack.client.post("/v1/completions", json={"model": "tiny", "prompt": ["a"] * 8})).is_success
+
+
+# -- silence ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def slow(card, tokenizer):
+    """A gateway that breaks a stream's silence after a tenth of a second, and an engine that waits to be let go."""
+    async with running(card, tokenizer, timeouts={"keepalive": 0.1}) as stack:
+        go = asyncio.Event()
+
+        async def script(tensors):
+            await go.wait()
+            for step in stack.answer:
+                yield step
+
+        stack.triton.script, stack.go = script, go
+        stack.answer = [*(Step((i,)) for i in tokenizer.encode("Hello")), Step((0,)), Step(final=True)]
+        yield stack
+
+
+BODIES = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_silent_stream_says_that_it_lives(slow, path):
+    seen = 0
+    async with slow.client.stream("POST", path, json={"model": "tiny", "stream": True, **BODIES[path]}) as response:
+        assert response.status_code == 200
+        assert "x-request-id" in response.headers
+        lines = []
+        async for line in response.aiter_lines():
+            lines.append(line)
+            seen += line == ": keep-alive"
+            if seen == 3:
+                slow.go.set()
+    assert "Hello" in json.dumps(lines)
+    assert lines[0] == ": keep-alive"
+
+
+async def test_the_openai_client_skips_the_comments(slow):
+    client = openai.AsyncOpenAI(base_url=f"{slow.client.base_url}/v1", api_key="none", max_retries=0)
+    chat = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], stream=True)
+    slow.go.set()
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in chat]) == "Hello"
+    slow.go.clear()
+    response = await client.responses.create(model="tiny", input="x", stream=True)
+    slow.go.set()
+    assert [event.type async for event in response][-1] == "response.completed"
+    await client.close()
+
+
+async def test_an_error_after_the_200_is_an_event(slow):
+    slow.answer = [Step(error="out of KV blocks", final=True)]
+    client = openai.AsyncOpenAI(base_url=f"{slow.client.base_url}/v1", api_key="none", max_retries=0)
+    chat = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], stream=True)
+    slow.go.set()
+    with pytest.raises(openai.APIError) as raised:
+        async for _ in chat:
+            pass
+    assert raised.value.code == "engine_error"
+    slow.go.clear()
+    response = await client.responses.create(model="tiny", input="x", stream=True)
+    slow.go.set()
+    assert [event.type async for event in response][-1] == "response.failed"
+    await client.close()
+
+
+async def test_a_client_that_leaves_a_silent_stream_frees_its_slot(slow):
+    async with slow.client.stream("POST", CHAT, json={**slow.chat_body, "stream": True}) as response:
+        async for line in response.aiter_lines():
+            assert line == ": keep-alive"
+            break
+    await slow.idle()
+
+
+async def test_a_quick_stream_has_no_comment(slow):
+    slow.go.set()
+    async with slow.client.stream("POST", CHAT, json={**slow.chat_body, "stream": True}) as response:
+        assert ": keep-alive" not in (await response.aread()).decode()
+
+
+# -- the loop --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_watchdog_names_what_held_the_loop(stack, caplog, monkeypatch, tmp_path):
+    """A regular expression that needs seconds stands for whatever does not give up the interpreter's lock."""
+    from llmops.gateway.openai.endpoints import chat
+
+    def busy(*args) -> None:
+        end = time.thread_time() + 0.4
+        while time.thread_time() < end:
+            sum(range(1000))
+
+    monkeypatch.setattr(chat, "check_chat", busy)
+    monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
+    stack.say("Hello")
+    assert (await stack.chat()).status_code == 200
+    await eventually(lambda: (tmp_path / "lag").exists())
+    told = json.loads((tmp_path / "lag").read_text().splitlines()[0])
+    assert "openai/endpoints/chat.py" in told["stage"]
+    assert told["held"] > 0.25
+    assert "the event loop was held for" in caplog.text
+    metrics = (await stack.client.get("/metrics")).text
+    held = next(line for line in metrics.splitlines() if line.startswith("llmops_event_loop_held_seconds_total"))
+    assert float(held.split()[1]) > 0.25
+
+
+async def test_waiting_is_not_held(stack, monkeypatch, tmp_path):
+    """A loop that does not run because its thread sleeps, as when the machine is busy, has held nobody."""
+    monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
+    time.sleep(0.4)
+    stack.say("Hello")
+    assert (await stack.chat()).status_code == 200
+    assert not (tmp_path / "lag").exists()
+    assert httpx.URL(stack.client.base_url).port
