@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
+import resource
 import socket
 import tempfile
 from collections.abc import Callable
@@ -62,9 +64,17 @@ class DrainingServer(uvicorn.Server):
         self._on_draining()
 
 
+def _raise_descriptor_limit() -> None:
+    """As many as the system allows: each connection is one, and shells start programs with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL as soon as the port is bound."""
     listener = bind(settings.host, settings.port)
+    _raise_descriptor_limit()
     try:
         host, port = listener.getsockname()[:2]
         if on_listening is not None:
@@ -121,6 +131,6 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=settings.timeouts.connection,
+        timeout_keep_alive=math.ceil(settings.timeouts.connection),
         timeout_graceful_shutdown=max(round(settings.timeouts.drain), 1),
     )

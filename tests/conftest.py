@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,3 +56,24 @@ def triton(repository: Path) -> Iterator[object]:
     with start_triton(repository, ports=Ports(0, 0, 0)) as server:
         server.wait_ready(timeout=120)
         yield server
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every gateway that the suite starts notes here what held its event loop for more than 250 ms."""
+    if not hasattr(config, "workerinput"):
+        os.environ["LLMOPS_LAG_REPORT"] = str(Path(tempfile.mkdtemp(prefix="llmops-lag-")) / "report")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if not hasattr(session.config, "workerinput") and _held():
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _held():
+        terminalreporter.write_line(f"FAILED: an event loop was held for {line['held']:.3f} s by {line['stage']}")
+
+
+def _held() -> list[dict]:
+    report = Path(os.environ["LLMOPS_LAG_REPORT"])
+    return [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []

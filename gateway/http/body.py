@@ -47,7 +47,7 @@ class Intake:
         context = context_of(request)
         body = await self._read(request, context)
         context.size = len(body)
-        suspect = await surveyed(body, self.limits.json_values)
+        suspect = await surveyed(body, self.limits.json_values, self.limits.prompt_bytes)
         return parse(model, body, suspect)
 
     def release(self, context: RequestContext) -> None:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 BEAT = 0.02
 # seconds of the loop's time that one piece of work may take; and between two lines about it in the log
 WORST, LOG_EVERY = 0.05, 1.0
-# a file in which every worker notes what held its loop for longer than REPORTED, for test suites and soak runs
+# a file in which every worker notes what of the gateway held its loop for longer than REPORTED, for test suites
 REPORT, REPORTED = "LLMOPS_LAG_REPORT", 0.25
 _PACKAGE = str(Path(__file__).parents[1])
 _OWN = str(Path(__file__))
@@ -76,12 +76,12 @@ class LagWatch:
         if held < WORST:
             return
         self._metrics.held.inc(held)
-        stage = self._stages[0] if self._stages else "nothing that was seen"
+        stage = self._stages[0] if self._stages else "work outside of the gateway's code"
         if self._last - self._logged >= LOG_EVERY:
             self._logged = self._last
             log.warning("the event loop was held for %.0f ms (%.0f ms late) by %s", held * 1e3, late * 1e3, stage)
         path = os.environ.get(REPORT)
-        if path and held > REPORTED:
+        if path and held > REPORTED and self._stages:
             with open(path, "a", encoding="utf-8") as report:
                 report.write(json.dumps({"pid": os.getpid(), "held": held, "late": late, "stage": stage}) + "\n")
 
@@ -109,7 +109,7 @@ class LagWatch:
 
 def _stage(frame: FrameType | None) -> str:
     """The gateway's functions that run, innermost first; empty when none does."""
-    found = []
+    found: list[str] = []
     while frame is not None and len(found) < 4:
         path = frame.f_code.co_filename
         if path.startswith(_PACKAGE) and path != _OWN and path not in _BOTTOM:
