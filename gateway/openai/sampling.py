@@ -87,7 +87,7 @@ def sampling_of(body: SamplingFields, card: ModelCard) -> Sampling:
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=_seed(body.seed) if can.seed else None,
-        logit_bias=_bias_of(body),
+        logit_bias=_bias_of(body, card),
     )
 
 
@@ -155,13 +155,18 @@ def _stops_of(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ..
     return stops
 
 
-def _bias_of(body: SamplingFields) -> dict[int, float] | None:
+def _bias_of(body: SamplingFields, card: ModelCard) -> dict[int, float] | None:
     if not body.logit_bias:
         return None
     try:
-        return {int(token): value for token, value in body.logit_bias.items()}
+        biases = {int(token): value for token, value in body.logit_bias.items()}
     except ValueError as error:
         raise InvalidRequestError("The keys of logit_bias are token ids.", param="logit_bias") from error
+    if not 0 <= min(biases) <= max(biases) < card.vocab_size:
+        raise InvalidRequestError(
+            f"The keys of logit_bias are token ids from 0 to {card.vocab_size - 1}.", param="logit_bias"
+        )
+    return biases
 
 
 def in_client_terms(error: UnsupportedError) -> UnsupportedError:

@@ -193,3 +193,11 @@ async def test_openapi_describes_the_bodies(stack):
     body = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
     name = body["$ref"].rsplit("/", 1)[1]
     assert "messages" in document["components"]["schemas"][name]["required"]
+
+
+@pytest.mark.parametrize("bias", [{"-1": 1}, {"1000000": 1}, {"x": 1}, {"1": "1"}, {"1": 101}, {"1": True}])
+async def test_a_bias_that_cannot_be(card, tokenizer, bias):
+    able = {**card, "capabilities": {**card["capabilities"], "logit_bias": True}}
+    async with running(able, tokenizer) as stack:
+        response = await stack.chat(logit_bias=bias)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "logit_bias")

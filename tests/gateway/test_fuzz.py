@@ -33,6 +33,18 @@ async def test_mutated_bodies(able_stack):
     await able_stack.idle()
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("family", "share"), [("headers", 5), ("sizes", 10)])
+async def test_hostile_headers_and_sizes(able_stack, family, share):
+    able_stack.say("Paris")
+    findings = await fuzz(able_stack.client, some(family, TARGET, COUNT // share, SEED), parallel=4)
+    print(dict(findings.statuses))
+    assert findings.violations == []
+    assert findings.statuses[200] > 0
+    assert findings.statuses[400] > COUNT / share / 10
+    await able_stack.idle()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_seed_gives_the_same_requests(family):
     first, again, other = (list(some(family, TARGET, 50, seed)) for seed in (1, 1, 2))
