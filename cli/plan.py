@@ -13,6 +13,8 @@ import click
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
+    from llmops.build.checkpoint import Checkpoint
+    from llmops.build.plan.candidate import Candidate
     from llmops.build.plan.cost import ApiPrice
     from llmops.build.plan.gpus import Gpu
     from llmops.build.plan.request import PlanRequest
@@ -74,7 +76,7 @@ class Seconds(click.ParamType):
     "--chunked-prefill/--no-chunked-prefill", default=True, show_default=True, help="Cut long prompts over steps."
 )
 @click.option(
-    "--disaggregated/--no-disaggregated", default=True, show_default=True, help="Also prefill and decode apart."
+    "--disaggregated/--no-disaggregated", default=True, show_default=True, help="Also show prefill and decode apart."
 )
 @click.option("--price", multiple=True, metavar="GPU=$/H", help="Price of a GPU-hour; repeat or separate by commas.")
 @click.option(
@@ -117,48 +119,54 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     show(plan, Console(highlight=False, width=PIPED if piped else None), top)
     if save:
-        chosen = plan.buildable
-        other = "" if chosen is plan.best else ", the best that is one kind of engine"
-        click.echo(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}{other}")
+        chosen = plan.best
+        click.echo(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}")
     if html:
         click.echo(f"Wrote {html}")
 
 
-def _plan(checkpoint: str, flags: dict[str, Any]) -> Plan:
+def _plan(source: str, flags: dict[str, Any]) -> Plan:
     from rich.console import Console
 
+    from llmops.build.buildable import refusal
     from llmops.build.plan.search import search
+    from llmops.build.plan.source import load_model
+    from llmops.build.plan.summary import engine_plan
     from llmops.build.plan.timing.choose import op_times
 
-    request = _request(checkpoint, flags)
+    name, checkpoint = load_model(source, flags["online"])
+    request = _request(name, checkpoint, flags)
+
+    def refused(candidate: Candidate) -> str | None:
+        return refusal(checkpoint, engine_plan(request, candidate))
+
     with Console(stderr=True).status("planning …") as status:
         return search(
-            request, lambda gpu: op_times(gpu, flags["timing"]), lambda what: status.update(f"planning … {what}")
+            request,
+            lambda gpu: op_times(gpu, flags["timing"]),
+            lambda what: status.update(f"planning … {what}"),
+            refused,
         )
 
 
-def _request(checkpoint: str, flags: dict[str, Any]) -> PlanRequest:
-    from llmops.build.architecture import Architecture
+def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRequest:
     from llmops.build.plan.precision import find_kv, find_precision
     from llmops.build.plan.request import PlanRequest, default_target
-    from llmops.build.plan.source import load_config
     from llmops.build.plan.workload import Workload
 
-    gpus = _gpus(flags["gpu"], flags["compare"], flags["price"])
-    named = load_config(checkpoint, flags["online"])
-    model = Architecture.from_hf_config(named.config)
+    model = checkpoint.architecture
     precision = find_precision(flags["quant"], model)
     kv = find_kv(flags["kv_dtype"], precision)
     load = ("isl", "osl", "qps", "ttft_p95", "tpot_p95", "prefix_hit", "draft_tokens", "acceptance", "chunked_prefill")
     same = ("max_gpus", "tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction", "disaggregated")
     return PlanRequest(
-        name=named.name,
+        name=name,
         model=model,
         precision=precision,
         kv=kv,
         workload=Workload(**{name: flags[name] for name in load}),
-        gpus=gpus,
-        target=flags["target"] or default_target(model, precision, kv),
+        gpus=_gpus(flags["gpu"], flags["compare"], flags["price"]),
+        target=flags["target"] or default_target(model, precision, kv, flags["ep"] or 1),
         api=_api(flags["api_price"]),
         **{name: flags[name] for name in same},
     )

@@ -1,6 +1,6 @@
 """What is in a checkpoint, without loading a weight: `open_checkpoint(ref)` -> `Checkpoint`."""
 
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens, TensorInfo
-from llmops.build.checkpoint.locate import open_checkpoint
+from llmops.build.checkpoint.locate import describe, open_checkpoint
 
-__all__ = ["Checkpoint", "CheckpointFile", "ExistingQuantisation", "SpecialTokens", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointFile", "ExistingQuantisation", "SpecialTokens", "TensorInfo", "describe", "open_checkpoint"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from llmops.build.architecture import Architecture
 from llmops.build.checkpoint.base import Checkpoint, SpecialTokens
 from llmops.build.checkpoint.bundled import BUNDLED, BUNDLED_GENERATION, bundled_path
-from llmops.build.checkpoint.known import KnownModel, known_model
+from llmops.build.checkpoint.known import known_model
 from llmops.build.checkpoint.quantisation import detect_quantisation
 from llmops.errors import CheckpointError
 
@@ -72,25 +73,24 @@ def _open_hub(ref: str, weights: bool) -> Checkpoint:
         raise CheckpointError(_not_a_checkpoint(Path(ref), "there is no such file or folder"))
     known = known_model(ref)
     if known and not weights:
-        return _described(known)
+        return describe(known.id, known.config, Path(known.id))
     checkpoint = _open_path(fetch_snapshot(ref, weights), ref, weights)
     return replace(checkpoint, name=match["repo"].split("/")[1].lower())
 
 
-def _described(known: KnownModel) -> Checkpoint:
-    """What the table of well-known models says; there are no files."""
-    folder = Path(known.id)
+def describe(ref: str, config: dict[str, Any], folder: Path) -> Checkpoint:
+    """What a config.json alone says; `folder` is where it lies, and need not exist. Raises CheckpointError."""
     return Checkpoint(
-        ref=known.id,
+        ref=ref,
         path=folder,
         format="huggingface",
-        config=known.config,
-        architecture=Architecture.from_hf_config(known.config),
+        config=config,
+        architecture=Architecture.from_hf_config(config),
         tensors={},
         files=(),
         weight_files=(),
         tokenizer_files=(),
         special_tokens=SpecialTokens(None, (), None),
         name=folder.name.lower(),
-        quantisation=detect_quantisation(folder, known.config),
+        quantisation=detect_quantisation(folder, config),
     )

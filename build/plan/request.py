@@ -20,8 +20,10 @@ _QUANT_ONLY = {"int8_sq": ENGINE, "int4_wo": ENGINE, "fp8_block": TORCH, "mxfp4"
 _KV_ONLY = {"int8": ENGINE}
 
 
-def default_target(model: Architecture, precision: Precision, kv: str) -> str:
-    """tensorrt where the family and the precision can, else pytorch."""
+def default_target(model: Architecture, precision: Precision, kv: str, ep: int = 1) -> str:
+    """tensorrt where the family and the precision can and experts are not spread, else pytorch."""
+    if ep > 1:
+        return TORCH
     only = _QUANT_ONLY.get(precision.name) or _KV_ONLY.get(kv)
     return only or (ENGINE if ENGINE in model.targets else TORCH)
 
@@ -79,6 +81,8 @@ class PlanRequest:
             )
         if self.ep and self.ep > 1 and self.model.moe is None:
             raise InputError(f"--ep {self.ep}: {self.name} is a dense model without experts; leave --ep out.")
+        if self.ep and self.ep > 1 and self.target == ENGINE:
+            raise InputError(f"--ep {self.ep} runs on --target pytorch only: engines have their experts cut over all GPUs.")
         if self.ep and self.tp and self.tp % self.ep:
             raise InputError(
                 f"--ep {self.ep} must divide --tp {self.tp}: experts are split over the tensor-parallel ranks."
@@ -105,6 +109,11 @@ class PlanRequest:
                 f"--max-num-tokens {self.max_num_tokens} cannot hold a prompt of {self.workload.isl} tokens without "
                 "chunked prefill; raise it or drop --no-chunked-prefill."
             )
+
+    @property
+    def expert_split(self) -> int | None:
+        """`ep` to try: what is pinned, 1 where the target has no other, None for every one."""
+        return self.ep or (1 if self.target == ENGINE else None)
 
     @property
     def seq_len(self) -> int:

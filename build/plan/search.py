@@ -39,27 +39,31 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the reports show. `candidates` by cost, the cheapest first; `timing`: each GPU's source of times."""
+    """Everything the reports show. `candidates`: what can be built and deployed, by cost, the cheapest first; `apart`:
+    prefill and decode on separate workers, which is only shown; `timing`: each GPU's source of times."""
 
     request: PlanRequest
     candidates: tuple[Candidate, ...]
     rejections: tuple[Rejection, ...]
     timing: dict[str, str] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
+    apart: tuple[Candidate, ...] = ()
 
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
 
     @property
-    def buildable(self) -> Candidate:
-        """The best that is one kind of engine: aggregated, unless only separate workers hold the targets."""
-        return next((candidate for candidate in self.candidates if not candidate.workers), self.best)
+    def cheaper_apart(self) -> Candidate | None:
+        """Separate workers that would cost less than the best."""
+        rank = _rank(self.request)
+        return next((one for one in self.apart if rank(one)[0] < rank(self.best)[0]), None)
 
 
 @dataclass
 class _Findings:
     candidates: list[Candidate] = field(default_factory=list)
+    apart: list[Candidate] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
@@ -70,31 +74,42 @@ class _Findings:
 
 
 def search(
-    request: PlanRequest, times_of: Callable[[Gpu], OpTimes], progress: Callable[[str], None] = lambda _: None
+    request: PlanRequest,
+    times_of: Callable[[Gpu], OpTimes],
+    progress: Callable[[str], None] = lambda _: None,
+    refusal: Callable[[Candidate], str | None] = lambda _: None,
 ) -> Plan:
-    """Look at every layout on every GPU of the request. Raises InputError when none can serve it."""
+    """Look at every layout on every GPU of the request. `refusal`: why a candidate cannot be built, or None. Raises
+    InputError when none can serve it."""
     found, timing = _Findings(), {}
     for gpu in request.gpus:
         times = times_of(gpu)
         fitted = []
-        for layout in candidates(request.model, request.tp, request.pp, request.ep):
+        for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
             progress(f"{gpu.name} {layout}")
             try:
                 fitted.append(fit(request, gpu, layout, times))
                 found.curves.append(Curve(gpu.name, str(layout), curve(fitted[-1].replica)))
-                found.candidates.append(evaluate(request, gpu, fitted[-1]))
+                found.candidates.append(_buildable(evaluate(request, gpu, fitted[-1]), refusal))
             except Refused as refused:
                 found.refuse(gpu, layout, refused)
         if request.disaggregated:
             progress(f"{gpu.name} disaggregated")
             pairs = _disaggregated(request, gpu, fitted, times)
-            found.candidates += pairs
+            found.apart += pairs
             found.curves += [Curve(gpu.name, pair.name, (pair.best,)) for pair in pairs]
         timing[gpu.name] = describe(times)
     if not found.candidates:
         raise InputError(_nothing(request, found))
-    ranked = sorted(found.candidates, key=_rank(request))
-    return Plan(request, tuple(ranked), tuple(found.rejections), timing, tuple(found.curves))
+    ranked, apart = (tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.apart))
+    return Plan(request, ranked, tuple(found.rejections), timing, tuple(found.curves), apart)
+
+
+def _buildable(candidate: Candidate, refusal: Callable[[Candidate], str | None]) -> Candidate:
+    reason = refusal(candidate)
+    if reason:
+        raise Refused(f"cannot be built: {reason}")
+    return candidate
 
 
 def describe(times: OpTimes) -> str:
@@ -155,6 +170,12 @@ def _candidate(request: PlanRequest, gpu: Gpu, one: Fitted, pair: Disaggregated)
 
 def _nothing(request: PlanRequest, found: _Findings) -> str:
     """One sentence: what stands in the way, and what to change."""
+    if found.apart:
+        only = min(found.apart, key=_rank(request))
+        return (
+            f"only prefill and decode on separate workers keep the targets ({only.name}, {only.gpus} x "
+            f"{only.gpu.name}), which llmops does not deploy; raise the targets, or allow more GPUs."
+        )
     needs = [refused.needs for refused in found.refused if refused.needs]
     if needs:
         given = f"{request.max_gpus} are given"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmops.build.checkpoint import open_checkpoint
+from llmops.build.checkpoint import Checkpoint, describe, open_checkpoint
 from llmops.build.checkpoint.bundled import BUNDLED
 from llmops.build.checkpoint.hub import HUB_ID, cached_config, fetch_config
 from llmops.build.checkpoint.known import KnownModel, did_you_mean, known_model, known_models
@@ -14,19 +14,19 @@ from llmops.errors import CheckpointError
 
 
 class Named(NamedTuple):
-    """A model's config and what to call it."""
+    """A model as its config.json describes it, and what to call it."""
 
     name: str
-    config: dict[str, Any]
+    checkpoint: Checkpoint
 
 
-def load_config(source: str, online: bool = False) -> Named:
-    """The config of a path (config.json, its folder or a GGUF file), of a bundled model, or of a hub id such as
+def load_model(source: str, online: bool = False) -> Named:
+    """The model of a path (config.json, its folder or a GGUF file), of a bundled model, or of a hub id such as
     meta-llama/Llama-3.1-70B: from the table of well-known models, or with `online` from the hub. Raises
     CheckpointError when there is none, ResourceError when the hub cannot be reached."""
     path = Path(source).expanduser()
     if path.suffix == ".gguf" or (source in BUNDLED and not path.exists()):
-        return Named(path.stem if path.suffix else source, open_checkpoint(source, weights=False).config)
+        return Named(path.stem if path.suffix else source, open_checkpoint(source, weights=False))
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
@@ -34,7 +34,7 @@ def load_config(source: str, online: bool = False) -> Named:
                 f"{source} has no config.json; name a Hugging Face checkpoint folder or its config.json."
             )
     if path.is_file():
-        return _named(path)
+        return _of_file(path)
     return _of_hub(source, online)
 
 
@@ -42,13 +42,13 @@ def _of_hub(source: str, online: bool) -> Named:
     if source.endswith((".json", ".safetensors")) or not HUB_ID.fullmatch(source):
         raise CheckpointError(_nothing(source))
     if online:
-        return Named(source, _read(fetch_config(source)))
+        return Named(source, _described(source, fetch_config(source)))
     known = known_model(source)
     if known:
-        return Named(known.id, _decoder(known))
+        return Named(known.id, describe(known.id, _decoder(known), Path(known.id)))
     cached = cached_config(source)
     if cached:
-        return Named(source, _read(cached))
+        return Named(source, _described(source, cached))
     raise CheckpointError(
         f"{source} is not among the {len(known_models())} models whose shapes ship with llmops; --online asks the "
         f"Hugging Face hub, or give the path of its config.json{did_you_mean(source) or '.'}"
@@ -74,12 +74,15 @@ def _decoder(known: KnownModel) -> dict[str, Any]:
     )
 
 
-def _named(path: Path) -> Named:
+def _of_file(path: Path) -> Named:
     """A checkpoint goes by its own name where it was saved with one, otherwise by its folder's."""
-    config = _read(path)
-    own = str(config.get("_name_or_path") or "").strip("/")
-    stem = path.stem if path.stem != "config" else path.resolve().parent.name
-    return Named(own.split("/")[-1] or stem, config)
+    checkpoint = _described(str(path), path)
+    own = str(checkpoint.config.get("_name_or_path") or "").strip("/").split("/")[-1]
+    return Named(own or (path.stem if path.stem != "config" else path.resolve().parent.name), checkpoint)
+
+
+def _described(ref: str, path: Path) -> Checkpoint:
+    return describe(ref, _read(path), path.parent)
 
 
 def _read(path: Path) -> dict[str, Any]:

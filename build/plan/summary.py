@@ -9,6 +9,7 @@ from typing import Any
 from llmops.build.plan.buildplan import BuildPlan
 from llmops.build.plan.candidate import Candidate
 from llmops.build.plan.memory import Memory
+from llmops.build.plan.request import PlanRequest
 from llmops.build.plan.search import Plan
 from llmops.build.plan.serving import Z95, Point
 
@@ -16,9 +17,14 @@ FORMAT = 1
 
 
 def build_plan(plan: Plan, candidate: Candidate | None = None) -> BuildPlan:
-    """The engine to build: of the best aggregated candidate unless one is given. For a disaggregated one it is the
-    decode worker's, with the prefill worker's layout under `predicted`."""
-    chosen, request = candidate or plan.buildable, plan.request
+    """The engine to build: of the best candidate unless one is given. For a disaggregated one it is the decode
+    worker's, with the prefill worker's layout under `predicted`."""
+    chosen = candidate or plan.best
+    return engine_plan(plan.request, chosen, _predicted(chosen, plan.timing[chosen.gpu.name]))
+
+
+def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, Any] | None = None) -> BuildPlan:
+    """The engine of one candidate."""
     return BuildPlan(
         model=request.name,
         architecture=request.model.hf_class,
@@ -38,7 +44,7 @@ def build_plan(plan: Plan, candidate: Candidate | None = None) -> BuildPlan:
         kv_cache_fraction=chosen.limits.kv_fraction,
         chunked_prefill=request.workload.chunked_prefill,
         replicas=chosen.workers.decodes if chosen.workers else chosen.replicas,
-        predicted=_predicted(chosen, plan.timing[chosen.gpu.name]),
+        predicted=predicted or {},
     )
 
 
@@ -119,6 +125,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "caution": caution(plan),
         "plan": build_plan(plan).to_dict(),
         "candidates": [candidate_data(candidate) for candidate in plan.candidates],
+        "disaggregated": [candidate_data(candidate) for candidate in plan.apart],
         "curves": [
             {"gpu": one.gpu, "layout": one.layout, "points": [point_data(point) for point in one.points]}
             for one in plan.curves

@@ -253,3 +253,18 @@ def test_the_bundled_model_is_planned_from_its_gguf():
     assert weights["mlp"] == 30 * 2 * 3 * 576 * 1536
     assert weights["embedding"] == 2 * 49152 * 576
     assert "lm_head" not in weights
+
+
+@pytest.mark.parametrize(
+    ("model", "quant"), [("meta-llama/Llama-3.3-70B-Instruct", "fp8"), ("mistralai/Mixtral-8x7B-Instruct-v0.1", "fp8")]
+)
+def test_the_first_recommendation_is_what_build_takes(tmp_path, model, quant):
+    """What `build --dry-run --plan` says of it, through the command line."""
+    from llmops.cli.main import cli
+
+    plan = tmp_path / "plan.json"
+    run(model, "--quant", quant, "--qps", "5", "--tpot-p95", "50ms", "--save", plan)
+    built = CliRunner().invoke(cli, ["build", "--dry-run", model, "--plan", str(plan), "-o", str(tmp_path / "engine")])
+    assert built.exit_code == 0, built.output
+    layout = json.loads(plan.read_text())
+    assert f"tp {layout['tp_size']}, pp {layout['pp_size']}" in built.output

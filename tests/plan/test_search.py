@@ -35,7 +35,7 @@ def seventy(models) -> Plan:
 
 
 def test_every_layout_is_ranked_or_rejected_with_a_reason(seventy):
-    ranked = {candidate.name for candidate in seventy.candidates if not candidate.workers}
+    ranked = {candidate.name for candidate in seventy.candidates}
     rejected = {rejection.layout for rejection in seventy.rejections}
     assert len(ranked) + len(rejected) == 16
     assert not ranked & rejected
@@ -49,27 +49,46 @@ def test_the_targets_are_kept_at_the_rate(seventy):
             assert point.tpot_p95 <= 0.04
         assert candidate.capacity >= 20
         assert candidate.gpus <= 64
-        if not candidate.workers:
-            assert candidate.point.rate * candidate.replicas == pytest.approx(20, rel=0.02)
-            assert (candidate.replicas - 1) * candidate.best.rate < 20
+        assert candidate.point.rate * candidate.replicas == pytest.approx(20, rel=0.02)
+        assert (candidate.replicas - 1) * candidate.best.rate < 20
 
 
 def test_the_cheapest_comes_first(seventy):
     assert [c.cost.hourly for c in seventy.candidates] == sorted(c.cost.hourly for c in seventy.candidates)
 
 
-def test_disaggregated_serving_is_among_them(seventy):
-    pair = next(candidate.workers for candidate in seventy.candidates if candidate.workers)
-    assert pair.rate >= 20
-    assert pair.gpus == pair.prefills * pair.prefill.layout.gpus + pair.decodes * pair.decode.layout.gpus
+def test_separate_workers_are_shown_beside_what_can_be_built(seventy):
+    assert all(candidate.workers is None for candidate in seventy.candidates)
+    other = seventy.apart[0]
+    assert other.workers.rate >= 20
+    assert other.gpus == other.workers.prefills * other.workers.prefill.layout.gpus + (
+        other.workers.decodes * other.workers.decode.layout.gpus
+    )
+    cheaper = other.cost.hourly < seventy.best.cost.hourly
+    assert seventy.cheaper_apart == (other if cheaper else None)
 
 
-def test_the_build_plan_is_of_one_kind_of_engine(seventy):
-    built = build_plan(seventy)
-    cheapest = next(candidate for candidate in seventy.candidates if not candidate.workers)
-    assert (built.tp_size, built.pp_size, built.replicas) == (cheapest.layout.tp, cheapest.layout.pp, cheapest.replicas)
-    pair = next(candidate for candidate in seventy.candidates if candidate.workers)
-    assert build_plan(seventy, pair).predicted["prefill_workers"] == pair.workers.prefills
+def test_separate_workers_that_cost_no_less_are_not_mentioned(seventy):
+    dearer = replace(seventy.apart[0], cost=replace(seventy.best.cost, hourly=seventy.best.cost.hourly + 1))
+    assert replace(seventy, apart=(dearer,)).cheaper_apart is None
+
+
+def test_the_build_plan_is_of_the_best(seventy):
+    built, best = build_plan(seventy), seventy.best
+    assert (built.tp_size, built.pp_size, built.replicas) == (best.layout.tp, best.layout.pp, best.replicas)
+    assert build_plan(seventy, seventy.apart[0]).predicted["prefill_workers"] == seventy.apart[0].workers.prefills
+
+
+def test_what_cannot_be_built_is_rejected_with_the_builds_own_reason(models, seventy):
+    first = seventy.best.name
+    found = search(request(models), Roofline, refusal=lambda one: "no such engine" if one.name == first else None)
+    assert found.best.name != first
+    assert [one.reason for one in found.rejections if one.layout == first] == ["cannot be built: no such engine"]
+
+
+def test_targets_that_only_separate_workers_keep(models):
+    with pytest.raises(InputError, match=r"only prefill and decode on separate workers keep .* llmops does not deploy"):
+        search(request(models), Roofline, refusal=lambda _: "nothing can be built")
 
 
 def test_prices_decide_between_kinds(models):
@@ -158,6 +177,7 @@ def test_a_gpu_that_cannot_run_the_precision(models):
             {"precision": PRECISIONS["fp8_block"], "target": "tensorrt"},
             "--quant fp8_block runs on --target pytorch only",
         ),
+        ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 4, "target": "tensorrt"}, "--ep 4 runs on --target pytorch only"),
         ({"kv": "int8"}, "--kv-dtype int8 runs on --target tensorrt only"),
         ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 3}, "--ep 3 must divide --tp 4"),
     ],

@@ -20,6 +20,9 @@ def show(plan: Plan, console: Console, top: int = 8) -> None:
     """Print the ranking, the best layout with its memory, the Pareto picture and what was rejected."""
     console.print(Text(text.title(plan), style="bold"))
     console.print(_ranking(plan, console.width >= WIDE, top))
+    apart = text.cheaper_apart(plan)
+    if apart:
+        console.print(Text(apart, style="dim"))
     console.print(_best(plan, console.width))
     console.print(Group(*_pareto(plan, console.width)))
     if plan.rejections:
@@ -45,11 +48,10 @@ def _ranking(plan: Plan, wide: bool, top: int) -> Table:
 
 def _row(place: int, candidate: Candidate, wide: bool) -> list[str]:
     point = candidate.point
-    layout = candidate.name if candidate.workers else f"{candidate.replicas}x {candidate.name}"
     cells = [
         str(place),
         candidate.gpu.name,
-        layout,
+        f"{candidate.replicas}x {candidate.name}",
         str(candidate.gpus),
         f"{candidate.cost.hourly:,.2f}",
         f"{candidate.cost.output_per_million:.2f}",

@@ -63,16 +63,16 @@ def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
 def facts(plan: Plan) -> list[tuple[str, str]]:
     """The best layout in (name, value) lines."""
     best, load = plan.best, plan.request.workload
-    point = best.point
-    cost, replicas = best.cost, "" if best.workers else f", {best.replicas} replica{'s' * (best.replicas > 1)}"
+    point, cost = best.point, best.cost
     answer_rate = f"{best.capacity * load.osl:,.0f} output tokens/s"
     slots = f"without paging {best.contiguous:,} slots of {best.limits.max_seq_len:,}"
     kept = " keep the targets" if load.ttft_p95 or load.tpot_p95 else ""
     lines = [
-        ("layout", best.name + replicas),
+        ("layout", f"{best.name}, {best.replicas} replica{'s' * (best.replicas > 1)}"),
         ("GPUs", f"{best.gpus} x {best.gpu.name} on {best.nodes} node{'s' * (best.nodes > 1)}"),
         ("TTFT", f"{milliseconds(point.ttft)} mean, {milliseconds(point.ttft_p95)} p95"),
         ("TPOT", f"{milliseconds(point.tpot)} mean, {milliseconds(point.tpot_p95)} p95"),
+        ("longest pause", f"{milliseconds(point.pause)} between two tokens, while a prompt is read"),
         ("output tokens/s", f"{point.per_gpu:,.0f} per GPU, {point.per_user:,.0f} per user"),
         ("highest rate", f"{best.capacity:.2f} requests/s ({answer_rate}){kept}"),
         ("KV cache", f"{best.kv_token:,} bytes per token and GPU"),
@@ -80,25 +80,31 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
         ("cost", f"{dollars(cost.hourly)}/h, {dollars(cost.monthly)}/month at {dollars(best.gpu.price)} per GPU-hour"),
         ("per million tokens", f"{dollars(cost.input_per_million)} input, {dollars(cost.output_per_million)} output"),
     ]
-    if not best.workers:
-        lines.insert(4, ("longest pause", f"{milliseconds(point.pause)} between two tokens, while a prompt is read"))
     if plan.request.api:
         lines.append(("against the API", break_even(best)))
-    return [*lines, ("build limits", build_limits(plan))]
+    return [*lines, ("build limits", build_limits(best))]
 
 
-def build_limits(plan: Plan) -> str:
-    """Of the layout that --save writes."""
-    built = plan.buildable
-    limits = built.limits
-    of = (
-        ""
-        if built is plan.best
-        else f"of the best aggregated layout, {built.replicas}x {built.gpu.name} {built.name}: "
-    )
+def build_limits(best: Candidate) -> str:
+    limits = best.limits
     return (
-        f"{of}max_batch_size {batch_limit(built)}, max_num_tokens {limits.max_num_tokens}, max_seq_len "
+        f"max_batch_size {batch_limit(best)}, max_num_tokens {limits.max_num_tokens}, max_seq_len "
         f"{limits.max_seq_len}, KV fraction {limits.kv_fraction:g}"
+    )
+
+
+def cheaper_apart(plan: Plan) -> str | None:
+    """What separate prefill and decode workers would save, in a sentence; None when nothing."""
+    other, best = plan.cheaper_apart, plan.best
+    if other is None:
+        return None
+    rate = bool(plan.request.workload.qps)
+    save = 1 - (other.cost.hourly / best.cost.hourly if rate else other.cost.request / best.cost.request)
+    cost = f"{dollars(other.cost.hourly)}/h" if rate else f"{dollars(other.cost.request)} per request"
+    return (
+        f"Prefill and decode on separate workers would cost {save:.0%} less: {other.name} on {other.gpus} x "
+        f"{other.gpu.name}, {cost}, TTFT p95 {milliseconds(other.point.ttft_p95)}, TPOT p95 "
+        f"{milliseconds(other.point.tpot_p95)}. llmops does not build or deploy this."
     )
 
 
