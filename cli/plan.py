@@ -150,8 +150,9 @@ def _plan(source: str, flags: dict[str, Any]) -> Plan:
 
 
 def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRequest:
+    from llmops.build.buildable import gpu_target
     from llmops.build.plan.precision import find_kv, find_precision
-    from llmops.build.plan.request import PlanRequest, default_target
+    from llmops.build.plan.request import PlanRequest
     from llmops.build.plan.workload import Workload
 
     model = checkpoint.architecture
@@ -166,7 +167,7 @@ def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRe
         kv=kv,
         workload=Workload(**{name: flags[name] for name in load}),
         gpus=_gpus(flags["gpu"], flags["compare"], flags["price"]),
-        target=flags["target"] or default_target(model, precision, kv, flags["ep"] or 1),
+        target=flags["target"] or gpu_target(checkpoint, precision, kv, flags["ep"] or 1),
         api=_api(flags["api_price"]),
         **{name: flags[name] for name in same},
     )
