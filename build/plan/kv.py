@@ -23,14 +23,10 @@ def layer_bytes(model: Architecture, kv: str, layout: Layout) -> int:
 
 
 def sequence_bytes(model: Architecture, kv: str, layout: Layout, length: int) -> int:
-    """Bytes of a sequence of `length` tokens on one rank: whole blocks of 32 tokens, and layers with a sliding
-    window keep only the window (and the block that is being left)."""
-    layers = layout.stage_layers(model.num_layers, 0)
-    local = sum(layer < layers for layer in model.sliding_window.layers) if model.sliding_window else 0
-    tokens = (layers - local) * _blocks(length)
-    if model.sliding_window and local:
-        tokens += local * min(_blocks(length), _blocks(model.sliding_window.size) + BLOCK_TOKENS)
-    return tokens * layer_bytes(model, kv, layout)
+    """Bytes of a sequence of `length` tokens on one rank, in whole blocks of 32 tokens. Layers with a sliding window
+    keep every token too: engines hold the whole sequence unless `max_attention_window` is set, which by default it
+    is not, here as in TensorRT-LLM."""
+    return _blocks(length) * token_bytes(model, kv, layout)
 
 
 def sequences(pool: int, model: Architecture, kv: str, layout: Layout, length: int) -> int:

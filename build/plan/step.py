@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from llmops.build.architecture import Architecture
@@ -74,21 +74,21 @@ class StepModel:
     def _attention(self, batch: int, length: int, prefill: Prefill | None) -> float:
         """Mean over the layers: those with a sliding window read no more than the window."""
         time = 0.0
-        for share, window in self._windows:
+        for share, heads in self._kinds:
             if batch:
-                time += share * self.times.decode(batch, max(1, min(length, window)), self._heads)
+                time += share * self.times.decode(batch, max(1, length), heads)
             if prefill:
-                prefix = min(prefill.prefix, window)
-                time += share * self.times.prefill(prefill.prompts, prefill.tokens, prefix, self._heads)
+                time += share * self.times.prefill(prefill.prompts, prefill.tokens, prefill.prefix, heads)
         return time
 
     @cached_property
-    def _windows(self) -> list[tuple[float, int]]:
+    def _kinds(self) -> list[tuple[float, Attention]]:
+        """Shares of the layers and what their attention is."""
         window = self.model.sliding_window
         if window is None:
-            return [(1.0, 1 << 30)]
+            return [(1.0, self._heads)]
         local = len(window.layers) / self.model.num_layers
-        return [(local, window.size), (1 - local, 1 << 30)]
+        return [(local, replace(self._heads, window=window.size)), (1 - local, self._heads)]
 
     def _shared(self, tokens: int) -> float:
         """What every layer has: attention's matrices, norms and rotary embedding, and the two sums over the ranks."""

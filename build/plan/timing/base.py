@@ -8,7 +8,8 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Attention:
-    """Heads of one rank. `latent` > 0 is MLA: keys and values of all heads are one vector of that many values."""
+    """Heads of one rank. `latent` > 0 is MLA: keys and values of all heads are one vector of that many values;
+    `window` > 0: a token sees only that many before it."""
 
     heads: int
     kv_heads: int
@@ -16,6 +17,7 @@ class Attention:
     kv: str = "bf16"
     compute: str = "bf16"
     latent: int = 0
+    window: int = 0
 
     @property
     def kv_bytes(self) -> float:

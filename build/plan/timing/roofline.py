@@ -73,13 +73,22 @@ def gemm_work(m: int, n: int, k: int, precision: str) -> tuple[float, float, str
 
 
 def prefill_work(prompts: int, tokens: int, prefix: int, attention: Attention) -> tuple[float, float]:
-    pairs = tokens * prefix + tokens * (tokens + 1) / 2
-    flops = 4.0 * prompts * pairs * attention.heads * attention.head_dim
-    bytes_ = prompts * ((prefix + tokens) * attention.kv_bytes + 4 * tokens * attention.heads * attention.head_dim)
+    seen = min(prefix, attention.window) if attention.window else prefix
+    flops = 4.0 * prompts * _pairs(tokens, prefix, attention.window) * attention.heads * attention.head_dim
+    bytes_ = prompts * ((seen + tokens) * attention.kv_bytes + 4 * tokens * attention.heads * attention.head_dim)
     return flops, bytes_
 
 
+def _pairs(tokens: int, prefix: int, window: int) -> float:
+    """Pairs of a new token and one that it sees, itself included."""
+    if not window or prefix + tokens <= window:
+        return tokens * prefix + tokens * (tokens + 1) / 2
+    growing = max(0, window - prefix)  # tokens that still see all before them
+    return growing * prefix + growing * (growing + 1) / 2 + (tokens - growing) * window
+
+
 def decode_work(batch: int, length: int, attention: Attention) -> tuple[float, float]:
+    length = min(length, attention.window) if attention.window else length
     width = attention.latent or attention.head_dim
     flops = 4.0 * batch * length * attention.heads * width
     return flops, batch * (length * attention.kv_bytes + 4 * attention.heads * attention.head_dim)

@@ -37,6 +37,9 @@ _GEMM = {
 _MOE = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "mxfp4": "w4a16_mxfp4", "w4a8_awq": "w4afp8"}
 _ATTENTION = {"bf16": "bfloat16", "fp8": "fp8", "int8": "bfloat16"}
 _UNUSED = ("framework", "version", "device", "op_name", "kernel_source", "beam_width")
+# How tokens are spread over the experts when the tables were measured, best first: real routing is skewed, and
+# AIConfigurator itself plans Mixtral, Qwen 3 MoE and GPT-OSS with this exponent.
+ROUTING = ("power_law_1.2", "power_law_1.01", "balanced")
 # TensorRT-LLM versions whose tables are used, best first.
 VERSIONS = ("1.2.0rc5", "1.0.0", "1.3.0rc10")
 
@@ -137,7 +140,8 @@ class Silicon(Roofline):
         if attention.latent:
             rows = self._rows("context_mla", **kind)
         else:
-            rows = self._rows("context_attention", window_size=0, attn_dtype=_ATTENTION[attention.compute], **kind)
+            compute = _ATTENTION[attention.compute]
+            rows = self._windowed("context_attention", attention, attn_dtype=compute, **kind)
 
         def bound(row: dict[str, Any], heads: Attention) -> float:
             return self.ideal(*roofline.prefill_work(row["batch_size"], row["isl"], 0, heads), attention.compute)
@@ -146,9 +150,11 @@ class Silicon(Roofline):
         return _grid_of(((r["batch_size"], r["isl"]), bound(r, heads), r["latency"] * _MS) for r, heads in near)
 
     def _decode_grid(self, attention: Attention) -> Grid | None:
-        table = "generation_mla" if attention.latent else "generation_attention"
-        window = {} if attention.latent else {"window_size": 0}
-        rows = self._rows(table, kv_cache_dtype=_ATTENTION[attention.kv], **window)
+        kind = {"kv_cache_dtype": _ATTENTION[attention.kv]}
+        if attention.latent:
+            rows = self._rows("generation_mla", **kind)
+        else:
+            rows = self._windowed("generation_attention", attention, **kind)
 
         def bound(row: dict[str, Any], heads: Attention) -> float:
             return self.ideal(*roofline.decode_work(row["batch_size"], row["step"] + row["isl"], heads), "bf16")
@@ -159,9 +165,7 @@ class Silicon(Roofline):
         )
 
     def _moe_grid(self, experts: Experts, precision: str) -> Grid | None:
-        rows = self._rows("moe", moe_dtype=_MOE.get(precision), distribution="balanced")
-        if not rows:
-            rows = self._rows("moe", moe_dtype=_MOE.get(precision), distribution="power_law_1.01")
+        rows = next(filter(None, (self._rows("moe", moe_dtype=_MOE.get(precision), distribution=d) for d in ROUTING)), [])
         grid = self._split_grid(rows, experts, precision)
         coarser = replace(experts, tp=experts.tp // 2) if experts.tp > 1 else None
         whole = self._split_grid(rows, coarser, precision) if coarser else None
@@ -193,6 +197,12 @@ class Silicon(Roofline):
             ((row["message_size"],), self.all_reduce_work(row["message_size"], row["num_gpus"]), row["latency"] * _MS)
             for row in rows
         )
+
+    def _windowed(self, table: str, attention: Attention, **equal: Any) -> list[dict[str, Any]]:
+        """Rows of the attention's own window; where that was not measured, those without one."""
+        found = self._rows(table, window_size=attention.window, **equal)
+        like = [row for row in found if row["head_dim"] == attention.head_dim]
+        return like or self._rows(table, window_size=0, **equal)
 
     def _rows(self, table: str, **equal: Any) -> list[dict[str, Any]]:
         path = self.folder / f"{table}_perf.parquet"
