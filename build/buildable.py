@@ -1,4 +1,4 @@
-"""Would `llmops build --plan` take this plan? Asked of the targets' own rules, so that plan and build cannot disagree."""
+"""Would `llmops build --plan` take this plan? The targets' own rules are asked, so plan and build cannot disagree."""
 
 from __future__ import annotations
 

@@ -3,4 +3,12 @@
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens, TensorInfo
 from llmops.build.checkpoint.locate import describe, open_checkpoint
 
-__all__ = ["Checkpoint", "CheckpointFile", "ExistingQuantisation", "SpecialTokens", "TensorInfo", "describe", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointFile",
+    "ExistingQuantisation",
+    "SpecialTokens",
+    "TensorInfo",
+    "describe",
+    "open_checkpoint",
+]

@@ -82,7 +82,9 @@ class PlanRequest:
         if self.ep and self.ep > 1 and self.model.moe is None:
             raise InputError(f"--ep {self.ep}: {self.name} is a dense model without experts; leave --ep out.")
         if self.ep and self.ep > 1 and self.target == ENGINE:
-            raise InputError(f"--ep {self.ep} runs on --target pytorch only: engines have their experts cut over all GPUs.")
+            raise InputError(
+                f"--ep {self.ep} runs on --target pytorch only: engines have their experts cut over all GPUs."
+            )
         if self.ep and self.tp and self.tp % self.ep:
             raise InputError(
                 f"--ep {self.ep} must divide --tp {self.tp}: experts are split over the tensor-parallel ranks."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -32,11 +34,19 @@ class StepModel:
     """Adds up the operations of a step on one pipeline stage."""
 
     def __init__(
-        self, model: Architecture, precision: Precision, kv: str, layout: Layout, times: OpTimes, nodes: bool = False
+        self,
+        model: Architecture,
+        precision: Precision,
+        kv: str,
+        layout: Layout,
+        times: OpTimes,
+        nodes: bool = False,
+        graphs: Sequence[int] = (),
     ) -> None:
-        """`nodes`: pipeline stages are on different nodes."""
+        """`nodes`: pipeline stages are on different nodes; `graphs`: batch sizes of captured CUDA graphs, ascending. A
+        step without prompts runs as the next larger of them, with padding in the place of the missing sequences."""
         self.model, self.precision, self.kv, self.layout, self.times = model, precision, kv, layout, times
-        self.nodes = nodes
+        self.nodes, self.graphs = nodes, tuple(graphs)
         self.seconds = lru_cache(maxsize=4096)(self._seconds)
 
     def _seconds(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
@@ -46,12 +56,19 @@ class StepModel:
         answers = batch * (1 + drafts) + (prefill.prompts if prefill else 0)
         if not tokens:
             return 0.0
+        if not prefill and not drafts:
+            tokens = self._padded(tokens)
         dense, moe = self._stage
         time = (dense + moe) * (self._attention(batch, length, prefill) + self._shared(tokens))
         time += dense * self._linears(self._dense_mlp, tokens) + moe * self._experts(tokens)
         if drafts and batch:
             time += drafts * self._draft(batch, length)
         return time + self._ends(tokens, answers) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * batch
+
+    def _padded(self, batch: int) -> int:
+        """The captured batch size that runs for `batch` sequences; one larger than all runs as it is."""
+        place = bisect_left(self.graphs, batch)
+        return self.graphs[place] if place < len(self.graphs) else batch
 
     @cached_property
     def _stage(self) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from llmops.build.plan.layout import Layout
 from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.request import PlanRequest
 from llmops.build.plan.serving import Replica
+from llmops.build.plan.step import Prefill
 from llmops.build.plan.timing.base import OpTimes
 from llmops.build.plan.timing.choose import op_times
 from llmops.build.plan.workload import Workload
@@ -36,6 +37,8 @@ REQUESTS = {
     (8192, 1024): 1500, (20000, 2000): 1000, (32768, 1024): 1000,
 }  # fmt: skip
 KV_FRACTION = 0.95
+# Captured CUDA graphs of the PyTorch backend's runs, with padding, as the page's options say; engines have none.
+GRAPHS = {"1.2": (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)}
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def predict(row: Row, times: OpTimes) -> Row:
         replica = fit(request, find_gpu(row.gpu), Layout(row.tp), times).replica
     except Refused:
         return row
+    replica.steps.graphs = GRAPHS.get(row.release, ())
     rate = finite_run(replica, REQUESTS[row.isl, row.osl])
     return replace(row, predicted=rate)
 
@@ -92,10 +96,22 @@ def finite_run(replica: Replica, requests: int) -> float:
     osl = replica.workload.osl
     batch = min(replica.full_batch, MAX_BATCH, requests)
     waves, rest = divmod(requests, batch)
-    seconds = waves * osl * replica.at(batch, bursts=False).tpot
-    if rest >= 1:
-        seconds += osl * replica.at(rest, bursts=False).tpot
+    seconds = waves * wave_seconds(replica, batch) + (wave_seconds(replica, rest) if rest >= 1 else 0.0)
     return requests * osl / seconds
+
+
+def wave_seconds(replica: Replica, batch: float) -> float:
+    """One batch from its first prompt to its last token. All requests are alike and are there at once, so those that
+    ended together are followed by prompts that fill whole steps; the other steps have none."""
+    load, steps = replica.workload, replica.steps
+    size, length = max(1, round(batch)), load.isl + load.osl // 2
+    room = max(1, replica.max_num_tokens - size)
+    prompts = room // load.isl
+    chunk = Prefill(prompts, load.isl) if prompts else Prefill(1, room, (load.isl - room) // 2)
+    mixed = batch * load.isl / (chunk.prompts * chunk.tokens)
+    if mixed >= load.osl:  # every step reads prompts
+        return load.osl * replica.at(batch, bursts=False).tpot
+    return mixed * steps.seconds(size, length, chunk) + (load.osl - mixed) * steps.seconds(size, length)
 
 
 def report(rows: list[Row], console: Console) -> None:

@@ -7,9 +7,9 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+from llmops.pages.svg import Plot, Points, Series
 from llmops.perf.report.document import Document
 from llmops.perf.report.quantiles import percentile
-from llmops.perf.report.svg import Plot, Points, Series
 
 
 def plots(document: Document) -> list[Plot]:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 
-from llmops.perf.report.axes import Axis, number
+from llmops.pages.axes import Axis, number
 
 WIDTH, HEIGHT = 520, 290
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 26, 46
-COLOURS = ("var(--a)", "var(--b)", "var(--c)")
+COLOURS = tuple(f"var(--{letter})" for letter in "abcdefg")
 MAX_POINTS = 1500  # per series; more cannot be seen and make the page heavy
 TIPS = 60  # places along the x axis that show their values on hover
 TIP_WIDTH = 205  # about what the longest line of a tip takes
+BAR_WIDTH, LEGEND_COLUMNS = 1000, 5
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or dots with `dots`; points in data units, sorted by x unless they are dots."""
+    """One line, or dots with `dots`; points in data units, sorted by x unless they are dots. `labels`: what to call
+    each point; they get a dot of their own on the line."""
 
     name: str
     points: Points
     dots: bool = False
+    labels: tuple[str, ...] = ()
+
+    def said(self, point: tuple[float, float]) -> str:
+        """The tip's line for a point."""
+        label = f", {self.labels[self.points.index(point)]}" if self.labels else ""
+        return f"{self.name}: {number(point[1])}{label}"
 
 
 @dataclass
@@ -39,11 +48,11 @@ class Plot:
 
     def svg(self) -> str:
         """The `<figure>` element; a sentence where there is nothing to draw."""
-        series = [Series(s.name, _thin(s.points), s.dots) for s in self.series if s.points]
+        series = [s if s.labels else replace(s, points=_thin(s.points)) for s in self.series if s.points]
         if not series:
             return f"<figure><figcaption>{escape(self.title)}</figcaption><p>No data.</p></figure>"
         x, y = self._axes(series)
-        parts = [_grid(x, y), *(_draw(s, x, y, COLOURS[i % 3]) for i, s in enumerate(series)), self._marks(x)]
+        parts = [_grid(x, y), *(_draw(s, x, y, _colour(i)) for i, s in enumerate(series)), self._marks(x)]
         parts += [self._labels(), _legend(series) if len(series) > 1 else "", self._tips(series, x, y)]
         box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._spoken(series))}"'
         return f"<figure><figcaption>{escape(self.title)}</figcaption><svg {box}>{''.join(parts)}</svg></figure>"
@@ -88,8 +97,8 @@ class Plot:
         bands = []
         for index in range(TIPS):
             middle = LEFT + width * (index + 0.5)
-            near = [(i, s.name, _nearest(s.points, x, middle)) for i, s in enumerate(series)]
-            shown = [(i, name, point) for i, name, point in near if abs(x.at(point[0]) - middle) < 4 * width]
+            near = [(i, s, _nearest(s.points, x, middle)) for i, s in enumerate(series)]
+            shown = [(i, s.said(point), point) for i, s, point in near if abs(x.at(point[0]) - middle) < 4 * width]
             if shown:
                 bands.append(self._tip(LEFT + width * index, width, shown, (x, y)))
         return "".join(bands)
@@ -104,10 +113,10 @@ class Plot:
         x, y = axes
         at = x.at(shown[0][2][0])
         dots = "".join(
-            f'<circle cx="{x.at(a)}" cy="{y.at(min(b, y.high))}" r="3.5" fill="{COLOURS[i % 3]}"/>'
+            f'<circle cx="{x.at(a)}" cy="{y.at(min(b, y.high))}" r="3.5" fill="{_colour(i)}"/>'
             for i, _, (a, b) in shown
         )
-        lines = [f"{number(shown[0][2][0])} {self.x_label}", *(f"{name}: {number(b)}" for _, name, (_, b) in shown)]
+        lines = [f"{number(shown[0][2][0])} {self.x_label}", *(said for _, said, _ in shown)]
         start = LEFT + 4 if at > WIDTH / 2 else WIDTH - RIGHT - TIP_WIDTH
         text = "".join(f'<text x="{start + 8}" y="{TOP + 18 + 15 * n}">{escape(t)}</text>' for n, t in enumerate(lines))
         box = f'<rect x="{start}" y="{TOP + 4}" width="{TIP_WIDTH}" height="{8 + 15 * len(lines)}" rx="4"/>'
@@ -145,13 +154,38 @@ def _draw(series: Series, x: Axis, y: Axis, colour: str) -> str:
     if series.dots:
         return "".join(f'<circle cx="{a}" cy="{b}" r="2" fill="{colour}" fill-opacity=".5"/>' for a, b in placed)
     path = " ".join(f"{a},{b}" for a, b in placed)
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
+    line = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
+    return line + "".join(f'<circle cx="{a}" cy="{b}" r="3" fill="{colour}"/>' for a, b in placed if series.labels)
 
 
 def _legend(series: list[Series]) -> str:
     parts, at = [], WIDTH - RIGHT
     for index, item in reversed(list(enumerate(series))):
         at -= 22 + 7 * len(item.name)
-        parts.append(f'<rect x="{at}" y="7" width="12" height="4" fill="{COLOURS[index % 3]}"/>')
+        parts.append(f'<rect x="{at}" y="7" width="12" height="4" fill="{_colour(index)}"/>')
         parts.append(f'<text x="{at + 16}" y="13">{escape(item.name)}</text>')
     return "".join(parts)
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def stacked_bar(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
+    """One bar of (name, size, size as text) as a `<figure>`, each part as wide as its share, with a legend below.
+    The last part is what is left over and stays pale."""
+    total, at, bars, legend = sum(size for _, size, _ in parts) or 1.0, 0.0, [], []
+    for index, (name, size, text) in enumerate(parts):
+        width = BAR_WIDTH * size / total
+        look = 'fill="var(--line)"' if index == len(parts) - 1 else f'fill="{_colour(index)}"'
+        words = escape(f"{name}: {text}")
+        bars.append(f'<rect x="{at:.1f}" y="0" width="{width:.1f}" height="34" {look}><title>{words}</title></rect>')
+        column, row = index % LEGEND_COLUMNS, index // LEGEND_COLUMNS
+        x, y = column * BAR_WIDTH / LEGEND_COLUMNS, 50 + 20 * row
+        legend.append(f'<rect x="{x:.0f}" y="{y}" width="11" height="11" {look}/>')
+        legend.append(f'<text x="{x + 17:.0f}" y="{y + 10}">{words}</text>')
+        at += width
+    height = 50 + 20 * -(-len(parts) // LEGEND_COLUMNS)
+    spoken = escape("; ".join([title, *(f"{name} {text}" for name, _, text in parts)]))
+    box = f'viewBox="0 0 {BAR_WIDTH} {height}" role="img" aria-label="{spoken}"'
+    return f"<figure><figcaption>{escape(title)}</figcaption><svg {box}>{''.join(bars + legend)}</svg></figure>"
