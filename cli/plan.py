@@ -102,8 +102,9 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
         _write(save, lambda: build_plan(plan).save(save))
     if html:
         from llmops.build.plan.report.html import page
+        from llmops.pages.page import write
 
-        _write(html, lambda: html.write_text(page(plan), encoding="utf-8"))
+        write(html, page(plan))
     if as_json:
         import json
 

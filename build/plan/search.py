@@ -90,26 +90,22 @@ def search(
             try:
                 fitted.append(fit(request, gpu, layout, times))
                 found.curves.append(Curve(gpu.name, str(layout), curve(fitted[-1].replica)))
-                found.candidates.append(_buildable(evaluate(request, gpu, fitted[-1]), refusal))
+                candidate = evaluate(request, gpu, fitted[-1])
+                reason = refusal(candidate)
+                if reason:
+                    found.curves.pop()
+                    raise Refused(f"cannot be built: {reason}")
+                found.candidates.append(candidate)
             except Refused as refused:
                 found.refuse(gpu, layout, refused)
         if request.disaggregated:
             progress(f"{gpu.name} disaggregated")
-            pairs = _disaggregated(request, gpu, fitted, times)
-            found.apart += pairs
-            found.curves += [Curve(gpu.name, pair.name, (pair.best,)) for pair in pairs]
+            found.apart += _disaggregated(request, gpu, fitted, times)
         timing[gpu.name] = describe(times)
     if not found.candidates:
         raise InputError(_nothing(request, found))
     ranked, apart = (tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.apart))
     return Plan(request, ranked, tuple(found.rejections), timing, tuple(found.curves), apart)
-
-
-def _buildable(candidate: Candidate, refusal: Callable[[Candidate], str | None]) -> Candidate:
-    reason = refusal(candidate)
-    if reason:
-        raise Refused(f"cannot be built: {reason}")
-    return candidate
 
 
 def describe(times: OpTimes) -> str:

@@ -15,8 +15,8 @@ from llmops.build.plan.shapes import Linear
 from llmops.build.plan.timing.base import Attention, Experts, OpTimes
 
 # Host work that the GPU waits for: once per step, and per sequence (sampling results, stop checks, scheduling).
-STEP_OVERHEAD = 1.0e-3
-SEQUENCE_OVERHEAD = 5.0e-6
+STEP_OVERHEAD = 1.5e-3
+SEQUENCE_OVERHEAD = 2.0e-6
 # Passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
 LOGIT_PASSES = 4
 

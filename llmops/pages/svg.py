@@ -14,7 +14,7 @@ COLOURS = tuple(f"var(--{letter})" for letter in "abcdefg")
 MAX_POINTS = 1500  # per series; more cannot be seen and make the page heavy
 TIPS = 60  # places along the x axis that show their values on hover
 TIP_WIDTH = 205  # about what the longest line of a tip takes
-BAR_WIDTH, LEGEND_COLUMNS = 1000, 5
+BAR_WIDTH, LEGEND_COLUMNS = 1000, 4
 
 Points = list[tuple[float, float]]
 

@@ -29,20 +29,53 @@ def dollars(amount: float) -> str:
 
 
 def title(plan: Plan) -> str:
+    return f"{plan.request.name} · {asked(plan)}"
+
+
+def asked(plan: Plan) -> str:
+    """What is planned for, without the model's name."""
     request = plan.request
     load = request.workload
-    asked = [f"{load.isl} + {load.osl} tokens"]
+    parts = [f"{load.isl} + {load.osl} tokens"]
     if load.qps:
-        asked.append(f"{load.qps:g} requests/s")
+        parts.append(f"{load.qps:g} requests/s")
     if load.ttft_p95:
-        asked.append(f"TTFT p95 ≤ {milliseconds(load.ttft_p95)}")
+        parts.append(f"TTFT p95 ≤ {milliseconds(load.ttft_p95)}")
     if load.tpot_p95:
-        asked.append(f"TPOT p95 ≤ {milliseconds(load.tpot_p95)}")
+        parts.append(f"TPOT p95 ≤ {milliseconds(load.tpot_p95)}")
     if load.prefix_hit:
-        asked.append(f"prefix hits {load.prefix_hit:.0%}")
+        parts.append(f"prefix hits {load.prefix_hit:.0%}")
     if load.draft_tokens:
-        asked.append(f"{load.draft_tokens} draft tokens accepted at {load.acceptance:g}")
-    return f"{request.name} · {request.precision.label} weights, {request.kv} KV · {', '.join(asked)}"
+        parts.append(f"{load.draft_tokens} draft tokens accepted at {load.acceptance:g}")
+    return f"{request.precision.label} weights, {request.kv} KV · {', '.join(parts)}"
+
+
+def answer(plan: Plan) -> str:
+    """The recommendation in one sentence."""
+    best, load = plan.best, plan.request.workload
+    rate = load.qps or best.capacity
+    fleet = f"{best.gpus} {best.gpu.name} GPU{'s' * (best.gpus > 1)}"
+    layout = f"{best.replicas} replica{'s' * (best.replicas > 1)} of {best.name}"
+    limits = [f"TTFT p95 {milliseconds(load.ttft_p95)}"] if load.ttft_p95 else []
+    limits += [f"TPOT p95 {milliseconds(load.tpot_p95)}"] if load.tpot_p95 else []
+    within = f" within {' and '.join(limits)}" if limits else ""
+    return (
+        f"{fleet} ({layout}) serve {rate:,.3g} requests/s of {load.isl:,} + {load.osl:,} tokens{within} for "
+        f"{dollars(best.cost.hourly)} an hour."
+    )
+
+
+def key_figures(plan: Plan) -> list[tuple[str, str]]:
+    """The six that most readers came for."""
+    best = plan.best
+    return [
+        (f"GPUs, {best.gpu.name}", str(best.gpus)),
+        ("Cost", f"{dollars(best.cost.hourly)}/h"),
+        ("$/M output tokens", dollars(best.cost.output_per_million)),
+        ("TTFT p95", milliseconds(best.point.ttft_p95)),
+        ("TPOT p95", milliseconds(best.point.tpot_p95)),
+        ("Highest rate", f"{best.capacity:,.1f} req/s"),
+    ]
 
 
 def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
