@@ -82,6 +82,11 @@ class Seconds(click.ParamType):
 @click.option(
     "--api-price", metavar="IN,OUT", help="An API's $ per million input and output tokens, for the break-even."
 )
+@click.option(
+    "--measured",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Correct the times by what `llmops verify --calibrate FILE` measured on your host.",
+)
 @click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
 @click.option("--online", is_flag=True, help="Ask the Hugging Face hub for the config, also of a well-known model.")
 @click.option("--top", type=int, default=8, show_default=True, help="Layouts to list.")
@@ -152,6 +157,7 @@ def _plan(source: str, flags: dict[str, Any]) -> Plan:
 
 def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRequest:
     from llmops.build.buildable import gpu_target
+    from llmops.build.plan.measured import Measured
     from llmops.build.plan.precision import find_kv, find_precision
     from llmops.build.plan.request import PlanRequest
     from llmops.build.plan.workload import Workload
@@ -170,6 +176,7 @@ def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRe
         gpus=_gpus(flags["gpu"], flags["compare"], flags["price"]),
         target=flags["target"] or gpu_target(checkpoint, precision, kv, flags["ep"] or 1),
         api=_api(flags["api_price"]),
+        measured=Measured.load(flags["measured"]) if flags["measured"] else None,
         **{name: flags[name] for name in same},
     )
 

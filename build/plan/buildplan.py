@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from llmops.build.architecture import Architecture
 from llmops.errors import InputError
 
-_AS_STORED = ("fp8_block", "mxfp4")
+# formats that come with the checkpoint and are built as they are
+AS_STORED = ("fp8_block", "mxfp4")
 FORMAT: Literal[1] = 1
 
 
@@ -61,7 +62,7 @@ class BuildPlan(BaseModel):
         already (fp8_block, mxfp4) is built as it is."""
         return {
             "target": self.target,
-            "quant": "none" if self.quantisation in _AS_STORED else self.quantisation,
+            "quant": "none" if self.quantisation in AS_STORED else self.quantisation,
             "kv_cache": "auto" if self.kv_cache_dtype == "bf16" else self.kv_cache_dtype,
             "group_size": self.group_size,
             "tp": self.tp_size,

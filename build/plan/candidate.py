@@ -13,7 +13,7 @@ from llmops.build.plan.layout import Layout, refusal
 from llmops.build.plan.memory import Limits, Memory, plan_memory
 from llmops.build.plan.request import PlanRequest
 from llmops.build.plan.serving import Point, Replica, highest
-from llmops.build.plan.step import StepModel
+from llmops.build.plan.step import Correction, StepModel
 from llmops.build.plan.timing.base import OpTimes
 
 # TensorRT-LLM's default for the largest batch.
@@ -81,7 +81,7 @@ class Fitted:
     contiguous: int
 
 
-def fit(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes) -> Fitted:
+def fit(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes, correction: Correction | None = None) -> Fitted:
     """Raises Refused when TensorRT-LLM cannot run the layout or it does not fit."""
     if layout.gpus > request.max_gpus:
         raise Refused(f"{layout.gpus} GPUs for one replica; {request.max_gpus} given")
@@ -104,10 +104,16 @@ def fit(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes) -> Fitte
         raise Refused(
             f"the cache of {memory.kv_cache / GB:.1f} GB does not hold one sequence of {request.seq_len} tokens"
         )
-    nodes = layout.gpus > gpu.per_node
-    steps = StepModel(request.model, request.precision, request.kv, layout, times, nodes)
+    steps = step_model(request, gpu, layout, times)
+    steps.correction = correction
     replica = Replica(steps, request.workload, min(paged, MAX_BATCH), request.num_tokens)
     return Fitted(layout, limits, memory, replica, paged, contiguous)
+
+
+def step_model(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes) -> StepModel:
+    """The steps of one layout, as the tables or the roofline have them."""
+    nodes = layout.gpus > gpu.per_node
+    return StepModel(request.model, request.precision, request.kv, layout, times, nodes)
 
 
 def _too_large(memory: Memory | None, gpu: Gpu) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llmops.build.architecture import Architecture
 from llmops.build.plan.cost import ApiPrice
 from llmops.build.plan.gpus import Gpu
+from llmops.build.plan.measured import Measured
 from llmops.build.plan.memory import DEFAULT_KV_FRACTION
 from llmops.build.plan.precision import Precision
 from llmops.build.plan.workload import Workload
@@ -52,6 +53,7 @@ class PlanRequest:
     kv_fraction: float = DEFAULT_KV_FRACTION
     disaggregated: bool = True
     api: ApiPrice | None = None
+    measured: Measured | None = None
 
     def __post_init__(self) -> None:
         self._check_sizes()

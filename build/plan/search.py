@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llmops.build.plan import kv
-from llmops.build.plan.candidate import Candidate, Fitted, Refused, curve, evaluate, fit
+from llmops.build.plan.candidate import Candidate, Fitted, Refused, curve, evaluate, fit, step_model
+from llmops.build.plan.correction import Correction, correction
 from llmops.build.plan.cost import fleet_cost
 from llmops.build.plan.disaggregated import Disaggregated, decode_worker, match, prefill_worker
 from llmops.build.plan.gpus import Gpu
@@ -84,11 +85,12 @@ def search(
     found, timing = _Findings(), {}
     for gpu in request.gpus:
         times = times_of(gpu)
+        corrected = _correction(request, gpu, times)
         fitted = []
         for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
             progress(f"{gpu.name} {layout}")
             try:
-                fitted.append(fit(request, gpu, layout, times))
+                fitted.append(fit(request, gpu, layout, times, corrected))
                 found.curves.append(Curve(gpu.name, str(layout), curve(fitted[-1].replica)))
                 candidate = evaluate(request, gpu, fitted[-1])
                 reason = refusal(candidate)
@@ -101,11 +103,18 @@ def search(
         if request.disaggregated:
             progress(f"{gpu.name} disaggregated")
             found.apart += _disaggregated(request, gpu, fitted, times)
-        timing[gpu.name] = describe(times)
+        timing[gpu.name] = describe(times) + (f"; {corrected.label}" if corrected else "")
     if not found.candidates:
         raise InputError(_nothing(request, found))
     ranked, apart = (tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.apart))
     return Plan(request, ranked, tuple(found.rejections), timing, tuple(found.curves), apart)
+
+
+def _correction(request: PlanRequest, gpu: Gpu, times: OpTimes) -> Correction | None:
+    measured = request.measured
+    if measured is None or (measured.gpu != gpu.name and len(request.gpus) > 1):
+        return None
+    return correction(measured, request, lambda layout: step_model(request, gpu, layout, times))
 
 
 def describe(times: OpTimes) -> str:

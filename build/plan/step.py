@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 from llmops.build.architecture import Architecture
 from llmops.build.plan import shapes
@@ -30,6 +31,14 @@ class Prefill:
     prefix: int = 0
 
 
+class Correction(Protocol):
+    """Factors on the time of a step, from measurements."""
+
+    def of_decode(self, layout: Layout, batch: int, context: int) -> float: ...
+
+    def of_prefill(self, layout: Layout, prefill: Prefill) -> float: ...
+
+
 class StepModel:
     """Adds up the operations of a step on one pipeline stage."""
 
@@ -47,7 +56,21 @@ class StepModel:
         step without prompts runs as the next larger of them, with padding in the place of the missing sequences."""
         self.model, self.precision, self.kv, self.layout, self.times = model, precision, kv, layout, times
         self.nodes, self.graphs = nodes, tuple(graphs)
-        self.seconds = lru_cache(maxsize=4096)(self._seconds)
+        self.correction: Correction | None = None
+        self.seconds = lru_cache(maxsize=4096)(self._corrected)
+
+    def _corrected(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
+        """`_seconds`, corrected by what was measured: the part of the sequences and that of the prompts by their own
+        ratio."""
+        correction = self.correction
+        if correction is None:
+            return self._seconds(batch, length, prefill, drafts)
+        plain = self._seconds(batch, length, None, drafts)
+        if prefill is None:
+            return plain * correction.of_decode(self.layout, max(1, batch), length)
+        added = self._seconds(batch, length, prefill, drafts) - plain
+        decode = plain * correction.of_decode(self.layout, batch, length) if batch else 0.0
+        return decode + added * correction.of_prefill(self.layout, prefill)
 
     def _seconds(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
         """Seconds of a stage's step: `batch` sequences with `length` tokens in the cache (each checks `drafts`

@@ -1,49 +1,97 @@
-"""The file of measured step times: what is written is what is read, and a wrong file says what is wrong with it."""
+"""`plan --measured`: a host's own step times in the place of what was predicted for it."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from llmops.build.plan.measured import Measured, StepTime
+from llmops.build.plan.candidate import fit, step_model
+from llmops.build.plan.correction import correction
+from llmops.build.plan.gpus import find_gpu
+from llmops.build.plan.layout import Layout
+from llmops.build.plan.measured import Measured, MeasuredLayout, StepTime
+from llmops.build.plan.precision import PRECISIONS
+from llmops.build.plan.request import PlanRequest
+from llmops.build.plan.search import search
+from llmops.build.plan.step import Prefill
+from llmops.build.plan.timing.roofline import Roofline
+from llmops.build.plan.workload import Workload
 from llmops.errors import InputError
 
-STEPS = [
-    StepTime(phase="decode", batch_size=8, tokens=8, context=512, seconds=0.021, samples=40),
-    StepTime(phase="prefill", batch_size=1, tokens=2048, context=0, seconds=0.19),
-    StepTime(phase="decode", batch_size=1, tokens=1, context=128, seconds=0.0125, samples=64),
-]
-HOST = Measured(
-    device="NVIDIA H100 80GB HBM3", gpu="h100-sxm", model="llama70b", architecture="LlamaForCausalLM",
-    target="tensorrt", quantisation="fp8", kv_cache_dtype="fp8", steps=STEPS,
-)  # fmt: skip
+GPU = find_gpu("h100-sxm")
+TIMES = Roofline(GPU)
 
 
-def test_a_file_read_back_is_what_was_measured(tmp_path: Path) -> None:
-    HOST.save(tmp_path / "host.json")
-    found = Measured.load(tmp_path / "host.json")
-    assert found == HOST
-    assert [step.batch_size for step in found.of_phase("decode")] == [1, 8]
+@pytest.fixture
+def request_(models) -> PlanRequest:
+    return PlanRequest(
+        "m", models.LLAMA31_70B, PRECISIONS["fp8"], "fp8", Workload(1000, 200), (GPU,), target="tensorrt"
+    )
+
+
+def measured(request: PlanRequest, decode: float, prefill: float, **fields) -> Measured:
+    """A host of TP4 whose decode and prefill steps take these multiples of the prediction."""
+    steps = step_model(request, GPU, Layout(4), TIMES)
+    found = [
+        StepTime(phase="decode", batch_size=b, tokens=b, context=c, seconds=decode * steps.seconds(b, c))
+        for b in (1, 16, 64)
+        for c in (128, 2048)
+    ]
+    found += [
+        StepTime(
+            phase="prefill", batch_size=1, tokens=t, context=0, seconds=prefill * steps.seconds(0, 0, Prefill(1, t))
+        )
+        for t in (128, 2048)
+    ]
+    of = {"device": "NVIDIA H100 80GB HBM3", "gpu": "h100-sxm", "model": "m", "architecture": "LlamaForCausalLM"}
+    kind = {"target": "tensorrt", "quantisation": "fp8", "kv_cache_dtype": "fp8"}
+    return Measured(**{**of, **kind, "layout": MeasuredLayout(tp_size=4), "steps": found, **fields})
+
+
+def test_a_measured_step_takes_what_was_measured(request_):
+    host = measured(request_, 1.5, 0.8)
+    factors = correction(host, request_, lambda layout: step_model(request_, GPU, layout, TIMES))
+    steps = fit(request_, GPU, Layout(4), TIMES, factors).replica.steps
+    for step in host.of_phase("decode"):
+        assert steps.seconds(step.batch_size, step.context) == pytest.approx(step.seconds, rel=1e-9)
+    for step in host.of_phase("prefill"):
+        assert steps.seconds(0, 0, Prefill(1, step.tokens)) == pytest.approx(step.seconds, rel=1e-9)
+
+
+def test_other_layouts_are_corrected_by_the_median(request_):
+    factors = correction(
+        measured(request_, 1.5, 0.8), request_, lambda layout: step_model(request_, GPU, layout, TIMES)
+    )
+    plain = fit(request_, GPU, Layout(8), TIMES).replica.steps
+    steps = fit(request_, GPU, Layout(8), TIMES, factors).replica.steps
+    assert steps.seconds(32, 500) == pytest.approx(1.5 * plain.seconds(32, 500))
+    mixed = 1.5 * plain.seconds(32, 500) + 0.8 * (plain.seconds(32, 500, Prefill(1, 700)) - plain.seconds(32, 500))
+    assert steps.seconds(32, 500, Prefill(1, 700)) == pytest.approx(mixed)
+
+
+def test_a_slower_host_needs_more(request_):
+    def hourly(request: PlanRequest) -> float:
+        return search(request, Roofline).best.cost.hourly
+
+    loaded = replace(request_, workload=Workload(1000, 200, qps=20, ttft_p95=1.0, tpot_p95=0.05))
+    slow = replace(loaded, measured=measured(loaded, 2.0, 2.0))
+    assert hourly(slow) > hourly(loaded)
+    label = search(slow, Roofline).timing["h100-sxm"]
+    assert "8 steps measured on NVIDIA H100 80GB HBM3, TP4 (decode x2.00, prefill x2.00)" in label
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("fields", "words"),
     [
-        ({"steps": []}, "steps"),
-        ({"steps": [{**STEPS[0].model_dump(), "seconds": 0}]}, "steps.0.seconds"),
-        ({"format": 2}, "format"),
-        ({"colour": "red"}, "colour"),
+        ({"gpu": None, "device": "Xeon"}, r"is of Xeon \(no GPU that plan knows\), and the plan is for h100-sxm"),
+        ({"gpu": "a100-sxm"}, r"\(a100-sxm\), and the plan is for h100-sxm"),
+        ({"architecture": "Qwen2ForCausalLM"}, "architecture Qwen2ForCausalLM, not LlamaForCausalLM"),
+        ({"quantisation": "int4_awq"}, "weights int4_awq, not fp8"),
+        ({"kv_cache_dtype": "int8"}, "KV cache int8, not fp8"),
     ],
 )
-def test_a_wrong_file_names_the_field(tmp_path: Path, change: dict[str, object], named: str) -> None:
-    path = tmp_path / "host.json"
-    path.write_text(json.dumps({**HOST.model_dump(), **change}))
-    with pytest.raises(InputError, match=rf"\({named}: .*llmops verify --calibrate host\.json"):
-        Measured.load(path)
-
-
-def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist; measure a host with `llmops verify --calibrate"):
-        Measured.load(tmp_path / "host.json")
+def test_a_file_of_something_else_is_refused_in_one_sentence(request_, fields, words):
+    with pytest.raises(InputError, match=words) as caught:
+        search(replace(request_, measured=measured(request_, 1.0, 1.0, **fields)), Roofline)
+    assert "\n" not in caught.value.message
