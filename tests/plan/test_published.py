@@ -1,4 +1,5 @@
-"""The planner holds its promise against NVIDIA's published throughput: median error 15 %, worst 35 %."""
+"""The planner holds its promise against NVIDIA's published throughput: median error 15 %, worst 35 %; with the
+measured tables 10 % and 28 %, GPT-OSS 15 % and 35 %."""
 
 from __future__ import annotations
 
@@ -20,5 +21,14 @@ def test_error(source, gpu):
     times = op_times(find_gpu(gpu), source)
     errors = [abs(predict(row, times).error) for row in published() if row.group == f"{gpu}, Llama and Mistral"]
     assert len(errors) >= 27
+    assert median(errors) <= (0.10 if source == "silicon" else 0.15)
+    assert max(errors) <= (0.28 if source == "silicon" else 0.35)
+
+
+@needs_tables
+def test_error_of_gpt_oss():
+    times = {gpu: op_times(find_gpu(gpu), "silicon") for gpu in ("h100-sxm", "h200-sxm")}
+    errors = [abs(predict(row, times[row.gpu]).error) for row in published() if row.group == "GPT-OSS"]
+    assert len(errors) == 12
     assert median(errors) <= 0.15
     assert max(errors) <= 0.35

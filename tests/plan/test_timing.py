@@ -15,7 +15,7 @@ from llmops.build.plan.step import Prefill, StepModel
 from llmops.build.plan.timing.base import Attention, Experts
 from llmops.build.plan.timing.choose import op_times
 from llmops.build.plan.timing.grid import Grid
-from llmops.build.plan.timing.roofline import Roofline
+from llmops.build.plan.timing.roofline import Roofline, prefill_work
 from llmops.build.plan.timing.silicon import package_root, table_folder
 from llmops.errors import InputError
 
@@ -102,6 +102,51 @@ def test_a_measured_point_gives_the_measured_time():
     filters = [*heads, *sizes, ("kv_cache_dtype", "==", "bfloat16")]
     decode = parquet.read_table(folder / "generation_attention_perf.parquet", filters=filters).to_pylist()
     assert times.decode(8, 2048, HEADS) == pytest.approx(decode[0]["latency"] / 1e3, rel=1e-6)
+
+
+@needs_tables
+def test_a_cache_is_never_read_faster_than_hbm_streams():
+    """A large batch's cache, against the best that the tables show for large weights."""
+    times = op_times(H100, "silicon")
+    for batch, length in ((256, 2000), (64, 20000), (512, 1000)):
+        read = batch * length * 2 * 8 * 128 * 2 / H100.bandwidth
+        assert times.decode(batch, length, HEADS) >= read / 0.85
+
+
+@given(tokens=st.integers(1, 60), prefix=st.integers(0, 60), window=st.integers(1, 50))
+def test_a_token_sees_no_more_than_its_window(tokens, prefix, window):
+    """Against counting, one token at a time."""
+    heads = Attention(1, 1, 1, window=window)
+    pairs = sum(min(prefix + place + 1, window) for place in range(tokens))
+    assert prefill_work(1, tokens, prefix, heads)[0] == 4 * pairs
+    full = Attention(1, 1, 1)
+    assert prefill_work(1, tokens, prefix, full)[0] == 4 * sum(prefix + place + 1 for place in range(tokens))
+
+
+class Recorded(Roofline):
+    """The roofline, and the rows of each matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__(H100)
+        self.rows: set[int] = set()
+
+    def gemm(self, m, n, k, precision):
+        self.rows.add(m)
+        return super().gemm(m, n, k, precision)
+
+
+def test_a_step_without_prompts_runs_as_the_next_captured_graph(models):
+    def rows(batch: int, prefill: Prefill | None = None) -> set[int]:
+        times = Recorded()
+        model = StepModel(models.LLAMA31_8B, PRECISIONS["fp8"], "fp8", Layout(), times, graphs=(256, 384))
+        model.seconds(batch, 1000, prefill)
+        return times.rows
+
+    # the output head takes the sequences that are there
+    assert rows(300) == {384, 300}
+    assert rows(384) == {384}
+    assert rows(500) == {500}
+    assert rows(300, Prefill(1, 100)) == {400, 301}
 
 
 @needs_tables
