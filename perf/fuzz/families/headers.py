@@ -60,15 +60,15 @@ async def _first_answer(reader: asyncio.StreamReader) -> httpx.Response | None:
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
         first, *lines = head.decode("latin-1").strip().split("\r\n")
-        headers = [tuple(line.split(": ", 1)) for line in lines]
-        size = int(dict(headers).get("content-length", 0))
+        headers = httpx.Headers([(name, value) for name, _, value in (line.partition(": ") for line in lines)])
+        size = int(headers.get("content-length", 0))
         body = await asyncio.wait_for(reader.readexactly(size), PATIENCE) if size else b"{}"
     except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         return None
     status = int(first.split()[1])
-    if status == 100 or dict(headers).get("transfer-encoding") == "chunked":
+    if status == 100 or headers.get("transfer-encoding") == "chunked":
         return None
-    return httpx.Response(status, headers=[(name, value) for name, value in headers], content=body)
+    return httpx.Response(status, headers=headers, content=body)
 
 
 def cases(target: Target, chance: random.Random) -> Iterator[Case]:
