@@ -11,6 +11,14 @@ from typing import Literal
 from llmops.perf.harness.processes import Others
 
 DISTURBED = 0.25  # cores
+_kept: Path | None = None
+
+
+def keep(path: Path) -> None:
+    """From now on this process writes its section to `path` after every figure, so that one that is ended has not
+    measured in vain."""
+    global _kept
+    _kept = path
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Section:
     when: str = ""  # UTC, of the end
     seconds: float = 0.0
     others: float = 0.0  # cores that processes outside the benchmark used meanwhile
+    done: float = 0.0  # share of the work at the last sign of progress, 0: not known
 
     def __enter__(self) -> Section:
         print(self.title, flush=True)
@@ -50,16 +59,35 @@ class Section:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._stop_clock()
+        print(f"  {self.seconds:.0f} s; others used {self.others:.2f} cores meanwhile", flush=True)
+
+    def progress(self, done: float) -> None:
+        """Say which share of the work is done: how long this machine will need follows from it."""
+        self.done = done
+        self._keep()
+
+    def _stop_clock(self) -> None:
         self.seconds = round(time.monotonic() - self._begun, 1)
         self.others = round(self._others.cores(), 3)
         self.when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        print(f"  {self.seconds:.0f} s; others used {self.others:.2f} cores meanwhile", flush=True)
+
+    def _keep(self) -> None:
+        if _kept is not None:
+            self._stop_clock()
+            self.write_json(_kept)
 
     def add(
         self, name: str, value: float, unit: str, target: float | None = None, at: Literal["most", "least"] = "most"
     ) -> None:
+        """A figure; one of the same name, from fewer rounds, gives way."""
         figure = Figure(name, value, unit, target, at)
-        self.figures.append(figure)
+        names = [earlier.name for earlier in self.figures]
+        if name in names:
+            self.figures[names.index(name)] = figure
+        else:
+            self.figures.append(figure)
+        self._keep()
         print(f"  {name}: {_number(value)} {unit} {_verdict(figure)}", flush=True)
 
     def note(self, text: str) -> None:
@@ -92,7 +120,9 @@ class Section:
 
     def write_json(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        part.replace(path)
 
     @classmethod
     def read_json(cls, path: Path) -> Section:

@@ -8,6 +8,8 @@ from llmops.perf.harness.figures import Section
 from llmops.perf.suite.parts import Part
 
 FOLDER = Path(".cache/bench/results")
+# over the time that a part's own pace says it needs, and the most times its limit that it gets
+SLACK, MOST = 1.5, 5.0
 
 
 def path(part: Part) -> Path:
@@ -24,6 +26,14 @@ def forget(part: Part) -> None:
 def section(part: Part) -> Section | None:
     """What `part` measured last."""
     return Section.read_json(path(part)) if path(part).is_file() else None
+
+
+def allowance(part: Part, seconds: float) -> float:
+    """How long `part` may run when it was given `seconds`: what it needs at the pace of its first rounds."""
+    found = section(part)
+    if found is None or not found.done:
+        return seconds
+    return min(MOST * seconds, max(seconds, SLACK * found.seconds / found.done))
 
 
 def set_missing(part: Part, why: str) -> None:

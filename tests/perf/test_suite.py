@@ -1,0 +1,84 @@
+"""`make bench` on a slow machine: parts get the time their own pace asks for, and what was measured is kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmops.perf.harness.figures import Section
+from llmops.perf.suite import __main__ as suite
+from llmops.perf.suite import results
+from llmops.perf.suite.page import page
+from llmops.perf.suite.parts import Part
+
+# the part measures one figure, says that it is half done, and is ended as a limit ends it
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from llmops.perf.harness.figures import Section, keep
+keep(Path(sys.argv[1]))
+with Section("Engine path", "command", "text") as section:
+    section.add("gateway, 1 streams", 60.0, "tokens/s")
+    section.progress(0.5)
+    section.add("gateway, 1 streams", 62.0, "tokens/s")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def measure(_: Path) -> Section:
+    raise AssertionError("this part runs in a process of its own")
+
+
+PART = Part("engine path", 100, measure)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_a_part_that_is_ended_keeps_what_it_measured(folder):
+    ended = subprocess.run([sys.executable, "-c", CHILD, str(results.path(PART))], check=False, capture_output=True)
+    assert ended.returncode < 0, ended.stderr
+    suite._cut(PART, 100.0)
+    kept = results.section(PART)
+    assert kept is not None
+    assert [(figure.name, figure.value) for figure in kept.figures] == [("gateway, 1 streams", 62.0)]
+    assert results.missing(PART) is None
+    text = page([PART])
+    assert "| gateway, 1 streams | 62 tokens/s |" in text
+    assert "Engine path: not everything was measured: it was not done after 100 s" in text
+
+
+def test_a_part_that_is_ended_before_its_first_figure_is_missing(folder):
+    suite._cut(PART, 100.0)
+    assert results.section(PART) is None
+    assert results.missing(PART) == "it was not done after 100 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "done", "allowed"),
+    [
+        (40.0, 0.5, 120.0),  # 80 s at this pace, and half as much again
+        (30.0, 0.9, 100.0),  # faster than the limit: the limit stays
+        (90.0, 0.0, 100.0),  # no sign of progress
+        (99.0, 0.05, 500.0),  # five times the limit at most: it may as well hang
+    ],
+)
+def test_a_limit_follows_the_pace_of_the_first_round(folder, seconds, done, allowed):
+    Section("Engine path", "command", "text", seconds=seconds, done=done).write_json(results.path(PART))
+    assert results.allowance(PART, 100.0) == pytest.approx(allowed)
+
+
+def test_a_part_without_progress_is_ended_at_its_limit(folder):
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, text=True)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            suite._wait(process, PART, 0.01)
+    finally:
+        process.kill()
+        process.communicate()
