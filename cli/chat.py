@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ import click
 from llmops.errors import InputError, LlmopsError
 
 if TYPE_CHECKING:
-    from llmops.cli.openai_client import ChatClient
+    from llmops.cli.openai_client import ChatClient, Delta
 
 DEFAULT_URL = "http://127.0.0.1:9000/v1"
+# small models often find no end
+DEFAULT_TOKENS = 1024
 HELP = "/reset forgets the conversation, /system TEXT changes the system prompt, /quit or Ctrl-D ends."
 
 
@@ -25,7 +28,7 @@ HELP = "/reset forgets the conversation, /system TEXT changes the system prompt,
 @click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and leave.")
 @click.option("--temperature", type=click.FloatRange(0, 2))
 @click.option("--top-p", type=click.FloatRange(0, 1))
-@click.option("--max-tokens", type=click.IntRange(1))
+@click.option("--max-tokens", type=click.IntRange(1), help=f"Longest answer, in tokens.  [default: {DEFAULT_TOKENS}]")
 @click.option("--seed", type=int)
 @click.option("--stop", multiple=True, help="A string that ends the answer; may be repeated.")
 @click.option("--hide-reasoning", is_flag=True, help="Do not show what a reasoning model thinks.")
@@ -94,14 +97,34 @@ class Chat:
             self.messages.pop()
 
     def _stream(self, said: list[str] | None = None) -> None:
-        for delta in self.client.chat(self.model, self.messages, self.options):
-            if not delta.reasoning:
+        for delta in self._deltas():
+            if delta.finish:
+                _say_if_cut(delta.finish, self.options.get("max_tokens", DEFAULT_TOKENS))
+            elif not delta.reasoning:
                 if said is not None:
                     said.append(delta.text)
                 click.echo(delta.text, nl=False)
             elif not self.hide_reasoning and said is not None:
                 click.secho(delta.text, dim=True, nl=False)
             sys.stdout.flush()
+
+    def _deltas(self) -> Iterator[Delta]:
+        """With the default limit, unless the context has no room for so much."""
+        from llmops.cli.openai_client import ContextError
+
+        limited = {"max_tokens": DEFAULT_TOKENS, **self.options}
+        try:
+            yield from self.client.chat(self.model, self.messages, limited)
+        except ContextError:
+            if "max_tokens" in self.options:
+                raise
+            yield from self.client.chat(self.model, self.messages, self.options)
+
+
+def _say_if_cut(finish: str, limit: int) -> None:
+    if finish == "length":
+        said = f"[cut: the answer reached {limit:,} tokens or the end of the context; --max-tokens sets the limit]"
+        click.secho(f"\n{said}", dim=True, err=True, nl=False)
 
 
 def _first_model(client: ChatClient) -> str:

@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": "The real Triton server on a model repository.",
     "gateway": "OpenAI requests to Triton gRPC streams.",
     "up": "Build, repository, Triton and gateway in one go.",
+    "verify": "Does a deployment do what its contract, checkpoint and plan promised.",
     "chat": "Chat in the terminal with any OpenAI endpoint.",
     "bench": "Load-test an OpenAI endpoint or Triton itself.",
     "eval": "How much quality did quantisation cost.",

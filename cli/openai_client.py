@@ -15,10 +15,15 @@ KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
 
 
 class Delta(NamedTuple):
-    """A stretch of an answer: of its text, or of the thinking before it."""
+    """A stretch of an answer: of its text, or of the thinking before it. The last one has the `finish` reason."""
 
     text: str
     reasoning: bool = False
+    finish: str = ""
+
+
+class ContextError(ServerError):
+    """Prompt and max_tokens do not fit into the model's context."""
 
 
 class ChatClient:
@@ -87,16 +92,22 @@ def _deltas(line: str) -> Iterator[Delta]:
             yield Delta(thought, reasoning=True)
         if delta.get("content"):
             yield Delta(delta["content"])
+        if choice.get("finish_reason"):
+            yield Delta("", finish=choice["finish_reason"])
 
 
 def _raise_for(response: httpx.Response) -> None:
     if response.is_success:
         return
     try:
-        message = _message_of(response.json())
+        body = response.json()
+        message = _message_of(body)
     except ValueError:
-        message = response.text[:200] or response.reason_phrase
-    raise ServerError(f"The server refused ({response.status_code}): {message}")
+        body, message = None, response.text[:200] or response.reason_phrase
+    error = body.get("error") if isinstance(body, dict) else None
+    long = isinstance(error, dict) and error.get("code") == "context_length_exceeded"
+    kind = ContextError if long else ServerError
+    raise kind(f"The server refused ({response.status_code}): {message}")
 
 
 def _message_of(body: Any) -> str:

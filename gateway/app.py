@@ -84,9 +84,8 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
     )
     add_handlers(app)
     app.add_middleware(ContextMiddleware, metrics=metrics, intake=intake)
-    service = Service(
-        registry, settings.limits, settings.timeouts, metrics, workers, intake, Queues(settings.limits.queued)
-    )
+    queues, default = Queues(settings.limits.queued), settings.sampling.max_tokens
+    service = Service(registry, settings.limits, settings.timeouts, metrics, workers, intake, queues, default)
     health = Health([registry, embedder], metrics, peers.others)
     app.state.health, app.state.metrics = health, metrics
     kept = settings.responses

@@ -87,6 +87,12 @@ class Timeouts(_Section):
     drain: Annotated[float, Field(ge=0)] = 30.0
 
 
+class SamplingSettings(_Section):
+    """What requests get that do not say. `max_tokens`: None lets a chat fill the context."""
+
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+
+
 class StoredResponses(_Section):
     """How many responses are kept for previous_response_id and GET, in memory or the workers' shared file."""
 
@@ -118,6 +124,7 @@ class GatewaySettings(BaseSettings):
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    sampling: SamplingSettings = SamplingSettings()
     responses: StoredResponses = StoredResponses()
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2

@@ -20,7 +20,7 @@ def build_plan(plan: Plan, candidate: Candidate | None = None) -> BuildPlan:
     """The engine to build: of the best candidate unless one is given. For a disaggregated one it is the decode
     worker's, with the prefill worker's layout under `predicted`."""
     chosen = candidate or plan.best
-    return engine_plan(plan.request, chosen, _predicted(chosen, plan.timing[chosen.gpu.name]))
+    return engine_plan(plan.request, chosen, _predicted(chosen, plan))
 
 
 def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, Any] | None = None) -> BuildPlan:
@@ -56,12 +56,18 @@ def batch_limit(candidate: Candidate) -> int:
     return max(1, min(peak, candidate.paged, candidate.limits.max_batch_size))
 
 
-def _predicted(candidate: Candidate, timing: str) -> dict[str, Any]:
+def _predicted(candidate: Candidate, plan: Plan) -> dict[str, Any]:
+    """`single`: one request at a time; `isl`, `osl`: the tokens that all points are about."""
+    load = plan.request.workload
     data = {
-        "timing": timing,
+        "timing": plan.timing[candidate.gpu.name],
         "kind": candidate.kind,
+        "isl": load.isl,
+        "osl": load.osl,
         "weight_bytes_per_gpu": candidate.memory.weight_bytes,
         "kv_cache_bytes_per_gpu": candidate.memory.kv_cache,
+        "kv_bytes_per_token": candidate.kv_token,
+        "single": _single(candidate, plan),
         "point": point_data(candidate.point),
         "best": point_data(candidate.best),
     }
@@ -69,6 +75,16 @@ def _predicted(candidate: Candidate, timing: str) -> dict[str, Any]:
         data["prefill_layout"] = asdict(candidate.workers.prefill.layout)
         data["prefill_workers"] = candidate.workers.prefills
     return data
+
+
+def _single(candidate: Candidate, plan: Plan) -> dict[str, float] | None:
+    points = [
+        point
+        for curve in plan.curves
+        if (curve.gpu, curve.layout) == (candidate.gpu.name, candidate.name)
+        for point in curve.points
+    ]
+    return point_data(min(points, key=lambda point: point.concurrency)) if points else None
 
 
 def point_data(point: Point) -> dict[str, float]:

@@ -140,11 +140,12 @@ def _engine_requests(
 ) -> list[EngineRequest]:
     sampling = sampling_of(body, model.card)
     bad_words = bad_words_of(body, model.tokenizer, service.limits)
+    default = min(DEFAULT_MAX_TOKENS, service.default_tokens or DEFAULT_MAX_TOKENS)
     return [
         EngineRequest(
             request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{at}",
             input_ids=ids,
-            max_tokens=output_length(body.max_tokens, len(ids), model.card, default=DEFAULT_MAX_TOKENS, param="prompt"),
+            max_tokens=output_length(body.max_tokens, len(ids), model.card, default=default, param="prompt"),
             sampling=sampling,
             n=sequences_of(body),
             min_tokens=body.min_tokens or 0,

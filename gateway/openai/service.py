@@ -27,6 +27,8 @@ class Service:
     workers: Workers
     intake: Intake
     queues: Queues
+    # of an answer whose request names no limit; None: the context's
+    default_tokens: int | None = None
 
 
 async def open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:

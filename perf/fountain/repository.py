@@ -39,6 +39,10 @@ class FountainTarget(OpenVINOTarget):
         parameters = {**model.parameters, "llmops_runtime": NAME, "fountain": json.dumps(self._options)}
         return replace(model, parameters=parameters)
 
+    def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
+        nothing = {"logprobs": False, "guided": [], "min_p": False}
+        return {**super().capabilities(manifest), **nothing}
+
     def transports(self) -> list[str]:
         return self._transports
 

@@ -31,6 +31,7 @@ class TritonPythonModel:
             max_sequences=self._card["capabilities"]["n"],
             adapters=frozenset(adapter["id"] for adapter in self._card["adapters"]),
             lacks=frozenset(name for name in NEEDS if not self._card["capabilities"].get(name, True)),
+            guides=tuple(self._card["capabilities"]["guided"]),
         )
         runtime = create_runtime(parameters, self._card)
         name = args["model_name"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from .request import GenerationRequest
-from .runtime import LENGTH, RUNNING, EngineRuntime, EngineStats, StepOutput
+from .request import GenerationRequest, Refused
+from .runtime import LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, StepOutput
+from .stop_words import StopWordMatcher
 
 
 class _Sequence:
-    __slots__ = ("left", "position")
+    """`finish` is why it ends once `left` tokens have come."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    __slots__ = ("finish", "left", "position")
+
+    def __init__(self, left: int, finish: str) -> None:
+        self.left, self.finish = left, finish
         self.position = 0
 
 
@@ -32,8 +35,24 @@ class FountainRuntime(EngineRuntime):
         self._start = time.monotonic()
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
-        self._sequences[key] = _Sequence(request.max_new_tokens)
+        _refuse(request)
+        stop = self._stop_at(request)
+        most = request.max_new_tokens
+        self._sequences[key] = _Sequence(most, LENGTH) if stop is None or stop > most else _Sequence(stop, STOP)
         self._new.add(key)
+
+    def _stop_at(self, request: GenerationRequest) -> int | None:
+        """How many tokens there are when an end id or a stop word is complete: what comes is known beforehand."""
+        words = [[token] for token in request.end_ids] + [word for word in request.stop_words if word]
+        if not any(set(word) <= set(self._token_ids) for word in words):
+            return None
+        matcher = StopWordMatcher(words)
+        longest = max(map(len, words))
+        for position in range(request.min_tokens + len(self._token_ids) + longest):
+            found = matcher.find([self._token_ids[position % len(self._token_ids)]])
+            if found is not None and position + 1 >= max(1, request.min_tokens):
+                return position + 1
+        return None
 
     def cancel(self, key: int) -> None:
         self._sequences.pop(key, None)
@@ -60,8 +79,23 @@ class FountainRuntime(EngineRuntime):
         if sequence.left:
             return StepOutput(key, [token], [], RUNNING)
         del self._sequences[key]
-        return StepOutput(key, [token], [], LENGTH)
+        return StepOutput(key, [token], [], sequence.finish)
 
     def stats(self) -> EngineStats:
         active = len(self._sequences)
         return EngineStats(active, active, 0, 0, 0, self._iteration, 1024, 0, 32, self._max_requests)
+
+
+def _refuse(request: GenerationRequest) -> None:
+    """Its tokens are fixed: what would choose others cannot be honoured."""
+    sampling = request.sampling
+    asked = {
+        "return_log_probs": request.log_probs,
+        "repetition_penalty": sampling.repetition_penalty != 1,
+        "presence_penalty": sampling.presence_penalty != 0,
+        "frequency_penalty": sampling.frequency_penalty != 0,
+        "runtime_min_p": sampling.min_p != 0,
+    }
+    for name, given in asked.items():
+        if given:
+            raise Refused(f"{name}: not supported by the fountain")

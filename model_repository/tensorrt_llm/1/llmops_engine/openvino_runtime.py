@@ -17,7 +17,7 @@ import openvino_genai as genai
 from .grammar_probe import GrammarLimits, GrammarProbe, command
 from .grammar_service import GrammarService
 from .openvino_grammar import GrammarPipeline, explain, structured_output
-from .request import GenerationRequest, Refused
+from .request import GenerationRequest, Refused, Sampling
 from .runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, Preparation, StepOutput
 from .stop_words import StopWordMatcher
 
@@ -223,8 +223,9 @@ def _unfinished(pipeline: Any) -> bool:
 
 
 def generation_config(request: GenerationRequest, sequence: int) -> Any:
-    """GenAI's parameters for one sequence of a request; each further sequence has a seed of its own."""
+    """GenAI's parameters for one sequence of a request; each further sequence has a seed of its own. Raises Refused."""
     sampling = request.sampling
+    _check_sampling(sampling)
     config = genai.GenerationConfig()
     config.max_new_tokens = request.max_new_tokens
     config.min_new_tokens = request.min_tokens
@@ -247,6 +248,16 @@ def generation_config(request: GenerationRequest, sequence: int) -> Any:
     if request.guide is not None:
         config.structured_output_config = structured_output(request.guide)
     return config
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """What GenAI refuses itself, under the contract's names."""
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(sampling, name)
+        if not -2 <= value <= 2:
+            raise Refused(f"{name}: must be from -2 to 2 for target openvino, got {value:g}")
+    if sampling.min_p >= 1 and not sampling.greedy:
+        raise Refused(f"runtime_min_p: must be below 1 for target openvino, got {sampling.min_p:g}")
 
 
 def _seed(seed: int | None, sequence: int) -> int:

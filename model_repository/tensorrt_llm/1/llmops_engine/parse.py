@@ -79,6 +79,7 @@ class Limits:
     max_sequences: int = 8
     adapters: frozenset[int] = frozenset()
     lacks: frozenset[str] = frozenset()
+    guides: tuple[str, ...] = GUIDES
 
 
 def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
@@ -96,7 +97,7 @@ def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
         num_sequences=_bounded(tensors, "num_return_sequences", 1, 1, limits.max_sequences),
         sampling=_sampling(tensors),
         log_probs=flag(tensors, "return_log_probs"),
-        guide=_guide(tensors),
+        guide=_guide(tensors, limits),
         adapter=_adapter(tensors, limits),
         streaming=flag(tensors, "streaming"),
         context_ids=flag(tensors, "return_context_ids"),
@@ -199,7 +200,7 @@ def _sampling(tensors: Tensors) -> Sampling:
     )
 
 
-def _guide(tensors: Tensors) -> tuple[str, str] | None:
+def _guide(tensors: Tensors, limits: Limits) -> tuple[str, str] | None:
     kind = text(tensors, "guided_decoding_guide_type")
     guide = text(tensors, "guided_decoding_guide")
     if not kind:
@@ -208,6 +209,8 @@ def _guide(tensors: Tensors) -> tuple[str, str] | None:
         return None
     if kind not in GUIDES:
         raise Refused(f"guided_decoding_guide_type: must be one of {', '.join(GUIDES)}, got {kind}")
+    if kind not in limits.guides:
+        raise Refused(f"guided_decoding_guide_type: {kind} is not supported by this engine of target {limits.target}")
     if kind != "json" and not guide:
         raise Refused(f"guided_decoding_guide: is needed for the type {kind}")
     return kind, guide

@@ -1,0 +1,76 @@
+"""`llmops verify`: does a deployment do what it promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmops.errors import InputError
+
+PARTS = ("contract", "answers", "capacity", "speed", "gateway")
+
+
+@click.command(name="verify")
+@click.option(
+    "--engine",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Engine folder whose promises are held; without --triton and --url it is served for the checks.",
+)
+@click.option("--triton", metavar="HOST:PORT", help="A running Triton's gRPC address.")
+@click.option("--url", metavar="GATEWAY", help="A running gateway: what can be said through the OpenAI surface.")
+@click.option("-m", "--model", help="Served model.  [default: the only one]")
+@click.option("--metrics", metavar="URL", help="Triton's metrics page.  [default: port 8002 of --triton's host]")
+@click.option("--only", multiple=True, type=click.Choice(PARTS), help="One part; repeat for several.")
+@click.option(
+    "--calibrate",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also measure this host's step times, for `llmops plan --measured FILE`.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to this file.")
+@click.option("--api-key", envvar="LLMOPS_API_KEY", help="Bearer token for --url; also $LLMOPS_API_KEY.")
+def command(as_json: bool, html: Path | None, calibrate: Path | None, **given: Any) -> None:
+    """Does a deployment do what its contract, its checkpoint and its plan promised.
+
+    Without --engine, --triton and --url: on the embedded default, the bundled SmolLM2 as `llmops up` builds it.
+    Exit code 0 when nothing is wrong; 1 with one sentence per fault.
+    """
+    from rich.console import Console
+
+    from llmops.perf.load.loop import run_async
+    from llmops.perf.verify.run import VerifyOptions, verify
+    from llmops.perf.verify.terminal import Lines, show
+
+    for path in (html, calibrate):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"The folder of {path} does not exist; create it first.")
+    if not (given["engine"] or given["triton"] or given["url"]):
+        given["engine"] = _embedded_default()
+    options = VerifyOptions(**given, calibrate=calibrate is not None)
+    options.check()
+    console = Console(stderr=as_json, highlight=False)
+    with Lines(console) as lines:
+        report, measured = run_async(verify(options, lines))
+    show(report, console)
+    if calibrate is not None and measured is not None:
+        measured.save(calibrate)
+        click.echo(f"Wrote {calibrate}: {len(measured.steps)} step times of {measured.device}", err=as_json)
+    if html is not None:
+        from llmops.perf.verify.page import write_page
+
+        write_page(report, html)
+        click.echo(f"Wrote {html}", err=as_json)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2))
+    if report.faults:
+        click.get_current_context().exit(1)
+
+
+def _embedded_default() -> Path:
+    from llmops.cli.stack import build_engine
+
+    return build_engine("smollm2", "openvino", None, 1, None, None)

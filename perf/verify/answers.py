@@ -1,0 +1,234 @@
+"""Does the served model answer as the checkpoint does that it was built from: tokenizer, chat template, weights."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+from tritonclient.grpc import service_pb2
+
+from llmops.build.golden.prompts import fixed_date
+from llmops.build.manifest import EngineManifest, Golden, GoldenAnswer
+from llmops.build.quality.gates import DEFAULTS, Gates, Quality
+from llmops.errors import LlmopsError
+from llmops.gateway.text.template import ChatTemplate
+from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.gateway.triton.encodings import MessageTensors
+from llmops.perf.verify.base import Check, Finding, check, expect, unseen, works, wrong
+from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.probe import strings
+
+CHECKS: list[Check] = []
+_AT_ONCE = 8
+# formats of the openvino target, and those of the quality gate that round alike
+_ALIKE = {"int8": "int8_wo", "int4": "int4_wo"}
+# below it the model is another one, not the same one rounded
+_NOTHING = 0.25
+_NO_GOLDEN = (
+    "engine.json keeps no answers of the source checkpoint: it was built by an older llmops, without its quality gate, "
+    "or taken over as it was"
+)
+
+
+def golden_of(manifest: EngineManifest | None) -> Golden | None:
+    return manifest.golden if manifest is not None else None
+
+
+@check(CHECKS, "tokenizer")
+async def tokenizer(desk: Desk) -> Finding:
+    golden = golden_of(desk.manifest)
+    if golden is None:
+        return unseen(_NO_GOLDEN)
+    if desk.tokenizer is not None:
+        _same_ids(golden, desk.tokenizer, f"the tokenizer in {desk.card.tokenizer_dir}")
+    asked = await _preprocessing(desk, golden)
+    return works(f"{len(golden.answers)} prompts have the source's token ids" + asked)
+
+
+def _same_ids(golden: Golden, tokenizer: TextTokenizer, what: str) -> None:
+    for one in golden.answers:
+        found = tokenizer.encode(one.text)
+        expect(found == one.text_ids, _other_ids(what, one.text, found, one.text_ids))
+
+
+def _other_ids(what: str, text: str, found: list[int], wanted: list[int]) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
+    return (
+        f"{what} makes other token ids of {text[:40]!r} than the source's (from position {at} on): it belongs to "
+        "another model; build the engine again, or point tokenizer_dir to its own tokenizer folder"
+    )
+
+
+async def _preprocessing(desk: Desk, golden: Golden) -> str:
+    """The ensemble's tokenizer, which may have been loaded from other files."""
+    model = f"{desk.card.name}-preprocessing"
+    if not await desk.probe.client.model_ready(model):
+        return ""
+    for one in golden.answers:
+        message = service_pb2.ModelInferRequest(model_name=model)
+        tensors = MessageTensors(message)
+        tensors.text("QUERY", one.text)
+        tensors.scalar("REQUEST_OUTPUT_LEN", "INT32", 1)
+        response = await desk.probe.client.infer(message)
+        raw = dict(zip((out.name for out in response.outputs), response.raw_output_contents, strict=False))
+        found = list(memoryview(raw["INPUT_ID"]).cast("i"))
+        expect(found == one.text_ids, _other_ids(f"the ensemble's model {model}", one.text, found, one.text_ids))
+    return ", also in the ensemble"
+
+
+@check(CHECKS, "text of an answer")
+async def text(desk: Desk) -> Finding:
+    golden, model = golden_of(desk.manifest), f"{desk.card.name}-postprocessing"
+    if golden is None:
+        return unseen(_NO_GOLDEN)
+    if desk.tokenizer is None or not await desk.probe.client.model_ready(model):
+        return unseen("there is no ensemble, or the tokenizer cannot be read here")
+    for one in golden.answers:
+        message = service_pb2.ModelInferRequest(model_name=model)
+        ids = [token for token in one.tokens if token not in desk.card.end_ids]
+        tensors = MessageTensors(message)
+        tensors._add("TOKENS_BATCH", "INT32", (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
+        tensors._add("SEQUENCE_LENGTH", "INT32", (1, 1), len(ids).to_bytes(4, "little"))
+        response = await desk.probe.client.infer(message)
+        found = strings(response.raw_output_contents[0])[0]
+        expect(found == desk.tokenizer.decode(ids), f"the ensemble makes {found[:40]!r} of an answer's tokens")
+    return works("the ensemble's text is the tokenizer's")
+
+
+@check(CHECKS, "chat template")
+async def chat_template(desk: Desk) -> Finding:
+    golden = golden_of(desk.manifest)
+    if golden is None:
+        return unseen(_NO_GOLDEN)
+    if desk.tokenizer is None:
+        return unseen(f"the tokenizer folder {desk.card.tokenizer_dir} cannot be read from here")
+    source = desk.tokenizer.chat_template
+    templated = any(one.ids != one.text_ids for one in golden.answers)
+    if source is None:
+        expect(not templated, f"{desk.card.tokenizer_dir} has no chat template, the source checkpoint has one")
+        return works("the model has none, as its source")
+    template = ChatTemplate(source, desk.tokenizer.special_tokens)
+    for one in golden.answers:
+        try:
+            rendered = template.render([{"role": "user", "content": one.text}], variables=fixed_date())
+        except LlmopsError as error:
+            return wrong(f"{error.message} The template in {desk.card.tokenizer_dir} is not the source's")
+        found = desk.tokenizer.encode(rendered, add_special_tokens=False)
+        expect(
+            found == one.ids,
+            f"the chat template makes another prompt of {one.text[:40]!r} than the source's "
+            f"({len(found)} tokens instead of {len(one.ids)}): {desk.card.tokenizer_dir} holds another model's "
+            "template; build the engine again",
+        )
+    return works(f"{len(golden.answers)} chats are rendered as the source's template does")
+
+
+@dataclass
+class Agreement:
+    """Over all positions of the source's answers, each asked after the source's own tokens. `off` has the differences
+    of the log-probabilities where both chose the same token; `silent`: they were 0 throughout."""
+
+    same: int = 0
+    total: int = 0
+    off: list[float] = field(default_factory=list)
+    scored: list[float] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        return self.same / self.total if self.total else 1.0
+
+    @property
+    def mean_off(self) -> float:
+        return sum(self.off) / len(self.off) if self.off else 0.0
+
+
+@check(CHECKS, "greedy answers")
+async def greedy(desk: Desk) -> Finding:
+    golden, manifest = golden_of(desk.manifest), desk.manifest
+    if golden is None or manifest is None:
+        return unseen(_NO_GOLDEN)
+    found = await agreement(desk, golden)
+    least, most = limits(manifest, found.total)
+    figures = {"agreement": found.share, "log_prob_difference": found.mean_off}
+    what = f"{found.share:.1%} of {found.total} tokens are the source's"
+    if found.share < least:
+        return wrong(f"{what}, {least:.1%} is the least for {_format(manifest)}: {_suspects(found.share)}", **figures)
+    if found.scored and not any(found.scored):
+        return wrong("every log-probability is 0: the engine normalises them over the one token it chose", **figures)
+    if found.mean_off > most:
+        return wrong(
+            f"log-probabilities are {found.mean_off:.3f} nats off the source's on average, {most:.3f} is the most for "
+            f"{_format(manifest)}: {_suspects(found.share)}",
+            **figures,
+        )
+    detail = f"{what} (at least {least:.1%})"
+    if found.off:
+        detail += f", log-probabilities {found.mean_off:.4f} nats off (at most {most:.3f})"
+    return works(f"{detail}; source: {golden.source}", **figures)
+
+
+def _suspects(share: float) -> str:
+    if share < _NOTHING:
+        return (
+            "other weights than the source's, swapped rank files, a wrong scale or rotary base; build the engine again"
+        )
+    return (
+        "more than rounding costs, as a wrong scale or KV-cache type does; compare `llmops eval` of this engine, and "
+        "if that is within its limits, the runtime is at fault"
+    )
+
+
+def _format(manifest: EngineManifest) -> str:
+    weights = manifest.quantisation.weights
+    return "unquantised weights" if weights == "none" else weights
+
+
+def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
+    """(least agreement, most mean difference of log-probabilities): those of the build's quality gate, with what so
+    few tokens scatter; and where the build measured its own weights, no less than that allows."""
+    gates = Gates.of_engine(manifest)
+    if gates.min_top1 is None or gates.max_mean_kl is None:
+        gates = DEFAULTS[_ALIKE.get(manifest.quantisation.weights, "int4_wo")]
+    assert gates.min_top1 is not None
+    assert gates.max_mean_kl is not None
+    least = gates.min_top1 - 2 * _scatter(gates.min_top1, tokens)
+    measured = Quality(**manifest.quality).golden_agreement if manifest.quality else None
+    if measured is not None:
+        least = max(least, measured - 3 * _scatter(measured, tokens) - 0.02)
+    # Pinsker's bound on what a divergence can move, doubled
+    return least, 2 * math.sqrt(2 * gates.max_mean_kl)
+
+
+def _scatter(share: float, tokens: int) -> float:
+    return math.sqrt(max(share * (1 - share), 0.01) / max(1, tokens))
+
+
+async def agreement(desk: Desk, golden: Golden) -> Agreement:
+    """All answers, a few at a time."""
+    found, slots = Agreement(), asyncio.Semaphore(_AT_ONCE)
+
+    async def one(answer: GoldenAnswer) -> None:
+        async with slots:
+            await _follow(desk, answer, found)
+
+    await asyncio.gather(*(one(answer) for answer in golden.answers))
+    return found
+
+
+async def _follow(desk: Desk, answer: GoldenAnswer, found: Agreement) -> None:
+    """Where the engine takes another token, it is asked again after the source's."""
+    at, scored = 0, desk.card.capabilities.logprobs
+    asked = {"return_log_probs": True} if scored else {}
+    while at < len(answer.tokens):
+        heard = await desk.probe.ask([*answer.ids, *answer.tokens[:at]], len(answer.tokens) - at, **asked)
+        expect(heard.ids, "the engine ended a golden answer without a token")
+        for token, score in zip(heard.ids, heard.scores or [None] * len(heard.ids), strict=False):
+            found.total += 1
+            at += 1
+            if token != answer.tokens[at - 1]:
+                break
+            found.same += 1
+            if score is not None:
+                found.scored.append(score)
+                found.off.append(abs(score - answer.log_probs[at - 1]))

@@ -1,0 +1,121 @@
+"""Step times of this host, for `llmops plan --measured`: decode by batch, prefill by prompt length."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+from llmops.build.manifest import EngineManifest
+from llmops.build.plan.measured import Measured, MeasuredLayout, StepTime
+from llmops.errors import LlmopsError
+from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.device import device_name
+from llmops.perf.verify.probe import Heard
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_CONTEXTS = (64, 1024)
+_PROMPTS = (64, 256, 1024, 4096)
+# decode steps of one point; seconds after which larger points are left out
+_STEPS = 24
+_PATIENCE = 30.0
+
+
+async def calibrate(desk: Desk, manifest: EngineManifest, on_point: Callable[[str], None]) -> Measured:
+    """Smallest points first; those that would take longer than half a minute are left out."""
+    steps = [*await _prefills(desk, on_point), *await _decodes(desk, on_point)]
+    plan = manifest.plan or {}
+    parallel = manifest.parallelism
+    return Measured(
+        device=device_name(manifest.target),
+        gpu=plan.get("gpu"),
+        model=manifest.name,
+        architecture=manifest.architecture,
+        target=manifest.target,
+        quantisation=manifest.quantisation.weights,
+        kv_cache_dtype=manifest.quantisation.kv_cache,
+        layout=MeasuredLayout(tp_size=parallel.tp_size, pp_size=parallel.pp_size, ep_size=parallel.ep_size),
+        versions=manifest.versions,
+        steps=steps,
+    )
+
+
+async def _prefills(desk: Desk, on_point: Callable[[str], None]) -> list[StepTime]:
+    """Fresh prompts, so that no prefix is found; a first token costs its prompt's step."""
+    found = []
+    for tokens in _PROMPTS:
+        if tokens + 2 > desk.card.max_seq_len:
+            break
+        on_point(f"prefill of {tokens} tokens")
+        times = [await _first_token(desk, tokens) for _ in range(4)][1:]
+        seconds = statistics.median(times)
+        found.append(StepTime(phase="prefill", batch_size=1, tokens=tokens, context=0, seconds=seconds, samples=3))
+        if seconds * 16 > _PATIENCE:
+            break
+    return found
+
+
+async def _first_token(desk: Desk, tokens: int) -> float:
+    begun = time.perf_counter()
+    _checked(await desk.probe.ask(_fresh(desk, tokens), 1))
+    return time.perf_counter() - begun
+
+
+async def _decodes(desk: Desk, on_point: Callable[[str], None]) -> list[StepTime]:
+    found: list[StepTime] = []
+    for context in _CONTEXTS:
+        for batch in _BATCHES:
+            if batch > desk.card.max_batch_size or context + _STEPS + 2 > desk.card.max_seq_len:
+                break
+            on_point(f"decode of {batch} sequences after {context} tokens")
+            begun = time.monotonic()
+            step = await _decode(desk, batch, context)
+            if step is not None:
+                found.append(step)
+            if 2 * (time.monotonic() - begun) > _PATIENCE:
+                break
+    return found
+
+
+async def _decode(desk: Desk, batch: int, context: int) -> StepTime | None:
+    """The gaps between the tokens of one sequence while all `batch` of them generate."""
+    arrivals: list[list[float]] = [[] for _ in range(batch)]
+
+    def watch(number: int) -> Callable[[Heard], bool]:
+        def saw(heard: Heard) -> bool:
+            if heard.sizes and not heard.finals:
+                arrivals[number].append(time.perf_counter())
+            return False
+
+        return saw
+
+    # those that began first go on until the last one has had its steps
+    new = min(_STEPS + 2 * batch, desk.card.max_seq_len - context - 1)
+    asked = (desk.probe.ask(_fresh(desk, context), new, watch(number)) for number in range(batch))
+    for heard in await asyncio.gather(*asked):
+        _checked(heard)
+    if min(map(len, arrivals)) < 2:
+        return None
+    begun, ended = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
+    gaps = [b - a for times in arrivals for a, b in itertools.pairwise(times) if a >= begun and b <= ended]
+    if len(gaps) < 3:
+        return None
+    middle = context + new // 2
+    # a batch whose messages come together has gaps of nothing between them, and of a step before
+    seconds = statistics.mean(gaps)
+    return StepTime(
+        phase="decode", batch_size=batch, tokens=batch, context=middle, seconds=seconds, samples=len(gaps)
+    )  # fmt: skip
+
+
+def _checked(heard: Heard) -> None:
+    if heard.error is not None:
+        raise LlmopsError(f"calibrating failed: {heard.error}")
+
+
+def _fresh(desk: Desk, tokens: int) -> list[int]:
+    highest = min(desk.card.vocab_size, 10_000) - 1
+    return [random.randint(min(10, highest), highest) for _ in range(tokens)]

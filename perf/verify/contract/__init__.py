@@ -1,0 +1,14 @@
+"""The conformance suite of docs/contract.md, for any engine model: ours or NVIDIA's."""
+
+from llmops.perf.verify.base import Check
+from llmops.perf.verify.contract import endings, guided, leaving, outputs, refusals, sampling, steps
+
+CHECKS: list[Check] = [
+    *outputs.CHECKS,
+    *endings.CHECKS,
+    *leaving.CHECKS,
+    *sampling.CHECKS,
+    *guided.CHECKS,
+    *steps.CHECKS,
+    *refusals.CHECKS,
+]

@@ -1,0 +1,103 @@
+"""Guided decoding: each announced kind keeps the answer to its grammar, each other one is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import get_args
+
+from llmops.gateway.messages import GuideKind
+from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works, wrong
+from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.probe import Heard
+
+CHECKS: list[Check] = []
+_NEW = 48
+_SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green", "blue"]}, "count": {"type": "integer"}},
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+_GUIDES: dict[str, str] = {
+    "json": "",
+    "json_schema": json.dumps(_SCHEMA),
+    "regex": "[0-9]{4}-(red|blue)",
+    "ebnf_grammar": 'root ::= ("yes" | "no") "!"',
+}
+
+
+def _json(text: str, ended: bool) -> bool:
+    if not ended:
+        return text.lstrip()[:1] in tuple('{["-0123456789tfn')
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _schema(text: str, ended: bool) -> bool:
+    if not ended:
+        return text.lstrip().startswith("{")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return set(value) == {"colour", "count"} and value["colour"] in ("red", "green", "blue")
+
+
+_FITS: dict[str, Callable[[str, bool], bool]] = {
+    "json": _json,
+    "json_schema": _schema,
+    "regex": lambda text, ended: re.fullmatch(_GUIDES["regex"], text) is not None,
+    "ebnf_grammar": lambda text, ended: text in ("yes!", "no!"),
+}
+
+
+def _guided(kind: str) -> Callable[[Desk], object]:
+    async def run(desk: Desk) -> Finding:
+        tensors = {
+            "guided_decoding_guide_type": kind,
+            **({"guided_decoding_guide": _GUIDES[kind]} if kind != "json" else {}),
+        }
+        end = desk.card.end_ids[0] if desk.card.end_ids else -1
+        heard = await desk.same(_NEW, end_id=end, **tensors)
+        if kind not in desk.card.capabilities.guided:
+            return _refused(heard, desk)
+        if desk.tokenizer is None:
+            heard.ids  # noqa: B018 - raises what the engine refused with
+            return unseen("the model's tokenizer cannot be read here, so its answer is only token ids")
+        ids = heard.ids
+        text = desk.tokenizer.decode([token for token in ids if token != end])
+        expect(_FITS[kind](text, len(ids) < _NEW or end in ids), f"the answer {text[:60]!r} does not follow the guide")
+        return works(repr(text if len(text) <= 40 else text[:39] + "…"))
+
+    return run
+
+
+def _refused(heard: Heard, desk: Desk) -> Finding:
+    if heard.error is None:
+        return wrong("it is not announced, yet the request was answered: the guide was dropped")
+    named = heard.error.startswith("guided_decoding_guide")
+    expect(named or not desk.ours, f"it is refused without the tensor's name: {heard.error[:100]!r}")
+    return refused()
+
+
+for _kind in get_args(GuideKind):
+    CHECKS.append(Check(f"guided: {_kind}", _guided(_kind)))  # type: ignore[arg-type]
+
+
+@check(CHECKS, "guided: a guide that is no grammar")
+async def broken(desk: Desk) -> Finding:
+    if "regex" not in desk.card.capabilities.guided:
+        return refused("regex is not announced")
+    heard = await desk.same(4, guided_decoding_guide_type="regex", guided_decoding_guide="([0-9]")
+    expect(heard.error is not None, "a regular expression with an open bracket was accepted")
+    expect(not heard.tokens, "it was refused only after tokens had come")
+    expect(
+        not desk.ours or str(heard.error).startswith("guided_decoding_guide:"),
+        f"it is refused without the tensor's name: {str(heard.error)[:100]!r}",
+    )
+    return works("refused by name")

@@ -1,0 +1,129 @@
+"""Tensors, deltas, final flags, counts and log-probabilities."""
+
+from __future__ import annotations
+
+from llmops.model_repository.tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, OUR_INPUTS, OUR_OUTPUTS, Tensor
+from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works, wrong
+from llmops.perf.verify.desk import PLAIN, Desk
+from llmops.perf.verify.probe import Heard
+
+CHECKS: list[Check] = []
+# nats: kernels for prompts and for single tokens round differently, in 8 bits most
+LOG_PROB_TOLERANCE = 0.25
+_NEW = 12
+
+
+@check(CHECKS, "input and output tensors")
+async def tensors(desk: Desk) -> Finding:
+    config = desk.probe.config
+    wanted = (OUR_INPUTS, OUR_OUTPUTS) if desk.ours else (ENGINE_INPUTS, ENGINE_OUTPUTS)
+    for kind, table, found in zip(("input", "output"), wanted, (desk.probe.inputs, desk.probe.outputs), strict=True):
+        for tensor in table:
+            expect(tensor.name in found, f"the configuration has no {kind} {tensor.name}")
+            expect(
+                found[tensor.name] == _travels(tensor),
+                f"{kind} {tensor.name} is {found[tensor.name]}, the contract says {_travels(tensor)}",
+            )
+    expect(config.model_transaction_policy.decoupled, "the model is not decoupled, so that nothing can be streamed")
+    expect(config.max_batch_size > 0, "max_batch_size is 0: tensors would have no batch dimension")
+    return works(f"{len(wanted[0])} inputs and {len(wanted[1])} outputs declared as the contract says")
+
+
+def _travels(tensor: Tensor) -> str:
+    name = tensor.data_type.removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+@check(CHECKS, "streamed deltas and the final flag")
+async def deltas(desk: Desk) -> Finding:
+    heard = await desk.same(_NEW)
+    expect(heard.ids[: len(desk.prompt)] != desk.prompt or heard.ids == desk.plain[:_NEW], "the prompt is echoed")
+    expect(len(heard.ids) == _NEW, f"{_NEW} tokens were asked for, {len(heard.ids)} came")
+    expect(heard.ids == desk.plain[:_NEW], _differs(heard.ids, desk.plain, "the same greedy request"))
+    expect(len(heard.sizes) > 1, "all tokens came in one response although streaming was asked for")
+    expect(None not in heard.lengths, "responses have no sequence_length")
+    _final(heard)
+    return works(f"{_NEW} tokens in {len(heard.sizes)} responses")
+
+
+@check(CHECKS, "one response without streaming")
+async def whole(desk: Desk) -> Finding:
+    heard = await desk.same(_NEW, streaming=False)
+    expect(heard.ids == desk.plain[:_NEW], _differs(heard.ids, desk.plain, "the streamed request"))
+    expect(len([size for size in heard.sizes if size]) == 1, f"it came in {len(heard.sizes)} responses")
+    _final(heard)
+    return works()
+
+
+def _final(heard: Heard) -> None:
+    expect(heard.finals == 1, f"the final flag came {heard.finals} times, once is right")
+    expect(heard.after_final == 0, "responses came after the final flag")
+
+
+@check(CHECKS, "token counts")
+async def counts(desk: Desk) -> Finding:
+    heard = await desk.same(5, return_num_input_tokens=True, return_num_output_tokens=True)
+    expect(len(heard.ids) == 5, f"5 tokens were asked for, {len(heard.ids)} came")
+    for name, value in (("num_input_tokens", len(desk.prompt)), ("num_output_tokens", 5)):
+        found = heard.others.get(name)
+        if not found and not desk.ours:
+            return unseen(f"{name} does not come with this engine")
+        expect(found and found[0] == value, f"{name} is {found}, {value} is right")
+    return works()
+
+
+@check(CHECKS, "log-probabilities")
+async def log_probs(desk: Desk) -> Finding:
+    heard = await desk.same(_NEW, return_log_probs=True)
+    if not desk.card.capabilities.logprobs:
+        return _refused(heard, "return_log_probs")
+    tokens, scores = heard.ids, heard.scores
+    expect(len(scores) == len(tokens), f"{len(scores)} log-probabilities came for {len(tokens)} tokens")
+    expect(all(score <= 1e-4 for score in scores), f"a log-probability is {max(scores):.3f}, above 0")
+    total = heard.cum_log_probs.get(0)
+    expect(
+        total is None or abs(total - sum(scores)) <= 0.01 + 0.01 * abs(sum(scores)),
+        f"cum_log_probs is {total}, the sum of the tokens' is {sum(scores):.4f}",
+    )
+    return await _second_request(desk, tokens, scores)
+
+
+async def _second_request(desk: Desk, tokens: list[int], scores: list[float]) -> Finding:
+    """The same positions again, each as the first token of a request of its own."""
+    worst = 0.0
+    for at in (1, 4, 9):
+        again = await desk.same(1, [*desk.prompt, *tokens[:at]], return_log_probs=True)
+        # a near tie may turn; then there is nothing to compare
+        if again.ids == tokens[at : at + 1]:
+            worst = max(worst, abs(again.scores[0] - scores[at]))
+    if worst > LOG_PROB_TOLERANCE:
+        return wrong(
+            f"a token's log-probability is {worst:.2f} nats off what a request that starts there gets", nats=worst
+        )
+    return works(f"within {worst:.4f} nats of a second request", nats=worst)
+
+
+@check(CHECKS, "the same request gives the same tokens")
+async def repeatable(desk: Desk) -> Finding:
+    heard = await desk.same(PLAIN)
+    expect(heard.ids == desk.plain, _differs(heard.ids, desk.plain, "the same greedy request before"))
+    return works()
+
+
+def _differs(found: list[int], expected: list[int], other: str) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(found))
+    return f"the tokens differ from those of {other} at position {at}"
+
+
+def _refused(heard: Heard, tensor: str) -> Finding:
+    """Not announced: refused by name, before any token."""
+    if heard.error is None:
+        return wrong(f"{tensor} is not announced, yet the request was answered: what it asked for was dropped")
+    expect(not heard.tokens, f"{tensor} was refused only after {len(heard.tokens.get(0, []))} tokens")
+    if not heard.error.startswith(f"{tensor}:"):
+        return wrong(f"{tensor} is refused without its name: {heard.error[:100]!r}")
+    return refused()
+
+
+refused_by_name = _refused
+differs = _differs

@@ -1,0 +1,115 @@
+"""Seeds, sequences, penalties, cut-offs, bias and adapters."""
+
+from __future__ import annotations
+
+from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works
+from llmops.perf.verify.contract.outputs import differs, refused_by_name
+from llmops.perf.verify.desk import Desk
+
+CHECKS: list[Check] = []
+_NEW = 12
+_HOT = {"greedy": False, "temperature": 2.5}
+
+
+@check(CHECKS, "seeds")
+async def seeds(desk: Desk) -> Finding:
+    if not desk.card.capabilities.seed:
+        return refused_by_name(await desk.same(_NEW, seed=7, **_HOT), "seed")
+    first = (await desk.same(_NEW, seed=7, **_HOT)).ids
+    again = (await desk.same(_NEW, seed=7, **_HOT)).ids
+    expect(first == again, differs(again, first, "the same request with the same seed"))
+    others = [(await desk.same(_NEW, seed=seed, **_HOT)).ids for seed in (8, 9, 10)]
+    if all(other == first for other in others):
+        return unseen("four seeds gave the same tokens at temperature 2.5: this engine does not draw")
+    return works()
+
+
+@check(CHECKS, "cut-offs")
+async def cut_offs(desk: Desk) -> Finding:
+    ways = {"top_p near 0": {"temperature": 1.0, "runtime_top_p": 1e-6}}
+    if desk.ours:
+        ways["temperature 0"] = {"temperature": 0.0}
+    if desk.card.capabilities.min_p:
+        ways["min_p near 1"] = {"temperature": 1.0, "runtime_min_p": 0.9999}
+    for name, tensors in ways.items():
+        found = (await desk.same(_NEW, greedy=False, **tensors)).ids
+        expect(found == desk.plain[:_NEW], f"{name} is not greedy: " + differs(found, desk.plain, "top_k 1"))
+    return works(", ".join(ways))
+
+
+@check(CHECKS, "n sequences")
+async def sequences(desk: Desk) -> Finding:
+    if desk.card.capabilities.n < 2:
+        return refused_by_name(await desk.same(4, num_return_sequences=2), "num_return_sequences")
+    heard = await desk.same(_NEW, num_return_sequences=2)
+    heard.ids  # noqa: B018 - raises what the engine refused with
+    for sequence in (0, 1):
+        found = heard.tokens.get(sequence, [])
+        expect(found == desk.plain[:_NEW], f"greedy sequence {sequence}: " + differs(found, desk.plain, "n = 1"))
+    if not desk.card.capabilities.seed:
+        return works("greedy; seeds are not announced")
+    drawn = await desk.same(_NEW, num_return_sequences=2, seed=20, **_HOT)
+    whole = True
+    for sequence in (0, 1):
+        alone = (await desk.same(_NEW, seed=20 + sequence, **_HOT)).ids
+        found = drawn.tokens.get(sequence, [])
+        expect(
+            found[:1] == alone[:1], f"sequence {sequence} of seed 20: " + differs(found, alone, f"seed {20 + sequence}")
+        )
+        whole = whole and found == alone
+    # two sequences in a batch round differently from one, which moves a draw that falls on an edge
+    return works(
+        "each is what a request of its own would get" + ("" if whole else ", until a batch's rounding differs")
+    )
+
+
+@check(CHECKS, "penalties")
+async def penalties(desk: Desk) -> Finding:
+    if not getattr(desk.card.capabilities, "penalties", True):
+        return refused_by_name(await desk.same(2, frequency_penalty=1.0), "frequency_penalty")
+    plain = (await desk.same(2 * _NEW, desk.loop)).ids
+    if len(set(plain)) > len(plain) // 2:
+        return unseen("the plain answer hardly repeats a token, so a penalty would not show")
+    seen = []
+    for name in ("frequency_penalty", "repetition_penalty", "presence_penalty"):
+        heard = await desk.same(2 * _NEW, desk.loop, **{name: 2.0})
+        fewer = len(set(heard.ids)) > len(set(plain))
+        # a token that stands out by more than 2 nats survives a presence penalty of 2
+        expect(fewer or name == "presence_penalty", f"{name} 2 does not keep the model from repeating itself")
+        seen += [name.removesuffix("_penalty")] if fewer else []
+    return works(", ".join(seen))
+
+
+@check(CHECKS, "logit bias")
+async def bias(desk: Desk) -> Finding:
+    token = next(i for i in range(3, desk.card.vocab_size) if i not in desk.plain)
+    values = [0.0] * desk.card.vocab_size
+    values[token] = 1000.0
+    heard = await desk.same(3, embedding_bias=values)
+    if not desk.card.capabilities.logit_bias:
+        return refused_by_name(heard, "embedding_bias")
+    expect(heard.ids == [token] * 3, "a bias of 1000 on one token does not make it the answer")
+    return works()
+
+
+@check(CHECKS, "adapters")
+async def adapters(desk: Desk) -> Finding:
+    taken = {adapter.id for adapter in desk.card.adapters}
+    unknown = next(i for i in range(900_001, 900_100) if i not in taken)
+    heard = await desk.same(3, lora_task_id=unknown)
+    expect(heard.error is not None, f"adapter {unknown} does not exist, yet the request was answered")
+    if desk.ours:
+        expect(
+            str(heard.error).startswith("lora_task_id:"), f"an unknown adapter is refused without a name: {heard.error}"
+        )
+    if not desk.card.adapters:
+        return refused("none announced; one that does not exist is refused")
+    same = []
+    for adapter in desk.card.adapters:
+        found = (await desk.same(_NEW, lora_task_id=adapter.id)).ids
+        expect(found, f"adapter {adapter.name} answers nothing")
+        if found == desk.plain[:_NEW]:
+            same.append(adapter.name)
+    if same:
+        return unseen(f"{', '.join(same)} answered this prompt as the base model does")
+    return works(f"{len(desk.card.adapters)}, each answers differently from the base model")

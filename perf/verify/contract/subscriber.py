@@ -1,0 +1,146 @@
+"""A gateway's end of a step stream with nothing hidden: each message is said and heard as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import uuid
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from grpc import aio
+
+from llmops.gateway.messages import EngineRequest, Sampling
+from llmops.gateway.triton.base import BROKEN
+from llmops.gateway.triton.requests import RequestWriter
+from llmops.gateway.triton.step_messages import CANCELLED, ERROR, LAST_OF_SLOT, StepWriter
+from llmops.gateway.triton.tensors import FINAL_FLAG
+from llmops.perf.verify.base import WrongError
+from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.probe import PATIENCE, strings
+
+__all__ = ["CANCELLED", "ERROR", "LAST_OF_SLOT", "Entry", "Step", "Subscriber"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    slot: int
+    sequence: int
+    tokens: list[int]
+    flags: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step message; `index` 0 is the end of the subscription, with Triton's `error` if there was one."""
+
+    index: int
+    entries: list[Entry]
+    error: str = ""
+
+
+class Subscriber:
+    """`async with`: leaving it breaks the stream."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._name = f"verify-{uuid.uuid4().hex}"
+        requests = RequestWriter(desk.probe.model, vocab_size=desk.card.vocab_size, pad_id=desk.card.pad_id)
+        self._writer = StepWriter(requests, self._name)
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        self._call: Any = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Subscriber:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.leave()
+
+    async def connect(self, resume_from: int = 0) -> None:
+        self._call = self._desk.probe.client.start_call()
+        self._reader = asyncio.create_task(self._read(self._call))
+        await self._call.write(self._writer.subscribe(resume_from))
+
+    async def leave(self) -> None:
+        """Break the stream, as a gateway that dies does; what was heard and not taken is lost with it."""
+        self._call.cancel()
+        if self._reader is not None:
+            await asyncio.gather(self._reader, return_exceptions=True)
+        while not self._steps.empty():
+            self._steps.get_nowait()
+
+    async def submit(self, *requests: tuple[int, int]) -> None:
+        """Greedy requests with the common prompt, (slot, new tokens) each, in one message."""
+        submissions = [
+            self._writer.submission(
+                EngineRequest("", self._desk.prompt, new, Sampling(temperature=0.0)), slot
+            )
+            for slot, new in requests
+        ]  # fmt: skip
+        await self._call.write(self._writer.submit(submissions))
+
+    async def acknowledge(self, step: int) -> None:
+        await self._call.write(self._writer.acknowledge(step))
+
+    async def cancel(self, slot: int) -> None:
+        await self._call.write(self._writer.cancel(slot))
+
+    async def next(self, patience: float = PATIENCE) -> Step | None:
+        """None when nothing came in time."""
+        try:
+            return await asyncio.wait_for(self._steps.get(), patience)
+        except asyncio.TimeoutError:
+            return None
+
+    async def until_done(self, slots: set[int], acknowledge: bool = True) -> list[Step]:
+        """The steps until each slot had its last entry. Raises WrongError when they stay away or the stream ends."""
+        steps: list[Step] = []
+        while slots:
+            step = await self.next()
+            if step is None or step.index == 0:
+                ended = f"ended ({step.error})" if step else f"said nothing for {PATIENCE:.0f} s"
+                raise WrongError(f"the step stream {ended} with slots {sorted(slots)} open")
+            steps.append(step)
+            slots = slots - {entry.slot for entry in step.entries if entry.flags & LAST_OF_SLOT}
+            if acknowledge:
+                await self.acknowledge(step.index)
+        return steps
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            try:
+                response = await call.read()
+            except BROKEN as error:
+                detail = error.details() if isinstance(error, aio.AioRpcError) else str(error)
+                self._steps.put_nowait(Step(0, [], detail or "broken"))
+                return
+            if response is aio.EOF:
+                self._steps.put_nowait(Step(0, [], "ended"))
+                return
+            self._take(response)
+
+    def _take(self, response: Any) -> None:
+        inner = response.infer_response
+        if response.error_message:
+            self._steps.put_nowait(Step(0, [], response.error_message))
+            return
+        raw = dict(zip((output.name for output in inner.outputs), inner.raw_output_contents, strict=False))
+        if "step_index" in raw:
+            self._steps.put_nowait(_step(raw))
+        elif inner.id == self._name and inner.parameters[FINAL_FLAG].bool_param:
+            self._steps.put_nowait(Step(0, [], "final"))
+
+
+def _step(raw: dict[str, bytes]) -> Step:
+    tokens = array("i", raw["step_tokens"]).tolist()
+    errors = iter(strings(raw.get("step_errors", b"")))
+    entries, start = [], 0
+    for slot, sequence, count, flags in struct.iter_unpack("<4i", raw["step_entries"]):
+        error = next(errors, "") if flags & ERROR else ""
+        entries.append(Entry(slot, sequence, tokens[start : start + count], flags, error))
+        start += count
+    return Step(int.from_bytes(raw["step_index"], "little"), entries)

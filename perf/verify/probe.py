@@ -1,0 +1,204 @@
+"""Asks an engine model anything that its Triton configuration declares, and keeps all that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
+from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
+from llmops.gateway.triton.encodings import MessageTensors
+from llmops.gateway.triton.tensors import EMPTY_FINAL, FINAL_FLAG
+from llmops.perf.verify.base import WrongError
+
+# seconds without any response after which a request counts as stuck
+PATIENCE = 60.0
+_ARRAYS = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "b"}
+WORDS = ("stop_words_list", "bad_words_list")
+
+
+@dataclass
+class Heard:
+    """All that came for one request. Tokens and log-probabilities by sequence; `sizes` has the tokens of each response
+    in order, `lengths` its `sequence_length`."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    log_probs: dict[int, list[float]] = field(default_factory=dict)
+    cum_log_probs: dict[int, float] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+    lengths: list[int | None] = field(default_factory=list)
+    others: dict[str, list[Any]] = field(default_factory=dict)
+    finals: int = 0
+    after_final: int = 0
+    error: str | None = None
+    cancelled: bool = False
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the first sequence. Raises WrongError with the engine's error if there was one."""
+        if self.error is not None:
+            raise WrongError(f"the engine failed: {self.error}")
+        return self.tokens.get(0, [])
+
+    @property
+    def scores(self) -> list[float]:
+        return self.log_probs.get(0, [])
+
+
+OnResponse = Callable[[Heard], bool]
+
+
+class Probe:
+    """`model` is the engine model's Triton name; `inputs` and `outputs` are its tensors' datatypes, by name."""
+
+    def __init__(self, client: TritonClient, model: str, config: Any) -> None:
+        self.client, self.model, self.config = client, model, config
+        self.inputs = {tensor.name: _datatype(tensor.data_type) for tensor in config.input}
+        self.outputs = {tensor.name: _datatype(tensor.data_type) for tensor in config.output}
+        self._count = itertools.count()
+
+    @classmethod
+    async def open(cls, client: TritonClient, name: str) -> Probe:
+        """`name` is the served one. Raises UnavailableError."""
+        model = name + ENGINE_SUFFIX
+        return cls(client, model, await client.model_config(model))
+
+    async def ask(
+        self,
+        ids: Sequence[int],
+        new: int,
+        on_response: OnResponse | None = None,
+        request_id: str = "",
+        greedy: bool = True,
+        **tensors: Any,
+    ) -> Heard:
+        """One streamed request that ignores the end of text, unless `tensors` say otherwise (None leaves one out).
+        `on_response` is called after each response; when it returns True the call is cancelled. Raises WrongError when
+        the engine says nothing for a minute."""
+        given = {
+            "input_ids": list(ids),
+            "input_lengths": len(ids),
+            "request_output_len": new,
+            "streaming": True,
+            "end_id": -1,
+            **({"runtime_top_k": 1} if greedy else {}),
+            **tensors,
+        }
+        message = self.message({name: value for name, value in given.items() if value is not None}, request_id)
+        call = self.client.start_call()
+        heard = Heard()
+        try:
+            await call.write(message)
+            await call.done_writing()
+            await self._read(call, heard, on_response)
+        except aio.AioRpcError as error:
+            heard.error = error.details() or error.code().name
+        finally:
+            call.cancel()
+        return heard
+
+    async def stop(self, request_id: str) -> None:
+        """`stop` true for a running request."""
+        call = self.client.start_call()
+        tensors = {"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}
+        try:
+            await call.write(self.message(tensors, request_id))
+            await call.done_writing()
+            await self._read(call, Heard(), None)
+        finally:
+            call.cancel()
+
+    def message(self, tensors: dict[str, Any], request_id: str = "") -> service_pb2.ModelInferRequest:
+        message = service_pb2.ModelInferRequest(
+            model_name=self.model, id=request_id or f"verify-{id(self)}-{next(self._count)}"
+        )
+        message.parameters[EMPTY_FINAL].bool_param = True
+        writer = MessageTensors(message)
+        for name, value in tensors.items():
+            self._write(writer, name, value)
+        return message
+
+    def _write(self, writer: MessageTensors, name: str, value: Any) -> None:
+        datatype = self.inputs.get(name)
+        if datatype is None:
+            raise WrongError(f"the model has no input {name}")
+        if name in WORDS:
+            writer.words(name, value)
+        elif datatype == "BYTES":
+            writer.text(name, value)
+        elif name == "input_ids":
+            writer.ids(name, value)
+        elif isinstance(value, list):
+            writer.floats(name, value)
+        else:
+            writer.scalar(name, datatype, value)
+
+    async def _read(self, call: Any, heard: Heard, on_response: OnResponse | None) -> None:
+        while True:
+            try:
+                response = await asyncio.wait_for(call.read(), PATIENCE)
+            except asyncio.TimeoutError:
+                raise WrongError(f"the engine said nothing for {PATIENCE:.0f} s, and the request did not end") from None
+            if response is aio.EOF:
+                return
+            if response.error_message:
+                heard.error = response.error_message
+                return
+            self._take(response.infer_response, heard)
+            if on_response is not None and on_response(heard):
+                heard.cancelled = True
+                return
+
+    def _take(self, response: Any, heard: Heard) -> None:
+        values = {
+            output.name: _values(output.datatype, raw)
+            for output, raw in zip(response.outputs, response.raw_output_contents, strict=False)
+        }
+        heard.after_final += bool(heard.finals)
+        heard.finals += FINAL_FLAG in response.parameters and response.parameters[FINAL_FLAG].bool_param
+        ids = values.pop("output_ids", None)
+        if ids is None:
+            return
+        sequence = int(values.pop("sequence_index", [0])[0])
+        length = values.pop("sequence_length", [None])[0]
+        ids = ids if length is None else ids[:length]
+        heard.sizes.append(len(ids))
+        heard.lengths.append(length)
+        heard.tokens.setdefault(sequence, []).extend(ids)
+        if "output_log_probs" in values:
+            heard.log_probs.setdefault(sequence, []).extend(values.pop("output_log_probs")[: len(ids)])
+        if values.get("cum_log_probs"):
+            heard.cum_log_probs[sequence] = values.pop("cum_log_probs")[0]
+        heard.others.update(values)
+
+
+def _datatype(number: int) -> str:
+    """Triton's enumeration to the name that travels: TYPE_INT32 is INT32, TYPE_STRING is BYTES."""
+    from tritonclient.grpc import model_config_pb2
+
+    name = str(model_config_pb2.DataType.Name(number)).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    if datatype == "BYTES":
+        return strings(raw)
+    kind = _ARRAYS.get(datatype)
+    return array(kind, raw).tolist() if kind else []
+
+
+def strings(raw: bytes) -> list[str]:
+    """Each element is a little-endian length and that many bytes."""
+    found, at = [], 0
+    while at < len(raw):
+        (size,) = struct.unpack_from("<I", raw, at)
+        found.append(raw[at + 4 : at + 4 + size].decode("utf-8", "replace"))
+        at += 4 + size
+    return found

@@ -1,0 +1,228 @@
+"""`llmops verify` without the command line: what to look at in, a report out."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from llmops.build.manifest import FILE_NAME, EngineManifest
+from llmops.build.plan.measured import Measured
+from llmops.errors import InputError, LlmopsError
+from llmops.gateway.messages import ModelCard
+from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.gateway.triton.card import parse_card
+from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
+from llmops.perf.verify import answers, capacity, contract, speed, surface
+from llmops.perf.verify.base import PARTS, Check, Finding, Result, WrongError, wrong
+from llmops.perf.verify.calibrate import calibrate
+from llmops.perf.verify.contract.steps import DRAIN
+from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.device import device_name
+from llmops.perf.verify.gauges import Gauges
+from llmops.perf.verify.probe import Probe
+from llmops.perf.verify.report import Report
+from llmops.perf.verify.surface import Surface
+
+READY_SECONDS = 3600.0
+_ENGINE_PARTS: dict[str, list[Check]] = {
+    "contract": contract.CHECKS,
+    "answers": answers.CHECKS,
+    "capacity": capacity.CHECKS,
+    "speed": speed.CHECKS,
+}
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """`engine`: the folder whose promises are held; served by a Triton of its own unless `triton` (gRPC HOST:PORT) or
+    `url` (a gateway) names a running one. `metrics`: Triton's page; `only`: parts; `calibrate`: also step times."""
+
+    engine: Path | None = None
+    triton: str | None = None
+    url: str | None = None
+    model: str | None = None
+    metrics: str | None = None
+    only: tuple[str, ...] = ()
+    api_key: str | None = None
+    calibrate: bool = False
+
+    def check(self) -> None:
+        """Raises InputError for what does not go together."""
+        if self.triton and self.url:
+            raise InputError("--triton and --url exclude each other; give the one that is to be looked at.")
+        if not (self.engine or self.triton or self.url):
+            raise InputError("give --engine ENGINE, --triton HOST:PORT or --url GATEWAY.")
+        if self.calibrate and self.url:
+            raise InputError("--calibrate measures an engine: give --engine or --triton instead of --url.")
+        of = ("gateway",) if self.url else tuple(_ENGINE_PARTS)
+        for part in self.only:
+            if part not in of:
+                through = "a gateway" if self.url else "Triton"
+                raise InputError(f"--only {part} cannot be looked at through {through}; choose of {', '.join(of)}.")
+
+    def has(self, part: str) -> bool:
+        return not self.only or part in self.only
+
+
+class Progress(Protocol):
+    """Hears how far it is."""
+
+    def begin(self, part: str, name: str) -> None: ...
+
+    def result(self, result: Result) -> None: ...
+
+
+async def verify(options: VerifyOptions, progress: Progress) -> tuple[Report, Measured | None]:
+    """Carry out all checks; faults are in the report. Raises InputError or ServerError when there is nothing to ask."""
+    options.check()
+    begun = time.monotonic()
+    manifest = EngineManifest.load(options.engine) if options.engine else None
+    if options.url:
+        report, measured = await _gateway(options, manifest, progress), None
+    elif options.triton:
+        report, measured = await _triton(options, options.triton, options.metrics, manifest, False, progress)
+    else:
+        assert options.engine is not None
+        progress.begin("triton", "starting the real Triton on the engine")
+        with _served(options.engine) as (address, metrics):
+            report, measured = await _triton(options, address, metrics, manifest, True, progress)
+    report.seconds = time.monotonic() - begun
+    return report, measured
+
+
+@contextlib.contextmanager
+def _served(engine: Path) -> Iterator[tuple[str, str]]:
+    """(gRPC address, metrics URL) of a Triton with that engine alone."""
+    from llmops.model_repository.generate import generate_repository, read_engines
+    from llmops.model_repository.launch import Ports, start_triton
+
+    with tempfile.TemporaryDirectory(prefix="llmops-verify-") as folder:
+        repository = Path(folder, "repository")
+        generate_repository(read_engines([str(engine)]), repository)
+        with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=5, on_log=lambda line: None) as server:
+            server.wait_ready(READY_SECONDS)
+            yield server.grpc_address, server.metrics_url
+
+
+async def _triton(
+    options: VerifyOptions,
+    address: str,
+    metrics: str | None,
+    manifest: EngineManifest | None,
+    owned: bool,
+    progress: Progress,
+) -> tuple[Report, Measured | None]:
+    async with _client(address) as client:
+        name = await _served_name(client, options.model)
+        card = await _card(client, name)
+        manifest = manifest or _beside(card)
+        page = metrics or f"http://{address.rpartition(':')[0]}:8002/metrics"
+        probe = await Probe.open(client, name)
+        desk = Desk(probe, card, manifest, Gauges(page, probe.model), owned)
+        report = Report(name, address, card.target, device_name(card.target), manifest is not None)
+        await _prepare(desk)
+        for part, checks in _ENGINE_PARTS.items():
+            if options.has(part):
+                await _carry_out(part, checks, desk, report, progress)
+        measured = None
+        if options.calibrate:
+            if manifest is None:
+                raise InputError("--calibrate needs the engine folder: add --engine ENGINE.")
+            measured = await calibrate(desk, manifest, lambda point: progress.begin("calibrate", point))
+        if owned and options.has("contract"):
+            await _carry_out("contract", DRAIN, desk, report, progress)
+        return report, measured
+
+
+@contextlib.asynccontextmanager
+async def _client(address: str) -> AsyncIterator[TritonClient]:
+    client = TritonClient(address, timeout=30)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _served_name(client: TritonClient, wanted: str | None) -> str:
+    """Raises InputError when there is none, or none of that name."""
+    models = await client.engine_models()
+    ready = [name.removesuffix(ENGINE_SUFFIX) for name, state in models.items() if state]
+    if wanted is None and len(ready) > 1:
+        raise InputError(f"Triton at {client.address} serves {', '.join(ready)}; name one with --model.")
+    if not ready or wanted not in (None, *ready):
+        what = f"{wanted}{ENGINE_SUFFIX}" if wanted else f"NAME{ENGINE_SUFFIX}"
+        raise InputError(f"Triton at {client.address} has no model {what} ready; see the log of `llmops serve`.")
+    return wanted or ready[0]
+
+
+async def _card(client: TritonClient, name: str) -> ModelCard:
+    text = await client.card_text(name + ENGINE_SUFFIX)
+    if not text:
+        raise InputError(
+            f"{name}{ENGINE_SUFFIX} announces nothing (no llmops_card): it is not from `llmops repo`, so there is no "
+            "promise to hold it to."
+        )
+    return parse_card(text)
+
+
+def _beside(card: ModelCard) -> EngineManifest | None:
+    """engine.json beside the tokenizer that the model names, where that folder is on this machine."""
+    folder = Path(card.tokenizer_dir).parent
+    try:
+        return EngineManifest.load(folder) if (folder / FILE_NAME).is_file() else None
+    except LlmopsError:
+        return None
+
+
+async def _prepare(desk: Desk) -> None:
+    try:
+        await desk.prepare()
+    except WrongError as error:
+        raise LlmopsError(f"{desk.probe.model} does not answer at all: {error}.") from error
+
+
+async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, progress: Progress) -> Report:
+    assert options.url is not None
+    base = options.url.rstrip("/")
+    base = base if base.endswith("/v1") else f"{base}/v1"
+    headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    folder = options.engine / manifest.tokenizer.directory if options.engine and manifest else None
+    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=120) as http:
+        desk = Surface(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
+        report = Report(options.model or "", base, "gateway", "", manifest is not None)
+        try:
+            await _carry_out("gateway", surface.CHECKS, desk, report, progress)
+        except httpx.HTTPError as error:
+            raise LlmopsError(f"{base} cannot be asked: {error or type(error).__name__}.") from error
+        report.model = desk.model or report.model
+        return report
+
+
+async def _carry_out(part: str, checks: Sequence[Check], subject: Any, report: Report, progress: Progress) -> None:
+    for check in checks:
+        progress.begin(part, check.name)
+        begun = time.monotonic()
+        finding = await _finding(check, subject)
+        result = Result(part, check.name, finding, time.monotonic() - begun)
+        report.results.append(result)
+        progress.result(result)
+
+
+async def _finding(check: Check, subject: Any) -> Finding:
+    """What an engine breaks on is a fault of the engine; what the server's absence breaks is not a finding."""
+    try:
+        return await check.run(subject)
+    except WrongError as error:
+        return wrong(str(error))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return wrong(f"the answer is not of the form that the contract says ({type(error).__name__}: {error})")
+
+
+__all__ = ["PARTS", "Progress", "VerifyOptions", "verify"]

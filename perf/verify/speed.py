@@ -1,0 +1,155 @@
+"""TTFT, TPOT and tokens/s of the engine, at one stream and at the plan's operating point, against the prediction."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmops.perf.bench import BenchOptions, bench
+from llmops.perf.report.statistics import Summary
+from llmops.perf.verify.base import Check, Finding, WrongError, check, works, wrong
+from llmops.perf.verify.capacity import ENOUGH, planned_tokens
+from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.device import Gpu, gpus
+from llmops.perf.verify.gauges import BLOCKS, REQUESTS
+from llmops.perf.workloads.lengths import parse_lengths
+
+CHECKS: list[Check] = []
+# a ratio below it is a fault
+LEAST = 0.8
+# without a plan
+_STREAMS, _INPUT, _OUTPUT = 8, 64, 32
+# seconds in which requests of one point are started
+_SECONDS, _PLANNED_SECONDS = 3.0, 20.0
+# of the highest clock: below it power or heat hold the GPU back
+_CLOCK = 0.85
+
+
+@dataclass
+class Measured:
+    """Medians in seconds; `waiting`: requests that the engine kept out of its batch, `gpus` under load."""
+
+    ttft: float
+    tpot: float
+    tokens_per_second: float
+    requests: int
+    waiting: float = 0.0
+    gpus: list[Gpu] = field(default_factory=list)
+
+
+@check(CHECKS, "one stream")
+async def single(desk: Desk) -> Finding:
+    return await _compare(desk, 1, _predicted(desk).get("single"))
+
+
+@check(CHECKS, "operating point")
+async def operating_point(desk: Desk) -> Finding:
+    point = _predicted(desk).get("point")
+    streams = max(1, round(point["concurrency"])) if point else min(_STREAMS, desk.card.max_batch_size)
+    return await _compare(desk, streams, point)
+
+
+def _predicted(desk: Desk) -> dict[str, Any]:
+    plan = (desk.manifest.plan or {}) if desk.manifest else {}
+    found = plan.get("predicted") or {}
+    return dict(found) if found.get("kind", "aggregated") == "aggregated" else {}
+
+
+async def _compare(desk: Desk, streams: int, point: dict[str, float] | None) -> Finding:
+    found = await measure(desk, streams, bool(point))
+    figures = {"ttft": found.ttft, "tpot": found.tpot, "tokens_per_second": found.tokens_per_second}
+    said = (
+        f"{streams} streams: TTFT {1000 * found.ttft:,.0f} ms, TPOT {1000 * found.tpot:,.1f} ms, "
+        f"{found.tokens_per_second:,.0f} tokens/s"
+    )
+    if not point:
+        return works(f"{said} (not compared: engine.json has no plan that predicts it)", **figures)
+    ratios = ratios_of(found, point)
+    figures |= {f"{name}_ratio": ratio for name, ratio in ratios.items()}
+    said += "; of the plan's speed: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    if min(ratios.values()) < LEAST:
+        return wrong(f"{said}. First suspects: {'; '.join(await suspects(desk, streams, found))}", **figures)
+    return works(said, **figures)
+
+
+def ratios_of(found: Measured, point: dict[str, float]) -> dict[str, float]:
+    """How much of the predicted speed there is; above 1 it is faster."""
+    return {
+        "TTFT": point["ttft"] / found.ttft,
+        "TPOT": point["tpot"] / found.tpot,
+        "tokens/s": found.tokens_per_second / point["tokens_per_second"],
+    }
+
+
+async def measure(desk: Desk, streams: int, planned: bool) -> Measured:
+    """A closed loop at the engine model, without gateway and HTTP."""
+    predicted = _predicted(desk)
+    isl = int(predicted.get("isl", _INPUT)) if planned else _INPUT
+    osl = int(predicted.get("osl", _OUTPUT)) if planned else _OUTPUT
+    room = desk.card.max_seq_len
+    isl, osl = min(isl, max(1, room - osl - 1)), min(osl, room // 2)
+    options = BenchOptions(
+        f"grpc://{desk.probe.client.address}", desk.card.name, "engine", parse_lengths(str(isl)),
+        parse_lengths(str(osl)), concurrency=streams, requests=max(3, 2 * streams),
+        duration=_PLANNED_SECONDS if planned else _SECONDS, warmup=min(streams, 8),
+    )  # fmt: skip
+    load = asyncio.create_task(bench(options))
+    waiting, seen = 0.0, []
+    while not load.done():
+        await asyncio.wait({load}, timeout=0.5)
+        if not load.done():
+            now = await desk.gauges.read() if desk.gauges else {}
+            waiting = max(waiting, now.get((REQUESTS, "waiting"), 0.0))
+            seen = await asyncio.to_thread(gpus) or seen
+    return _read((await load).summary, waiting, seen)
+
+
+def _read(summary: Summary, waiting: float, seen: list[Gpu]) -> Measured:
+    if summary.failed or summary.ttft is None or summary.tpot is None:
+        errors = ", ".join(f"{kind} ({count})" for kind, count in summary.errors.items()) or "no answer had two tokens"
+        raise WrongError(f"{summary.failed} of {summary.requests} requests failed under load: {errors}")
+    rate = summary.output_tokens_per_second
+    return Measured(summary.ttft.p50 / 1000, summary.tpot.p50 / 1000, rate, summary.requests, waiting, seen)
+
+
+async def suspects(desk: Desk, streams: int, found: Measured) -> list[str]:
+    """What most often makes an engine slower than planned, as far as it can be seen from here."""
+    named = [_batch(desk, streams, found), await _cache(desk), _clocks(found.gpus), _chunked(desk)]
+    return [one for one in named if one] or [
+        "none of KV cache, clocks, chunked prefill and batch limit explains it; see docs/first-hour.md"
+    ]
+
+
+def _batch(desk: Desk, streams: int, found: Measured) -> str | None:
+    if desk.card.max_batch_size < streams:
+        return f"the batch limit is {desk.card.max_batch_size}, the plan has {streams} requests in flight"
+    return f"up to {found.waiting:.0f} requests waited outside the batch" if found.waiting >= 1 else None
+
+
+async def _cache(desk: Desk) -> str | None:
+    planned = planned_tokens(desk)
+    now = await desk.gauges.read() if desk.gauges else {}
+    tokens = now.get((BLOCKS, "max"), 0) * now.get((BLOCKS, "tokens_per"), 0)
+    if not planned or not tokens or tokens >= ENOUGH * planned:
+        return None
+    return f"the KV cache holds {tokens:,.0f} tokens of the planned {planned:,.0f} (KV fraction)"
+
+
+def _clocks(seen: list[Gpu]) -> str | None:
+    slow = [gpu for gpu in seen if gpu.clock < _CLOCK * gpu.max_clock]
+    if not slow:
+        return None
+    lowest = min(slow, key=lambda gpu: gpu.clock)
+    return f"{len(slow)} of {len(seen)} GPUs run at {lowest.clock:.0f} of {lowest.max_clock:.0f} MHz (power or heat)"
+
+
+def _chunked(desk: Desk) -> str | None:
+    plan = (desk.manifest.plan or {}) if desk.manifest else {}
+    if not plan.get("chunked_prefill"):
+        return None
+    parameters = desk.probe.config.parameters
+    names = ("enable_chunked_context", "llm_args")
+    texts = [str(parameters[name].string_value) for name in names if name in parameters]
+    off = any(text == "false" or '"enable_chunked_prefill": false' in text for text in texts)
+    return "chunked prefill is off, the plan counts on it" if off else None

@@ -1,0 +1,54 @@
+"""How long an answer may get when nobody says: the gateway's `sampling.max_tokens`, and `llmops chat`'s own limit."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from gateway_conftest import running
+
+
+async def chat(stack, *arguments: str) -> tuple[str, str]:
+    """What `llmops chat --once` prints on its two outputs."""
+    command = [sys.executable, "-m", "llmops.cli", "chat", "--url", str(stack.client.base_url), "--once", "Hello"]
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*command, *arguments, stdout=pipe, stderr=pipe)
+    out, err = await child.communicate()
+    assert child.returncode == 0, err
+    return out.decode(), err.decode()
+
+
+@pytest.mark.parametrize(
+    ("setting", "wide", "chats", "texts"), [(None, 220, None, 16), (50, 220, 50, 16), (9, 220, 9, 9)]
+)
+async def test_the_gateways_setting(card, tokenizer, setting, wide, chats, texts) -> None:
+    async with running(card, tokenizer, sampling={"max_tokens": setting}) as stack:
+        stack.say("Paris")
+        await stack.chat()
+        await stack.chat(max_tokens=70)
+        await stack.client.post("/v1/completions", json={"model": "tiny", "prompt": "Hello"})
+        asked = [sent["request_output_len"][0] for sent in stack.triton.requests]
+    assert asked[1:] == [70, texts]
+    assert asked[0] == chats if chats else asked[0] > wide
+
+
+async def test_chat_has_a_limit_and_says_when_it_cuts(card, tokenizer) -> None:
+    async with running({**card, "max_seq_len": 4096}, tokenizer) as stack:
+        stack.say("Paris")
+        out, err = await chat(stack)
+        assert (out, err) == ("Paris\n", "")
+        assert stack.triton.requests[-1]["request_output_len"] == [1024]
+        stack.say("Hello world! How are you?" * 9, end=False)
+        out, err = await chat(stack, "--max-tokens", "7")
+        assert stack.triton.requests[-1]["request_output_len"] == [7]
+        assert "[cut: the answer reached 7 tokens" in err
+        assert "--max-tokens" in err
+
+
+async def test_chat_with_a_model_of_a_short_context(card, tokenizer) -> None:
+    """There is no room for the default limit; the context is the limit then."""
+    async with running(card, tokenizer) as stack:
+        stack.say("Paris")
+        assert (await chat(stack))[0] == "Paris\n"
+        assert 220 < stack.triton.requests[-1]["request_output_len"][0] < 256

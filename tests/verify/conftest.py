@@ -1,0 +1,55 @@
+"""`llmops verify` as a user runs it, against a real Triton."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Verified:
+    """What the program printed and how it ended."""
+
+    code: int
+    report: dict[str, Any]
+    output: str
+
+    def verdicts(self) -> dict[str, str]:
+        return {one["name"]: one["verdict"] for one in self.report["results"]}
+
+    def named(self, verdict: str) -> set[str]:
+        return {name for name, found in self.verdicts().items() if found == verdict}
+
+    def detail(self, name: str) -> str:
+        return next(one["detail"] for one in self.report["results"] if one["name"] == name)
+
+
+@pytest.fixture(scope="session")
+def verify():
+    def run(*arguments: str | Path) -> Verified:
+        command = [sys.executable, "-m", "llmops.cli", "verify", "--json", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        assert done.returncode in (0, 1), done.stderr
+        return Verified(done.returncode, json.loads(done.stdout), done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def serve(request: pytest.FixtureRequest):
+    """`serve(repository)`: arguments that point `verify` at a real Triton on it, which lives as long as the session."""
+    from llmops.model_repository.launch import Ports, start_triton
+
+    def start(repository: Path) -> list[str]:
+        server = start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3, on_log=lambda line: None)
+        request.addfinalizer(server.stop)
+        server.wait_ready(120)
+        return ["--triton", server.grpc_address, "--metrics", server.metrics_url]
+
+    return start

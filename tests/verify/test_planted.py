@@ -1,0 +1,214 @@
+"""Faults planted into deployments, each on a real Triton: `verify` must name them, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmops.build.engine import build
+from llmops.build.manifest import FILE_NAME, EngineManifest
+from llmops.build.spec import BuildSpec
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.perf.fountain.repository import make_fountain
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+TESTS = Path(__file__).parents[1]
+TEMPLATE = "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama that expects some bytes and not others, with a chat template."""
+    pytest.importorskip("modelopt")
+    models = load(TESTS / "quantize" / "models.py")
+    folder = models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", fitted=True)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sound(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its engine, with the golden answers."""
+    output = tmp_path_factory.mktemp("sound") / "engine"
+    build(BuildSpec(str(checkpoint), output, name="sound", max_batch_size=8))
+    return output
+
+
+def renamed(engine: Path, **changes: Any) -> Path:
+    """Changes fields of engine.json; the folder's name is the model's."""
+    manifest = EngineManifest.load(engine)
+    (engine / FILE_NAME).write_text(manifest.model_copy(update={"name": engine.name, **changes}).text())
+    return engine
+
+
+def wrong_tokenizer(engine: Path) -> None:
+    """Another model's: two letters have changed places."""
+    path = engine / "tokenizer" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["e"], vocabulary["t"] = vocabulary["t"], vocabulary["e"]
+    path.write_text(json.dumps(content))
+
+
+def wrong_template(engine: Path) -> None:
+    """The answer's beginning is missing."""
+    (engine / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE.removesuffix("> "))
+
+
+def swapped_ranks(exported: Path) -> None:
+    first, second = exported / "rank0.safetensors", exported / "rank1.safetensors"
+    first.rename(exported / "away")
+    second.rename(first)
+    (exported / "away").rename(second)
+
+
+def wrong_scale(exported: Path) -> None:
+    """The last layer's down projection is three times too large, on all ranks."""
+    from safetensors.torch import load_file, save_file
+
+    for path in exported.glob("rank*.safetensors"):
+        tensors = load_file(path)
+        tensors["transformer.layers.1.mlp.proj.weights_scaling_factor"] *= 3
+        save_file(tensors, path)
+
+
+def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
+    """The checkpoint that an engine of these rank files would compute, as a Hugging Face folder."""
+    import torch
+
+    from llmops.build.checkpoint import open_checkpoint
+    from llmops.build.quality.exported import load_exported
+
+    model = load_exported(exported, "tensorrt", open_checkpoint(str(checkpoint))).model
+    shutil.copytree(checkpoint, folder)
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    model.to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(checkpoint: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The sound engine, one with each fault, and an FP8 one without any."""
+    from llmops.build.checkpoint import open_checkpoint
+    from llmops.build.quantize.calibration import CalibrationSettings
+    from llmops.build.quantize.export import export_engine_checkpoint
+    from llmops.build.quantize.formats import FORMATS
+    from llmops.build.quantize.loading import load_model, load_tokenizer
+    from llmops.build.quantize.quantizer import quantize
+    from llmops.build.targets.base import SilentProgress
+
+    root = tmp_path_factory.mktemp("planted")
+    found = [sound]
+    for name, plant in {"tokenizer": wrong_tokenizer, "template": wrong_template}.items():
+        shutil.copytree(sound, root / name)
+        plant(root / name)
+        found.append(renamed(root / name))
+    source = open_checkpoint(str(checkpoint))
+    model = load_model(source)
+    settings = CalibrationSettings(size=8, seq_len=64)
+    quantize(model, load_tokenizer(source), FORMATS["fp8"], "auto", None, settings, SilentProgress())
+    export_engine_checkpoint(model, source.architecture, FORMATS["fp8"], root / "export", 2, 1)
+    golden = EngineManifest.load(sound).golden
+    plants: dict[str, Callable[[Path], None]] = {
+        "fp8": lambda folder: None, "ranks": swapped_ranks, "scale": wrong_scale,
+    }  # fmt: skip
+    for name, plant in plants.items():
+        exported = shutil.copytree(root / "export", root / f"export-{name}")
+        plant(exported)
+        build(BuildSpec(str(as_read(checkpoint, exported, root / f"read-{name}")), root / name, max_batch_size=8))
+        quantisation = EngineManifest.load(root / name).quantisation.model_copy(update={"weights": "fp8"})
+        found.append(renamed(root / name, golden=golden, quantisation=quantisation))
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(engines: list[Path], serve, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    repository = tmp_path_factory.mktemp("served") / "repository"
+    generate_repository(read_engines([str(engine) for engine in engines]), repository)
+    return serve(repository)
+
+
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ("sound", None),
+        ("fp8", None),
+        ("tokenizer", "answers, tokenizer: the tokenizer in "),
+        ("template", "answers, chat template: the chat template makes another prompt of"),
+        ("ranks", "answers, greedy answers: "),
+        ("scale", "answers, greedy answers: "),
+    ],
+)
+def test_answers(verify, served: list[str], model: str, fault: str | None) -> None:
+    found = verify(*served, "--model", model, "--only", "answers")
+    print(model, found.detail("greedy answers"))
+    if fault is None:
+        assert found.report["faults"] == []
+        assert found.code == 0
+        return
+    assert found.code == 1
+    assert any(sentence.startswith(fault) for sentence in found.report["faults"]), found.report["faults"]
+    assert f"Fault: {found.report['faults'][0]}" in found.output
+    weights = model in ("ranks", "scale")
+    assert ("greedy answers" in found.named("wrong")) == weights
+
+
+# in the engine model's package: (file, what it says, what the fault makes of it, what verify then finds wrong)
+FAULTS = [
+    ("fountain_runtime.py", "stop = self._stop_at(request)", "stop = None", {"end id", "stop words"}),
+    ("subscription.py", "WINDOW = 256", "WINDOW = 100_000", {"step stream: window"}),
+    (
+        "subscription.py", "        self.acknowledge(resume_from, now)\n", "        self.acknowledge(0, now)\n",
+        {"step stream: resume"},
+    ),
+    (
+        "parse.py", '        raise Refused(f"embedding_bias: not supported by target {limits.target}")\n',
+        "        pass\n", {"logit bias"},
+    ),
+    ("parse.py", '    "beam_width": (1,),\n', '    "beam_width": (1, 2),\n', {"refusals by tensor name"}),
+    ("loop.py", "            if job.request_id == request_id:\n", "            if False:\n", {"stop by request id"}),
+    ("step_service.py", '"subscription: unknown"', '"not found"', {"step stream: unknown subscription"}),
+]  # fmt: skip
+
+
+def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
+    """All at once: each must be found beside the others."""
+    repository = make_fountain(engine_dir, tmp_path / "repository", 0.004)
+    package = repository / "fountain-tensorrt_llm" / "1" / "llmops_engine"
+    wanted: set[str] = set()
+    for name, old, new, found in FAULTS:
+        text = (package / name).read_text()
+        assert old in text, f"{name} no longer says {old!r}"
+        (package / name).write_text(text.replace(old, new))
+        wanted |= found
+    report = verify(*serve(repository), "--only", "contract")
+    assert report.code == 1
+    assert report.named("wrong") == wanted
+    assert all(sentence.startswith("contract, ") for sentence in report.report["faults"])
+
+
+def test_a_client_that_cannot_leave(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
+    repository = make_fountain(engine_dir, tmp_path / "repository", 0.02)
+    package = repository / "fountain-tensorrt_llm" / "1" / "llmops_engine"
+    loop = (package / "loop.py").read_text()
+    assert "if job.sink.is_cancelled():" in loop
+    (package / "loop.py").write_text(loop.replace("if job.sink.is_cancelled():", "if False:"))
+    report = verify(*serve(repository), "--only", "contract")
+    assert report.named("wrong") == {"cancel frees batch and blocks"}, report.detail("cancel frees batch and blocks")
+    assert "still in the batch" in report.report["faults"][0]

@@ -1,0 +1,101 @@
+"""All runtimes that exist here keep the contract, on the real Triton: OpenVINO, the fountain, and our LLM-API model."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmops.build.engine import build
+from llmops.build.spec import BuildSpec
+from llmops.model_repository import match
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.perf.fountain.repository import make_fountain
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+TESTS = Path(__file__).parents[1]
+GUIDES = {f"guided: {kind}" for kind in ("json", "json_schema", "regex", "ebnf_grammar")}
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_embedded_engine(verify, engine_dir: Path, triton, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    found = verify(
+        "--engine", engine_dir, "--triton", triton.grpc_address, "--metrics", triton.metrics_url, "--html", page
+    )
+    assert found.report["faults"] == []
+    assert found.code == 0
+    assert found.named("refused") == {"bad words", "logit bias", "adapters"}
+    assert found.named("unseen") == set()
+    assert {one["part"] for one in found.report["results"]} == {"contract", "answers", "capacity", "speed"}
+    (answers,) = [one for one in found.report["results"] if one["name"] == "greedy answers"]
+    # float32 against float32: what differs is paged attention's rounding
+    assert answers["figures"]["agreement"] >= 0.99
+    assert answers["figures"]["log_prob_difference"] < 0.005
+    text = page.read_text()
+    assert "This deployment does what it promised." in text
+    assert text.count("<tr>") >= len(found.report["results"])
+    assert "http://" not in text.replace(triton.grpc_address, "")
+
+
+def test_the_mock_engine(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
+    served = serve(make_fountain(engine_dir, tmp_path / "repository", 0.004))
+    found = verify(*served, "--only", "contract")
+    assert found.report["faults"] == []
+    assert found.code == 0
+    assert found.named("unseen") == {"seeds", "penalties"}
+    assert found.named("refused") >= {"log-probabilities", "logit bias", "bad words", "adapters"} | GUIDES
+
+
+@pytest.fixture(scope="module")
+def llm_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `pytorch` engine's repository with two adapters, the stand-in in the place of the tensorrt_llm library."""
+    pytest.importorskip("torch")
+    root = tmp_path_factory.mktemp("llm-api")
+    checkpoint = load(TESTS / "quantize" / "models.py").write_checkpoint(root / "checkpoint", "llama")
+    adapter = load(TESTS / "trtllm" / "test_adapters.py").write_adapter(root / "adapter")
+    options = {"adapters": {"tiny-sql": str(adapter)}, "llm.guided_decoding_backend": "null"}
+    build(BuildSpec(str(checkpoint), root / "engine", "pytorch", "tiny", max_batch_size=8, options=options))
+    generate_repository(read_engines([str(root / "engine")]), root / "repository")
+    library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
+    library.mkdir()
+    shutil.copyfile(TESTS / "trtllm" / "standin.py", library / "__init__.py")
+    for name in ("executor", "llmapi"):
+        (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
+    return root / "repository"
+
+
+def test_our_model_over_the_llm_api(verify, serve, llm_api: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(match, "installed_version", lambda name: "1.2.1")
+        served = serve(llm_api)
+    found = verify(*served, "--only", "contract")
+    assert found.report["faults"] == []
+    assert found.code == 0
+    assert found.verdicts()["adapters"] == "works"
+    # the stand-in answers prompt + 1, + 2, …: it draws nothing and repeats nothing
+    assert found.named("unseen") >= {"seeds", "penalties"}
+
+
+def test_through_a_gateway(verify, engine_dir: Path, triton) -> None:
+    from llmops.perf.harness.stack import gateway
+
+    with gateway(triton.grpc_address) as front:
+        found = verify("--url", front.address, "--engine", engine_dir)
+        nobody = verify("--url", front.address, "--model", "nobody")
+    assert found.report["faults"] == []
+    assert found.code == 0
+    assert found.named("unseen") == set()
+    assert {"stop string", "JSON schema", "chat template and tokenizer", "greedy answers"} <= found.named("works")
+    assert nobody.code == 1
+    assert nobody.report["faults"][0] == "gateway, models: the gateway lists smollm2, not nobody"
