@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
@@ -219,11 +220,12 @@ async def agreement(desk: Desk, golden: Golden) -> Agreement:
 async def _follow(desk: Desk, answer: GoldenAnswer, found: Agreement) -> None:
     """Where the engine takes another token, it is asked again after the source's."""
     at, scored = 0, desk.card.capabilities.logprobs
-    asked = {"return_log_probs": True} if scored else {}
+    asked: dict[str, Any] = {"return_log_probs": True} if scored else {}
     while at < len(answer.tokens):
         heard = await desk.probe.ask([*answer.ids, *answer.tokens[:at]], len(answer.tokens) - at, **asked)
         expect(heard.ids, "the engine ended a golden answer without a token")
-        for token, score in zip(heard.ids, heard.scores or [None] * len(heard.ids), strict=False):
+        padded: list[float | None] = [*heard.scores, *[None] * (len(heard.ids) - len(heard.scores))]
+        for token, score in zip(heard.ids, padded, strict=False):
             found.total += 1
             at += 1
             if token != answer.tokens[at - 1]:

@@ -8,11 +8,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llmops import __version__
-from llmops.perf.verify.base import Result
+from llmops.perf.verify.base import Result, Verdict
 
 FORMAT = "llmops-verify/1"
 # of a contract's capability, as a reader should see it
-SAID = {"works": "works", "refused": "refused as announced", "unseen": "could not be seen", "wrong": "WRONG"}
+SAID: dict[Verdict, str] = {
+    "works": "works",
+    "refused": "refused as announced",
+    "unseen": "could not be seen",
+    "wrong": "WRONG",
+}
 
 
 @dataclass

@@ -95,7 +95,8 @@ async def measure(desk: Desk, streams: int, planned: bool) -> Measured:
         duration=_PLANNED_SECONDS if planned else _SECONDS, warmup=min(streams, 8),
     )  # fmt: skip
     load = asyncio.create_task(bench(options))
-    waiting, seen = 0.0, []
+    waiting = 0.0
+    seen: list[Gpu] = []
     while not load.done():
         await asyncio.wait({load}, timeout=0.5)
         if not load.done():

@@ -15,7 +15,7 @@ from llmops.perf.verify.base import Check, Finding, WrongError, check, expect, r
 
 CHECKS: list[Check] = []
 _CHAT = [{"role": "user", "content": "Name the four seasons of the year in order."}]
-_PROMPT = "What is the capital of France?"
+_PROMPT = "The capital of France is"
 _NEW = 12
 
 
@@ -130,13 +130,14 @@ async def choices(desk: Surface) -> Finding:
 
 @check(CHECKS, "log-probabilities")
 async def log_probs(desk: Surface) -> Finding:
-    body = {"prompt": _PROMPT, "max_tokens": 4, "temperature": 0, "logprobs": 0}
+    body = {"messages": _CHAT, "max_tokens": 4, "temperature": 0, "logprobs": True}
     if desk.capabilities.get("logprobs") is False:
-        response = await desk.http.post("/completions", json={"model": desk.model, **body})
+        response = await desk.http.post("/chat/completions", json={"model": desk.model, **body})
         expect(response.status_code == 400, f"logprobs are not announced, yet the answer is {response.status_code}")
         return refused()
-    scores = (await desk.post("/completions", **body))["choices"][0]["logprobs"]["token_logprobs"]
-    expect(len(scores) == 4 and all(score <= 1e-4 for score in scores), f"token_logprobs are {scores}")
+    found = (await desk.post("/chat/completions", **body))["choices"][0]["logprobs"]["content"]
+    scores = [token["logprob"] for token in found]
+    expect(scores and all(score <= 1e-4 for score in scores), f"the answer's log-probabilities are {scores}")
     return works()
 
 

@@ -169,9 +169,10 @@ class RequestOutput:
     def _end(self, completion: CompletionOutput, token: int) -> None:
         """A stop word is cut off unless it is asked for; the end of text stays."""
         params = self.params
-        if not params.ignore_eos and token == params.end_id:
+        enough = len(completion.token_ids) >= (params.min_tokens or 0)
+        if enough and not params.ignore_eos and token == params.end_id:
             completion.finish_reason = "stop"
-        elif token in (params.stop_token_ids or []):
+        elif enough and token in (params.stop_token_ids or []):
             completion.finish_reason = "stop"
             if not params.include_stop_str_in_output:
                 del completion.token_ids[-1:], completion.logprobs[len(completion.token_ids) :]

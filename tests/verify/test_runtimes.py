@@ -68,9 +68,10 @@ def llm_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(BuildSpec(str(checkpoint), root / "engine", "pytorch", "tiny", max_batch_size=8, options=options))
     generate_repository(read_engines([str(root / "engine")]), root / "repository")
     library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
-    library.mkdir()
+    (library / "llmapi").mkdir(parents=True)
     shutil.copyfile(TESTS / "trtllm" / "standin.py", library / "__init__.py")
-    for name in ("executor", "llmapi"):
+    (library / "VERSION").write_text("1.2.1")
+    for name in ("executor", "llmapi/__init__", "llmapi/llm_args"):
         (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
     return root / "repository"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 from llmops.gateway.messages import GuideKind
 from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works, wrong
@@ -58,7 +58,7 @@ _FITS: dict[str, Callable[[str, bool], bool]] = {
 
 def _guided(kind: str) -> Callable[[Desk], object]:
     async def run(desk: Desk) -> Finding:
-        tensors = {
+        tensors: dict[str, Any] = {
             "guided_decoding_guide_type": kind,
             **({"guided_decoding_guide": _GUIDES[kind]} if kind != "json" else {}),
         }

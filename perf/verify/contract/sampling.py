@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works
 from llmops.perf.verify.contract.outputs import differs, refused_by_name
 from llmops.perf.verify.desk import Desk
 
 CHECKS: list[Check] = []
 _NEW = 12
-_HOT = {"greedy": False, "temperature": 2.5}
+_HOT: dict[str, Any] = {"greedy": False, "temperature": 2.5}
 
 
 @check(CHECKS, "seeds")
@@ -26,7 +28,7 @@ async def seeds(desk: Desk) -> Finding:
 
 @check(CHECKS, "cut-offs")
 async def cut_offs(desk: Desk) -> Finding:
-    ways = {"top_p near 0": {"temperature": 1.0, "runtime_top_p": 1e-6}}
+    ways: dict[str, dict[str, Any]] = {"top_p near 0": {"temperature": 1.0, "runtime_top_p": 1e-6}}
     if desk.ours:
         ways["temperature 0"] = {"temperature": 0.0}
     if desk.card.capabilities.min_p:
@@ -72,12 +74,16 @@ async def penalties(desk: Desk) -> Finding:
         return unseen("the plain answer hardly repeats a token, so a penalty would not show")
     seen = []
     for name in ("frequency_penalty", "repetition_penalty", "presence_penalty"):
-        heard = await desk.same(2 * _NEW, desk.loop, **{name: 2.0})
+        heard = await desk.same(2 * _NEW, desk.loop, **_only(name, 2.0))
         fewer = len(set(heard.ids)) > len(set(plain))
         # a token that stands out by more than 2 nats survives a presence penalty of 2
         expect(fewer or name == "presence_penalty", f"{name} 2 does not keep the model from repeating itself")
         seen += [name.removesuffix("_penalty")] if fewer else []
     return works(", ".join(seen))
+
+
+def _only(name: str, value: float) -> dict[str, Any]:
+    return {name: value}
 
 
 @check(CHECKS, "logit bias")
