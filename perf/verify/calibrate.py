@@ -16,7 +16,7 @@ from llmops.perf.verify.desk import Desk
 from llmops.perf.verify.device import device_name
 from llmops.perf.verify.probe import Heard
 
-_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (64, 1024)
 _PROMPTS = (64, 256, 1024, 4096)
 # decode steps of one point; seconds after which larger points are left out
@@ -26,7 +26,7 @@ _PATIENCE = 30.0
 
 async def calibrate(desk: Desk, manifest: EngineManifest, on_point: Callable[[str], None]) -> Measured:
     """Smallest points first; those that would take longer than half a minute are left out."""
-    steps = [*await _prefills(desk, on_point), *await _decodes(desk, on_point)]
+    steps = [*await _prefills(desk, on_point), *await _decodes(desk, manifest, on_point)]
     plan = manifest.plan or {}
     parallel = manifest.parallelism
     return Measured(
@@ -64,7 +64,7 @@ async def _first_token(desk: Desk, tokens: int) -> float:
     return time.perf_counter() - begun
 
 
-async def _decodes(desk: Desk, on_point: Callable[[str], None]) -> list[StepTime]:
+async def _decodes(desk: Desk, manifest: EngineManifest, on_point: Callable[[str], None]) -> list[StepTime]:
     found: list[StepTime] = []
     for context in _CONTEXTS:
         for batch in _BATCHES:
@@ -72,7 +72,9 @@ async def _decodes(desk: Desk, on_point: Callable[[str], None]) -> list[StepTime
                 break
             on_point(f"decode of {batch} sequences after {context} tokens")
             begun = time.monotonic()
-            step = await _decode(desk, batch, context)
+            # prompts join over as many steps as their tokens take
+            joining = -(-batch * context // manifest.limits.max_num_tokens) + 8
+            step = await _decode(desk, batch, context, _STEPS + 2 * joining)
             if step is not None:
                 found.append(step)
             if 2 * (time.monotonic() - begun) > _PATIENCE:
@@ -80,8 +82,8 @@ async def _decodes(desk: Desk, on_point: Callable[[str], None]) -> list[StepTime
     return found
 
 
-async def _decode(desk: Desk, batch: int, context: int) -> StepTime | None:
-    """The gaps between the tokens of one sequence while all `batch` of them generate."""
+async def _decode(desk: Desk, batch: int, context: int, new: int) -> StepTime | None:
+    """The gaps between the tokens of one sequence while all `batch` of them generate, of `new` tokens each."""
     arrivals: list[list[float]] = [[] for _ in range(batch)]
 
     def watch(number: int) -> Callable[[Heard], bool]:
@@ -92,8 +94,7 @@ async def _decode(desk: Desk, batch: int, context: int) -> StepTime | None:
 
         return saw
 
-    # those that began first go on until the last one has had its steps
-    new = min(_STEPS + 2 * batch, desk.card.max_seq_len - context - 1)
+    new = min(new, desk.card.max_seq_len - context - 1)
     asked = (desk.probe.ask(_fresh(desk, context), new, watch(number)) for number in range(batch))
     for heard in await asyncio.gather(*asked):
         _checked(heard)
@@ -104,7 +105,6 @@ async def _decode(desk: Desk, batch: int, context: int) -> StepTime | None:
     if len(gaps) < 3:
         return None
     middle = context + new // 2
-    # a batch whose messages come together has gaps of nothing between them, and of a step before
     seconds = statistics.mean(gaps)
     return StepTime(
         phase="decode", batch_size=batch, tokens=batch, context=middle, seconds=seconds, samples=len(gaps)

@@ -14,7 +14,8 @@ import httpx
 
 from llmops.build.manifest import FILE_NAME, EngineManifest
 from llmops.build.plan.measured import Measured
-from llmops.errors import InputError, LlmopsError
+from llmops.errors import InputError, LlmopsError, ServerError
+from llmops.gateway.errors import UnavailableError
 from llmops.gateway.messages import ModelCard
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.card import parse_card
@@ -120,8 +121,13 @@ async def _triton(
     progress: Progress,
 ) -> tuple[Report, Measured | None]:
     async with _client(address) as client:
-        name = await _served_name(client, options.model)
-        card = await _card(client, name)
+        try:
+            name = await _served_name(client, options.model)
+            card = await _card(client, name)
+        except UnavailableError as error:
+            raise ServerError(
+                f"No Triton answers at {address}: is `llmops serve` running there, and is that its gRPC port?"
+            ) from error
         manifest = manifest or _beside(card)
         page = metrics or f"http://{address.rpartition(':')[0]}:8002/metrics"
         probe = await Probe.open(client, name)

@@ -34,7 +34,7 @@ class Verified:
 def verify():
     def run(*arguments: str | Path) -> Verified:
         command = [sys.executable, "-m", "llmops.cli", "verify", "--json", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=580)
         assert done.returncode in (0, 1), done.stderr
         return Verified(done.returncode, json.loads(done.stdout), done.stderr)
 

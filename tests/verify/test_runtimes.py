@@ -15,7 +15,7 @@ from llmops.model_repository import match
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.fountain.repository import make_fountain
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
 TESTS = Path(__file__).parents[1]
 GUIDES = {f"guided: {kind}" for kind in ("json", "json_schema", "regex", "ebnf_grammar")}

@@ -111,7 +111,7 @@ async def unknown(desk: Desk) -> Finding:
 async def window(desk: Desk) -> Finding:
     if "step" not in desk.card.transports:
         return refused("only per-request streams are announced")
-    new = desk.room(WINDOW + 44)
+    new = desk.room(WINDOW + 12)
     if new < WINDOW + 8:
         return unseen(f"the context of {desk.card.max_seq_len} tokens is too short to fill a window of {WINDOW} steps")
     async with Subscriber(desk) as stream:
@@ -158,7 +158,7 @@ async def drain(desk: Desk) -> Finding:
     if "step" not in desk.card.transports:
         return refused("only per-request streams are announced")
     async with Subscriber(desk) as stream:
-        await stream.submit((1, desk.room(64)))
+        await stream.submit((1, desk.room(32)))
         first = await stream.next()
         expect(first is not None and first.index, "the step stream ended before a token came")
         assert first is not None
@@ -166,7 +166,7 @@ async def drain(desk: Desk) -> Finding:
         late = await desk.same(2)
         expect(str(late.error).startswith("drain:"), f"a request after `drain` got {late.error or 'an answer'!r}")
         steps = [first, *await stream.until_done({1})]
-        expect(len(_tokens(steps, 1)) == desk.room(64), "a request that was running when `drain` came did not finish")
+        expect(len(_tokens(steps, 1)) == desk.room(32), "a request that was running when `drain` came did not finish")
         end = await stream.next(10)
     expect(end is not None and end.index == 0, "the subscription did not end after the last request")
     return works("running requests finish, new ones are refused, the subscription ends")
