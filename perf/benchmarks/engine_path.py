@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -85,20 +86,23 @@ def _tokens_per_second(url: str, via: str, streams: int, requests: int) -> float
 
 
 def compare(systems: dict[str, Measure], section: Section) -> None:
-    """Median tokens/s of each system; the systems take turns. Each round has every number of streams, so that the first
-    one already gives every figure, and says how long the others will take here."""
+    """Median tokens/s of each system; the systems take turns. Every figure stands after its first round, and how long
+    that took says how long the rest will take here."""
     for measure in systems.values():
         measure(4, 8)
-    rounds: list[dict[tuple[str, int], float]] = []
-    for number in range(1, ROUNDS + 1):
-        rounds.append({
-            (name, streams): measure(streams, requests)
-            for streams, requests in STREAMS.items()
-            for name, measure in systems.items()
-        })  # fmt: skip
-        for streams in STREAMS:
-            _report(streams, {name: statistics.median(r[name, streams] for r in rounds) for name in systems}, section)
-        section.progress(COMPARING * number / ROUNDS)
+    done = 0.0
+    rounds: dict[int, list[dict[str, float]]] = {streams: [] for streams in STREAMS}
+    for streams, requests in [*STREAMS.items()] * ROUNDS:
+        found = rounds[streams]
+        found.append({name: measure(streams, requests) for name, measure in systems.items()})
+        _report(streams, {name: statistics.median(one[name] for one in found) for name in systems}, section)
+        done += _work(streams) / sum(_work(streams) for streams in STREAMS) / ROUNDS
+        section.progress(COMPARING * done)
+
+
+def _work(streams: int) -> float:
+    """How long the requests at so many streams take, up to a factor: throughput grows about as the root."""
+    return STREAMS[streams] / math.sqrt(streams)
 
 
 def prefix_cache(front: Service, section: Section) -> None:
