@@ -11,8 +11,13 @@ import click
 @click.command()
 @click.argument("engines", nargs=-1, required=True, metavar="ENGINE...")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the repository.")
+@click.option(
+    "--max-queue-size",
+    type=click.IntRange(0),
+    help="Sequences that may wait for each engine besides its batch; more are refused (503).  [default: 4 batches]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(engines: tuple[str, ...], output: Path, as_json: bool) -> None:
+def command(engines: tuple[str, ...], output: Path, max_queue_size: int | None, as_json: bool) -> None:
     """Put engine folders into a Triton model repository.
 
     Each ENGINE is a folder that `llmops build` made, or NAME=FOLDER to serve it under another name. A served model NAME
@@ -21,7 +26,7 @@ def command(engines: tuple[str, ...], output: Path, as_json: bool) -> None:
     """
     from llmops.model_repository.generate import generate_repository, read_engines
 
-    entries = read_engines(engines)
+    entries = read_engines(engines, max_queue_size)
     models = generate_repository(entries, output)
     if as_json:
         names = [entry.name for entry in entries]

@@ -6,8 +6,13 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from llmops.model_repository.launch import TritonServer
 
 PORT = click.IntRange(0, 65535)
 
@@ -15,9 +20,13 @@ PORT = click.IntRange(0, 65535)
 @click.command()
 @click.argument("repository", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--http-port", type=PORT, default=8000, show_default=True, help="0 takes any free port.")
+@click.option(
+    "--http", is_flag=True, help="Also start Triton's HTTP server; of the embedded Triton, on 127.0.0.1 only."
+)
+@click.option("--http-port", type=PORT, default=8000, show_default=True, help="With --http. 0 takes any free port.")
 @click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="0 takes any free port.")
 @click.option("--metrics-port", type=PORT, default=8002, show_default=True, help="0 takes any free port.")
+@click.option("--metrics/--no-metrics", default=True, show_default=True, help="Prometheus metrics.")
 @click.option(
     "--exit-timeout",
     type=click.IntRange(0),
@@ -54,9 +63,11 @@ PORT = click.IntRange(0, 65535)
 def command(
     repository: Path,
     host: str,
+    http: bool,
     http_port: int,
     grpc_port: int,
     metrics_port: int,
+    metrics: bool,
     exit_timeout: int,
     ready_timeout: int,
     launch: str,
@@ -71,38 +82,60 @@ def command(
 
     An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. Ready only when every model is loaded.
     At shutdown running requests are finished first, for at most --exit-timeout seconds; then no process and no shared
-    memory is left.
+    memory is left. A second signal ends them at once.
     """
     from llmops.model_repository.launch import Ports, start_triton
 
+    if not http and click.get_current_context().get_parameter_source("http_port") != ParameterSource.DEFAULT:
+        raise click.UsageError("--http-port is for Triton's HTTP server, which is off: add --http")
     ports = Ports(http_port, grpc_port, metrics_port)
     if export is not None:
         from llmops.model_repository.multi_gpu.export import export_launch
 
-        click.echo(export_launch(export, repository, gpus_per_node, image, claim, ports, exit_timeout), nl=False)
+        click.echo(
+            export_launch(export, repository, gpus_per_node, image, claim, ports, exit_timeout, http, metrics), nl=False
+        )
         return
     if dry_run:
         from llmops.model_repository.dry_run import describe_launch
 
-        click.echo(describe_launch(repository, host, ports, exit_timeout, verbose, launch))
+        click.echo(describe_launch(repository, host, ports, exit_timeout, verbose, launch, http, metrics))
         return
     stop = _stop_event()
     with start_triton(
-        repository, ports=ports, host=host, exit_timeout=exit_timeout, verbose=verbose, launch=launch
+        repository,
+        ports=ports,
+        host=host,
+        exit_timeout=exit_timeout,
+        verbose=verbose,
+        launch=launch,
+        http=http,
+        metrics=metrics,
     ) as server:
         server.wait_ready(ready_timeout, cancelled=stop)
         if not stop.is_set():
-            click.echo(f"Ready. gRPC {server.grpc_address}, HTTP {server.http_url}, metrics {server.metrics_url}")
-            click.echo(f"Serve OpenAI requests from it: llmops gateway --triton {server.grpc_address}")
+            _announce(server)
         server.wait(stop)
         if stop.is_set():
             click.echo("Stopping: finishing the running requests.")
+
+
+def _announce(server: TritonServer) -> None:
+    servers = {"gRPC": server.grpc_address, "HTTP": server.http_url, "metrics": server.metrics_url}
+    click.echo("Ready. " + ", ".join(f"{name} {address}" for name, address in servers.items() if address))
+    click.echo(server.exposure)
+    click.echo(f"Serve OpenAI requests from it: llmops gateway --triton {server.grpc_address}")
 
 
 def _stop_event() -> threading.Event:
     event = threading.Event()
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
+        if event.is_set():
+            # what is left is ended by the time of the third
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
         event.set()
 
     signal.signal(signal.SIGTERM, handle)

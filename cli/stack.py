@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 from llmops.build.manifest import FILE_NAME
 from llmops.errors import InputError, ServerError
@@ -72,6 +73,7 @@ class Stack:
         self._exit = contextlib.ExitStack()
         self._failure: ServerError | None = None
         self._leaving = threading.Event()
+        self._forced = False
 
     def __enter__(self) -> Stack:
         signal.signal(signal.SIGTERM, _interrupt)
@@ -81,9 +83,9 @@ class Stack:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leaving.set()
-        # a second Ctrl-C must not leave a server behind
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _on_signals(_end_now)
+        if self._forced:
+            self._triton.stop(at_once=True)
         self._exit.close()
 
     def start_triton(self, repository: Path) -> None:
@@ -94,32 +96,39 @@ class Stack:
         self._triton.wait_ready()
         threading.Thread(target=self._watch_triton, name="watch-triton", daemon=True).start()
 
-    def run_gateway(self, on_ready: Callable[[str, str], None]) -> None:
-        """Serve until Ctrl-C, SIGTERM, or the end of Triton (then ServerError). `on_ready` gets URL and model name."""
+    def run_gateway(self, on_ready: Callable[[str, str, str], None]) -> None:
+        """Serve until Ctrl-C, SIGTERM, or the end of Triton (then ServerError).
+
+        `on_ready` gets the URL, the model's name and the line that says what is open to whom.
+        """
         from llmops.gateway.logs import configure_logging
         from llmops.gateway.server import run
 
         configure_logging("warning")
         settings = self._settings.model_copy(update={"triton": self._triton.grpc_address})
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # uvicorn handles both itself, and raises them once more when it is done
-            signal.signal(number, _ignore)
-        run(settings, lambda url: self._announce_when_ready(url, on_ready))
+        # uvicorn handles both itself, and raises them once more when it is done
+        _on_signals(_ignore)
+        self._forced = run(settings, lambda url: self._announce_when_ready(url, on_ready))
         if self._failure is not None:
             raise self._failure
 
-    def _announce_when_ready(self, url: str, on_ready: Callable[[str, str], None]) -> None:
+    def _announce_when_ready(self, url: str, on_ready: Callable[[str, str, str], None]) -> None:
         def wait() -> None:
             while not self._leaving.is_set():
                 with contextlib.suppress(urllib.error.URLError, OSError, IndexError):
                     with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
                         model = json.load(answer)["data"][0]["id"]
                     urllib.request.urlopen(f"{url}/health/ready", timeout=30).close()
-                    on_ready(url, model)
+                    on_ready(url, model, self._exposure(url))
                     return
                 self._leaving.wait(0.1)
 
         threading.Thread(target=wait, name="announce", daemon=True).start()
+
+    def _exposure(self, url: str) -> str:
+        from llmops.model_repository.exposure import stack_exposure
+
+        return stack_exposure(self._settings.host, url, self._triton.grpc_address, str(self._triton.metrics_url))
 
     def _watch_triton(self) -> None:
         try:
@@ -133,6 +142,17 @@ class Stack:
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _end_now(_signal: int, _frame: FrameType | None) -> None:
+    """Nothing is waited for any more, but a third signal must not leave a server behind."""
+    _on_signals(signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _on_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
 
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None: ...

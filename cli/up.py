@@ -37,7 +37,7 @@ def command(
     """From CHECKPOINT to a running OpenAI endpoint: build, repository, Triton, gateway.
 
     CHECKPOINT is what `llmops build` takes, or an engine folder that it made. What was built before is used again.
-    Ctrl-C ends all of it: open answers are finished first.
+    Ctrl-C ends all of it: open answers are finished first, unless there is a second one.
     """
     from llmops.cli.stack import Stack, build_engine, make_repository
 
@@ -47,13 +47,13 @@ def command(
         repository = make_repository(engine, folder)
         click.echo(f"Engine {engine}, repository {repository}. Starting Triton ...", err=True)
         stack.start_triton(repository)
-        stack.run_gateway(lambda url, model: _announce(url, model, time.monotonic() - started))
+        stack.run_gateway(lambda url, model, exposure: _announce(url, model, exposure, time.monotonic() - started))
 
 
-def _announce(url: str, model: str, seconds: float) -> None:
+def _announce(url: str, model: str, exposure: str, seconds: float) -> None:
     body = (
         f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
     )
-    click.echo(f"\nReady after {seconds:.0f} s: {url}/v1 serves {model}. Try it:\n")
+    click.echo(f"\nReady after {seconds:.0f} s: {url}/v1 serves {model}.\n{exposure}\n\nTry it:\n")
     click.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n")
     click.echo(f"  llmops chat --url {url}/v1\n\nCtrl-C ends everything.")

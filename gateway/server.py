@@ -71,8 +71,11 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL as soon as the port is bound."""
+def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = None) -> bool:
+    """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL as soon as the port is bound.
+
+    True when a second signal ended it.
+    """
     listener = bind(settings.host, settings.port)
     _raise_descriptor_limit()
     try:
@@ -80,9 +83,9 @@ def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = 
         if on_listening is not None:
             on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         if settings.workers == 1:
-            _serve(settings, [listener])
-        else:
-            _run_workers(settings, listener)
+            return _serve(settings, [listener])
+        _run_workers(settings, listener)
+        return False
     finally:
         listener.close()
 
@@ -103,10 +106,12 @@ def _run_workers(settings: GatewaySettings, listener: socket.socket) -> None:
         Supervisor(settings.workers, work).run()
 
 
-def _serve(settings: GatewaySettings, sockets: list[socket.socket], peers: Peers = ALONE) -> None:
+def _serve(settings: GatewaySettings, sockets: list[socket.socket], peers: Peers = ALONE) -> bool:
     app = create_app(settings, peers)
     _calm_garbage_collector()
-    DrainingServer(server_config(app, settings), app.state.health.drain).run(sockets=sockets)
+    server = DrainingServer(server_config(app, settings), app.state.health.drain)
+    server.run(sockets=sockets)
+    return server.force_exit
 
 
 def _calm_garbage_collector() -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
+# A client could map the backend's own memory, write a file of its choice (trace_file, log_file) or change what is
+# loaded. Names: triton-inference-server/server src/restricted_features.h, the same from 2.51 to 2.71.
+RESTRICTED = ("shared-memory", "trace", "logging")
+# The gateway finds the models through gRPC's repository index; loading and unloading are off (--model-control-mode).
+RESTRICTED_HTTP = (*RESTRICTED, "model-repository")
+# Triton refuses to map what starts so (kTritonSharedMemoryRegionPrefix in src/common.h, since 25.07)
+SHM_PREFIX = "triton_python_backend_shm_region_llmops_"
 # a large engine takes minutes to load
 _STUB_TIMEOUT = 1800
 
@@ -20,14 +28,18 @@ class Ports:
 @dataclass(frozen=True)
 class ServerOptions:
     """What every rank of a server is started with. `exit_timeout` in seconds; `shm_prefix` names its shared memory;
-    `backends` is empty for the binary's own backend folder."""
+    `backends` is empty for the binary's own backend folder; `http_host` is empty for no HTTP server. `secret` would
+    open the restricted APIs: nobody needs them, so nobody is told."""
 
     binary: str
     repository: str
     backends: str = ""
     host: str = "127.0.0.1"
     ports: Ports = Ports()
-    shm_prefix: str = "llmops_"
+    http_host: str = ""
+    metrics: bool = True
+    shm_prefix: str = SHM_PREFIX
+    secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     exit_timeout: int = 30
     verbose: int = 0
 
@@ -36,12 +48,12 @@ def server_command(options: ServerOptions) -> list[str]:
     """One tritonserver that loads everything in the repository."""
     return [
         *_common(options),
-        f"--http-address={options.host}",
-        f"--http-port={options.ports.http}",
+        "--model-control-mode=none",
         f"--grpc-address={options.host}",
         f"--grpc-port={options.ports.grpc}",
-        f"--metrics-address={options.host}",
-        f"--metrics-port={options.ports.metrics}",
+        f"--grpc-restricted-protocol={_restricted(RESTRICTED, options)}",
+        *_http(options),
+        *_metrics(options),
     ]
 
 
@@ -55,6 +67,27 @@ def follower_command(options: ServerOptions, models: list[str]) -> list[str]:
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in models),
     ]
+
+
+def _http(options: ServerOptions) -> list[str]:
+    if not options.http_host:
+        return ["--allow-http=false"]
+    return [
+        f"--http-address={options.http_host}",
+        f"--http-port={options.ports.http}",
+        f"--http-restricted-api={_restricted(RESTRICTED_HTTP, options)}",
+    ]
+
+
+def _metrics(options: ServerOptions) -> list[str]:
+    if not options.metrics:
+        return ["--allow-metrics=false"]
+    return [f"--metrics-address={options.host}", f"--metrics-port={options.ports.metrics}"]
+
+
+def _restricted(names: tuple[str, ...], options: ServerOptions) -> str:
+    """Triton's `APIs:header=value`."""
+    return f"{','.join(names)}:llmops={options.secret}"
 
 
 def _common(options: ServerOptions) -> list[str]:

@@ -1,40 +1,79 @@
-"""Ask the engines of a running Triton to finish what they have and take nothing new, before it is shut down.
+"""Let the engines of a running Triton finish what they have, before Triton is told to end.
 
-A gateway's step stream is an in-flight request for Triton, so without this a shutdown waits for its exit timeout.
+An unloading Triton takes no message at all any more: no acknowledgement of a gateway, no cancel. `llmops serve` does
+this by itself; for a tritonserver that was started otherwise: python -m llmops.model_repository.drain HOST:PORT SECONDS
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmops.model_repository.names import ENGINE
 
 TIMEOUT = 5.0
+# seconds for the engines to say goodbye to answers that are cut off
+_GOODBYE = 2.0
+# Triton is asked directly, and at once again when it does not listen yet
+_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
 
-def drain_engines(address: str) -> None:
-    """`address` is HOST:PORT of Triton's gRPC endpoint. A server that does not answer is left alone."""
-    import grpc
-    from tritonclient.grpc import service_pb2, service_pb2_grpc
-
-    with grpc.insecure_channel(address) as channel, contextlib.suppress(grpc.RpcError):
+def is_ready(address: str) -> bool:
+    """Whether the Triton at HOST:PORT has loaded every model."""
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT)
-        for model in {entry.name for entry in index.models if entry.name.endswith(ENGINE)}:
-            config = stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=TIMEOUT).config
-            if any(tensor.name == "drain" for tensor in config.input):
-                list(stub.ModelStreamInfer(iter([_drain_request(model)]), timeout=TIMEOUT))
+        try:
+            return bool(stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=TIMEOUT).ready)
+        except grpc.RpcError:
+            return False
 
 
-def _drain_request(model: str) -> object:
-    from tritonclient.grpc import service_pb2
+def drain_engines(address: str, seconds: float) -> None:
+    """Block until all running requests of the engines at HOST:PORT have ended. What has not after `seconds` is ended
+    with an error. A server that does not answer is left alone."""
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel, contextlib.suppress(grpc.RpcError):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        models = _engines(stub)
+        if models and not _drain(stub, models, seconds):
+            _drain(stub, models, _GOODBYE, end_now=True)
 
+
+def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
+    """The models that know `drain`."""
+    index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT)
+    names = sorted({entry.name for entry in index.models if entry.name.endswith(ENGINE)})
+    configs = {
+        name: stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=TIMEOUT).config for name in names
+    }
+    return [name for name in names if any(tensor.name == "drain" for tensor in configs[name].input)]
+
+
+def _drain(
+    stub: service_pb2_grpc.GRPCInferenceServiceStub, models: list[str], seconds: float, end_now: bool = False
+) -> bool:
+    """All at the same time, over one stream. False when time is over before the last has ended."""
+    requests = [_drain_request(model, end_now) for model in models]
+    try:
+        list(stub.ModelStreamInfer(iter(requests), timeout=max(seconds, 0.01)))
+    except grpc.RpcError as error:
+        if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise
+        return False
+    return True
+
+
+def _drain_request(model: str, end_now: bool) -> service_pb2.ModelInferRequest:
     request = service_pb2.ModelInferRequest(model_name=model)
-    for name, datatype, raw in (
-        ("input_lengths", "INT32", bytes(4)),
-        ("request_output_len", "INT32", bytes(4)),
-        ("drain", "BOOL", b"\x01"),
-    ):
+    tensors = {"input_lengths": bytes(4), "request_output_len": bytes(4), "drain": b"\x01", "stop": bytes([end_now])}
+    for name, raw in tensors.items():
+        datatype = "INT32" if len(raw) == 4 else "BOOL"
         request.inputs.add(name=name, datatype=datatype, shape=[1, 1])
         request.raw_input_contents.append(raw)
     return request
+
+
+if __name__ == "__main__":
+    drain_engines(sys.argv[1], float(sys.argv[2]))

@@ -21,7 +21,14 @@ _MEANING = {
 
 
 def describe_launch(
-    repository: Path, host: str, ports: Ports, exit_timeout: int = 30, verbose: int = 0, launch: str = "auto"
+    repository: Path,
+    host: str,
+    ports: Ports,
+    exit_timeout: int = 30,
+    verbose: int = 0,
+    launch: str = "auto",
+    http: bool = False,
+    metrics: bool = True,
 ) -> str:
     """What `llmops serve` would run, as text that a shell takes. Raises InputError where it would."""
     check_repository(repository)
@@ -34,6 +41,8 @@ def describe_launch(
         backends=str(installation.backends),
         host=host,
         ports=ports,
+        http_host=installation.http_host(host) if http else "",
+        metrics=metrics,
         exit_timeout=exit_timeout,
         verbose=verbose,
     )

@@ -31,6 +31,11 @@ class Installation:
     backends: Path
     environment: dict[str, str]
 
+    def http_host(self, host: str) -> str:
+        """Where its HTTP server listens. The wheel's (2.51) ends with SIGSEGV on a body of many small chunks
+        (CVE-2025-23310 and 23311, fixed in 25.07) whatever the restrictions: nobody but this machine gets near it."""
+        return host if self.kind == "container" else "127.0.0.1"
+
 
 def container_installation() -> Installation:
     """The server of NVIDIA's images, whether or not this is one."""

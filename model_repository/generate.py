@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,10 @@ from llmops.model_repository.pbtxt import TEMPLATES, render_config
 from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
 
 CONTRACT = 2
+# of Triton's own queue, through which NVIDIA's C++ backend takes its requests
 MAX_QUEUE_SIZE = 4096
+# batches that may wait for our engine models: a full queue is then as many answers' time long
+QUEUED_BATCHES = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -37,6 +40,13 @@ class EngineEntry:
     directory: Path
     manifest: EngineManifest
     target: RepositoryTarget
+    max_queue_size: int | None = None
+
+    @property
+    def queue_size(self) -> int:
+        """Sequences that may wait besides those in the batch."""
+        default = QUEUED_BATCHES * self.manifest.limits.max_batch_size
+        return default if self.max_queue_size is None else self.max_queue_size
 
 
 @dataclass(frozen=True)
@@ -48,11 +58,14 @@ class ModelFolder:
     package: str | None
 
 
-def read_engines(arguments: Sequence[str]) -> list[EngineEntry]:
-    """`ENGINE` or `NAME=ENGINE` each. Raises InputError for what cannot be served, or two engines of one name."""
+def read_engines(arguments: Sequence[str], max_queue_size: int | None = None) -> list[EngineEntry]:
+    """`ENGINE` or `NAME=ENGINE` each; `max_queue_size`: sequences that may wait for each.
+
+    Raises InputError for what cannot be served, or two engines of one name.
+    """
     entries: list[EngineEntry] = []
     for argument in arguments:
-        entry = _read_engine(argument)
+        entry = replace(_read_engine(argument), max_queue_size=max_queue_size)
         if any(other.name == entry.name for other in entries):
             raise InputError(f"two engines are called {entry.name}: name one of them, as in `other={entry.directory}`.")
         entries.append(entry)
@@ -150,6 +163,7 @@ def _tokenizer_dir(entry: EngineEntry) -> str:
 
 
 def _engine(entry: EngineEntry, model: EngineModel) -> str:
+    queue = {"max_queue_size": str(entry.queue_size)} if model.python_model else {}
     values = {
         "name": entry.name + ENGINE,
         "backend": model.backend,
@@ -157,7 +171,7 @@ def _engine(entry: EngineEntry, model: EngineModel) -> str:
         "max_queue_size": MAX_QUEUE_SIZE,
         "inputs": model.inputs,
         "outputs": model.outputs,
-        "parameters": {**model.parameters, "llmops_card": json.dumps(card(entry))},
+        "parameters": {**model.parameters, **queue, "llmops_card": json.dumps(card(entry))},
     }
     return render_config("tensorrt_llm", values)
 

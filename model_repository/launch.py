@@ -15,26 +15,26 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.command import Ports as Ports
 from llmops.model_repository.command import ServerOptions
-from llmops.model_repository.drain import drain_engines
+from llmops.model_repository.drain import drain_engines, is_ready
 from llmops.model_repository.embedded import Installation, find_installation
+from llmops.model_repository.exposure import EMBEDDED_HTTP, exposure
 from llmops.model_repository.marker import Marker
 from llmops.model_repository.match import check_engines, check_server
-from llmops.model_repository.multi_gpu import plan_launch, with_mpi
+from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
 from llmops.model_repository.processes import Process, descendants, kill_left, model_processes, rank_zero, tied
 from llmops.model_repository.repository import check_repository
-from llmops.model_repository.triton_log import LogLine, ended_engine, explain_failure, parse_line
+from llmops.model_repository.shared_memory import SharedMemory, sweep
+from llmops.model_repository.triton_log import LogLine, ended_engine, explain_failure, last_error, parse_line
 
-SHM_DIR = Path("/dev/shm")
 # Triton logs this when the last in-flight request is done and only unloading is left.
 _REQUESTS_DONE = "All models are stopped, unloading models"
 # Seconds for that. A gRPC stream that a client keeps open, even an idle one, holds its model, and Triton would wait for
@@ -52,16 +52,16 @@ class TritonServer:
         process: subprocess.Popen[bytes],
         options: ServerOptions,
         on_log: Callable[[LogLine], None],
+        memory: SharedMemory,
         under_mpi: bool = False,
     ) -> None:
         self.process = process
         self.host = options.host
         self.ports = options.ports
-        self.shm_prefix = options.shm_prefix
+        self._options = options
+        self._memory = memory
         self.log: deque[LogLine] = deque(maxlen=400)
         self._on_log = on_log
-        self._exit_timeout = options.exit_timeout
-        self._program = options.binary
         self._under_mpi = under_mpi
         self._models: dict[str, list[Process]] = {}
         self._broken = False
@@ -75,24 +75,33 @@ class TritonServer:
         return self.process.pid
 
     @property
+    def shm_prefix(self) -> str:
+        return self._memory.prefix
+
+    @property
     def grpc_address(self) -> str:
         return f"{self.host}:{self.ports.grpc}"
 
     @property
-    def http_url(self) -> str:
-        return f"http://{self.host}:{self.ports.http}"
+    def http_url(self) -> str | None:
+        """None unless it was asked for."""
+        return f"http://{self._options.http_host}:{self.ports.http}" if self._options.http_host else None
 
     @property
-    def metrics_url(self) -> str:
-        return f"http://{self.host}:{self.ports.metrics}/metrics"
+    def metrics_url(self) -> str | None:
+        return f"http://{self.host}:{self.ports.metrics}/metrics" if self._options.metrics else None
+
+    @property
+    def exposure(self) -> str:
+        """Who can reach what, and which flag closes it, in one line."""
+        return exposure(self.host, self._options.http_host, self._options.metrics)
 
     def is_ready(self) -> bool:
-        """True when every model of the repository is loaded."""
-        try:
-            with urllib.request.urlopen(f"{self.http_url}/v2/health/ready", timeout=2) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        """True when every model of the repository is loaded and every server listens; gRPC is the first to."""
+        others = [(self._options.http_host, self.ports.http)] if self._options.http_host else []
+        if self._options.metrics:
+            others.append((self.host, self.ports.metrics))
+        return is_ready(self.grpc_address) and all(_listens(*other) for other in others)
 
     def wait_ready(self, timeout: float = 600, cancelled: threading.Event | None = None) -> None:
         """Block until ready, or `cancelled`. Raises ServerError with the cause if the server ends first or `timeout`
@@ -120,19 +129,23 @@ class TritonServer:
                     self._broken = True
                     raise ServerError(_model_died(model))
 
-    def stop(self) -> int:
-        """Drain, SIGTERM, wait until in-flight requests are done, remove what is left. Returns Triton's exit code."""
+    def stop(self, at_once: bool = False) -> int:
+        """Let running requests end, for at most the exit timeout; SIGTERM; remove what is left. Returns its exit code.
+
+        `at_once`, or an exception that a signal handler raises meanwhile, ends all of it without waiting.
+        """
         below = descendants(self.process.pid) if self._under_mpi else []
         try:
-            if self.process.poll() is None and not self._broken:
-                drain_engines(self.grpc_address)
-                self._finish()
-        finally:  # also when the wait is interrupted by a second Ctrl-C
+            if self.process.poll() is None and not self._broken and not at_once:
+                deadline = time.monotonic() + self._options.exit_timeout
+                drain_engines(self.grpc_address, self._options.exit_timeout)
+                self._finish(deadline)
+        finally:
             self._kill_group()
             kill_left(below)
             self.process.wait()
             self._reader.join(timeout=5)
-            remove_shared_memory(self.shm_prefix)
+            self._memory.remove()
         return self.process.returncode
 
     def __enter__(self) -> TritonServer:
@@ -141,26 +154,30 @@ class TritonServer:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.stop(at_once=kind is not None and issubclass(kind, KeyboardInterrupt))
 
-    def _finish(self) -> None:
-        """SIGTERM, and time to finish requests. mpirun would give its ranks a second only: rank 0, which has the
-        requests, is told first, then mpirun, which ends the ranks that wait for work."""
+    def _finish(self, deadline: float) -> None:
+        """SIGTERM, and what is left of the time for requests to other models than our engines.
+
+        mpirun would give its ranks a second only: rank 0, which has the requests, is told first, then mpirun, which
+        ends the ranks that wait for work.
+        """
         if not self._under_mpi:
             self.process.send_signal(signal.SIGTERM)
-            self._wait_for_exit(lambda: self.process.poll() is not None)
+            self._wait_for_exit(deadline, lambda: self.process.poll() is not None)
             return
-        leader = rank_zero(self.process.pid, self._program)
+        program = self._options.binary
+        leader = rank_zero(self.process.pid, program)
         if leader is not None:
             os.kill(leader, signal.SIGTERM)
-            self._wait_for_exit(lambda: rank_zero(self.process.pid, self._program) is None)
+            self._wait_for_exit(deadline, lambda: rank_zero(self.process.pid, program) is None)
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=_MPI_GRACE)
 
-    def _wait_for_exit(self, ended: Callable[[], bool]) -> None:
-        """Until `ended`, the exit timeout is over, or all requests are done and unloading takes too long."""
-        deadline = time.monotonic() + self._exit_timeout + 10
+    def _wait_for_exit(self, deadline: float, ended: Callable[[], bool]) -> None:
+        """Until `ended`, or unloading takes too long after all requests are done or the deadline is over."""
+        deadline = max(deadline, time.monotonic()) + UNLOAD_GRACE
         while not ended() and time.monotonic() < deadline:
             if self._unloading.is_set():
                 deadline = min(deadline, time.monotonic() + UNLOAD_GRACE)
@@ -177,10 +194,16 @@ class TritonServer:
         return f"Triton did not start: {cause}."
 
     def _ending(self) -> str:
+        self._reader.join(timeout=5)
         code = self.process.returncode
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
-        errors = [line.message for line in self.log if line.level in ("error", "fatal")]
-        return f"code {code}{name}" + (f"; its last error was: {errors[-1]}" if errors else "")
+        if code == -signal.SIGKILL:
+            name += "; who sends that is often the kernel, for want of memory (see dmesg)"
+        error = last_error(self.log)
+        if error is None:
+            return f"code {code}{name}."
+        when = f" ({error.time})" if error.time else ""
+        return f"code {code}{name}; the last error in its log{when} was: {error.message.strip()}"
 
     def _read_log(self) -> None:
         assert self.process.stdout is not None
@@ -191,6 +214,14 @@ class TritonServer:
                 self._unloading.set()
             self._ended = self._ended or ended_engine(line)
             self._on_log(line)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _model_died(model: str) -> str:
@@ -222,44 +253,61 @@ def start_triton(
     exit_timeout: int = 30,
     verbose: int = 0,
     launch: str = "auto",
+    http: bool = False,
+    metrics: bool = True,
     on_log: Callable[[LogLine], None] = print_log,
     installation: Installation | None = None,
 ) -> TritonServer:
     """Start tritonserver on `repository`, under mpirun where an engine wants it; call `wait_ready()` next.
 
-    `exit_timeout`: seconds that in-flight requests get after SIGTERM; `launch`: one of multi_gpu.LAUNCHES. The server
-    also ends when the calling process dies, however it dies. Raises InputError, ResourceError, VersionMismatchError or
-    MissingDependencyError with the fix.
+    `exit_timeout`: seconds that running requests get at a stop; `launch`: one of multi_gpu.LAUNCHES; `http`, `metrics`:
+    whether these servers run. It also ends when the calling process dies, however it dies. Raises InputError,
+    ResourceError, VersionMismatchError or MissingDependencyError with the fix.
     """
     models, marker = check_repository(repository), Marker.load(repository)
     plan = plan_launch(marker, launch)
     installation = installation or find_installation()
     check_server(marker, models, installation.backends)
     check_engines(marker)
-    chosen = _choose_ports(host, ports or Ports())
-    sweep_shared_memory()
+    http_host = installation.http_host(host) if http else ""
+    chosen = _choose_ports(host, ports or Ports(), http_host, metrics)
+    if http and installation.kind == "embedded":
+        on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", EMBEDDED_HTTP))
+    sweep()
+    memory = SharedMemory()
     options = ServerOptions(
         binary=str(installation.binary),
         repository=str(repository.resolve()),
         backends=str(installation.backends),
         host=host,
         ports=chosen,
-        shm_prefix=f"llmops_{os.getpid()}_{os.urandom(3).hex()}_",
+        http_host=http_host,
+        metrics=metrics,
+        shm_prefix=memory.prefix,
         exit_timeout=exit_timeout,
         verbose=verbose,
     )
+    try:
+        process = _start(options, plan, installation, memory.lock)
+    except BaseException:
+        memory.remove()
+        raise
+    return TritonServer(process, options, on_log, memory, under_mpi=plan.launch != "single")
+
+
+def _start(options: ServerOptions, plan: LaunchPlan, installation: Installation, lock: int) -> subprocess.Popen[bytes]:
     command, environment = with_mpi(options, plan)
     environment = {**os.environ, **installation.environment, **environment}
     _check_program(command[0], environment["PATH"])
-    process = subprocess.Popen(
+    return subprocess.Popen(
         tied(command),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        pass_fds=(lock,),
     )
-    return TritonServer(process, options, on_log, under_mpi=plan.launch != "single")
 
 
 def _check_program(program: str, path: str) -> None:
@@ -270,16 +318,20 @@ def _check_program(program: str, path: str) -> None:
         )
 
 
-def _choose_ports(host: str, ports: Ports) -> Ports:
-    given = {"http": ports.http, "grpc": ports.grpc, "metrics": ports.metrics}
-    fixed = [port for port in given.values() if port]
+def _choose_ports(host: str, ports: Ports, http_host: str, metrics: bool) -> Ports:
+    """Free ones for those that are 0; ports of servers that are off stay as they are."""
+    given = {"grpc": (host, ports.grpc)}
+    if http_host:
+        given["http"] = (http_host, ports.http)
+    if metrics:
+        given["metrics"] = (host, ports.metrics)
+    fixed = [port for _, port in given.values() if port]
     if len(set(fixed)) != len(fixed):
-        raise InputError(
-            f"the HTTP, gRPC and metrics ports must differ; got {ports.http}, {ports.grpc}, {ports.metrics}"
-        )
+        names = ", ".join(f"{name} {port}" for name, (_, port) in given.items())
+        raise InputError(f"each server needs a port of its own; got {names}")
     with contextlib.ExitStack() as stack:
-        chosen = {name: _reserve(stack, host, name, port) for name, port in given.items()}
-    return Ports(**chosen)
+        chosen = {name: _reserve(stack, address, name, port) for name, (address, port) in given.items()}
+    return replace(ports, **chosen)
 
 
 def _reserve(stack: contextlib.ExitStack, host: str, name: str, port: int) -> int:
@@ -293,17 +345,3 @@ def _reserve(stack: contextlib.ExitStack, host: str, name: str, port: int) -> in
             f"or choose another with --{name}-port (0 takes any free one)"
         ) from error
     return int(listener.getsockname()[1])
-
-
-def remove_shared_memory(prefix: str) -> None:
-    """Remove the segments of one server, left behind when a stub was killed."""
-    for segment in SHM_DIR.glob(f"{prefix}*"):
-        segment.unlink(missing_ok=True)
-
-
-def sweep_shared_memory() -> None:
-    """Remove segments whose server was started by a process that is gone (killed machines, kill -9)."""
-    for segment in SHM_DIR.glob("llmops_*_*_*"):
-        owner = segment.name.split("_")[1]
-        if owner.isdigit() and not Path("/proc", owner).exists():
-            segment.unlink(missing_ok=True)

@@ -78,15 +78,30 @@ _LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: 
 
 def explain_failure(lines: Iterable[LogLine]) -> str | None:
     """The cause in one sentence: the first model that failed and why, else the first error. None if nothing failed."""
-    errors = [line for line in lines if line.level in ("error", "fatal")]
+    errors = [line for line in lines if _is_error(line)]
     for line in errors:
         match = _LOAD_FAILED.search(line.message)
         if match:
             return f"model {match['model']} did not load: {_root_cause(match['reason'])}"
-    for line in errors:
-        # "Poll failed for model directory 'x': ..." and the like
-        return _root_cause(line.message)
-    return None
+    # "Poll failed for model directory 'x': ..." and the like
+    return _root_cause(errors[0].message) if errors else None
+
+
+# what the C and C++ libraries say before they abort
+_ABORT = re.compile(
+    r"terminate called|what\(\):|double free|corrupt|[Aa]ssertion .* failed|stack smashing|out of memory"
+)
+
+
+def last_error(lines: Iterable[LogLine]) -> LogLine | None:
+    """The last line that may be why a server ended."""
+    return next((line for line in reversed(list(lines)) if _is_error(line)), None)
+
+
+def _is_error(line: LogLine) -> bool:
+    """Of those that are not said at each start on such a machine."""
+    said = line.level in ("error", "fatal") or (not line.level and _ABORT.search(line.message))
+    return bool(said) and not line.is_noise
 
 
 def _root_cause(reason: str) -> str:

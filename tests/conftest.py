@@ -53,7 +53,7 @@ def triton(repository: Path) -> Iterator[object]:
     """
     from llmops.model_repository.launch import Ports, start_triton
 
-    with start_triton(repository, ports=Ports(0, 0, 0)) as server:
+    with start_triton(repository, ports=Ports(0, 0, 0), http=True) as server:
         server.wait_ready(timeout=120)
         yield server
 

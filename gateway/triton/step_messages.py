@@ -13,6 +13,8 @@ from llmops.gateway.triton.encodings import MessageTensors, ObjectTensors
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.tensors import EMPTY_FINAL
 
+# the id of messages whose refusal concerns nobody: an unloading Triton takes none of them any more
+ASIDE = "aside"
 # flags of a step's entries
 LAST_OF_SLOT, ERROR, CANCELLED = 2, 4, 8
 
@@ -57,15 +59,25 @@ class StepWriter:
         return message
 
     def acknowledge(self, step: int) -> service_pb2.ModelInferRequest:
-        message, tensors = self._message()
+        message, tensors = self._aside()
         tensors.scalar("acknowledge", "INT64", step)
         return message
 
     def cancel(self, slot: int) -> service_pb2.ModelInferRequest:
-        message, tensors = self._message()
+        message, tensors = self._aside()
         tensors.scalar("slot", "INT32", slot)
         tensors.scalar("stop", "BOOL", True)
         return message
+
+    def leave(self) -> service_pb2.ModelInferRequest:
+        message, tensors = self._aside()
+        tensors.scalar("stop", "BOOL", True)
+        return message
+
+    def _aside(self) -> tuple[service_pb2.ModelInferRequest, MessageTensors]:
+        message, tensors = self._message()
+        message.id = ASIDE
+        return message, tensors
 
     def _message(self) -> tuple[service_pb2.ModelInferRequest, MessageTensors]:
         """A message that is no request of its own; the two tensors that NVIDIA's contract requires are 0 then."""

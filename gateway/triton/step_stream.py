@@ -7,6 +7,7 @@ engine that has forgotten the subscription (it was restarted) ends what was open
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import struct
 import time
@@ -22,14 +23,16 @@ from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenS
 from llmops.gateway.triton.base import BROKEN, Transport
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.slot_stream import SlotStream
-from llmops.gateway.triton.step_messages import ERROR, LAST_OF_SLOT, StepWriter, Submission, slots_of
-from llmops.gateway.triton.tensors import FINAL_FLAG, error_of
+from llmops.gateway.triton.step_messages import ASIDE, ERROR, LAST_OF_SLOT, StepWriter, Submission, slots_of
+from llmops.gateway.triton.tensors import FINAL_FLAG, condition_of, error_of
 
 # the engine keeps 256 unacknowledged steps
 ACKNOWLEDGE_EVERY = 32
 # how long a lost connection is tried again; the engine keeps the requests as long (s)
 GRACE = 5.0
 RETRY = 0.1
+# what the engine gets to end the subscription when the gateway leaves (s)
+LEAVE = 1.0
 UNKNOWN = "subscription: unknown"
 RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
@@ -115,10 +118,20 @@ class Subscription:
             self._send(self._write(self._writer.cancel(slot)))
 
     async def close(self) -> None:
+        self._fail_open(UnavailableError("The gateway is shutting down."))
+        if not self.ended:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._leave(), LEAVE)
         self._end(UnavailableError("The gateway is shutting down."))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _leave(self) -> None:
+        """Without a word the engine would go on with these answers for the grace time."""
+        await self._write(self._writer.leave())
+        if self._task is not None:
+            await asyncio.wait({self._task})
 
     def _send(self, work: Coroutine[Any, Any, None]) -> None:
         send = asyncio.create_task(work)
@@ -183,8 +196,9 @@ class Subscription:
             self._end(UnavailableError(RESTARTED))
             return
         slots = slots_of(message_id)
-        if not slots:
-            self._end(UnavailableError("The engine ended the stream; send the request again.", detail=text))
+        if not slots and message_id != ASIDE:
+            ended = UnavailableError("The engine ended the stream; send the request again.", detail=text)
+            self._end(condition_of(text) or ended)
         self._leaving.difference_update(slots)
         for slot in slots:
             stream = self._streams.pop(slot, None)
@@ -252,11 +266,14 @@ class Subscription:
 
     def _end(self, error: ApiError) -> None:
         self.ended = True
+        self._fail_open(error)
+        if self._call is not None:
+            self._call.cancel()
+
+    def _fail_open(self, error: ApiError) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
-        if self._call is not None:
-            self._call.cancel()
 
 
 def _strings(data: bytes) -> list[str]:

@@ -49,6 +49,14 @@ INPUT_TENSORS = frozenset(
 )
 
 
+# what an engine says of itself, before the colon
+CONDITIONS = {
+    "drain": "The engine is shutting down; send the request again.",
+    "engine": "The engine cannot take requests now; send the request again.",
+    "queue": "Too many requests wait for this model; try again in a moment.",
+}
+
+
 class ResponseReader:
     """Reads the responses of one stream; remembers where the outputs are, which does not change within it."""
 
@@ -110,14 +118,31 @@ def error_of(message: str) -> ApiError:
         if _is_sentence(reason):
             return UnsupportedError(message, param=name)
         return UnsupportedError(f"{name}: the engine cannot take it.", param=name, detail=message)
+    condition = condition_of(message)
+    if condition is not None:
+        return condition
     lowered = message.lower()
     if "xgrammar" in lowered or "grammar_compiler" in lowered:
         # some engines compile a grammar only when they get to it
         refused = "guided_decoding_guide: the engine cannot compile it."
         return UnsupportedError(refused, param="guided_decoding_guide", detail=message)
-    if "unknown model" in lowered or "not ready" in lowered or "unavailable" in lowered or name in ("drain", "engine"):
+    if (
+        "unknown model" in lowered
+        or "not ready" in lowered
+        or "unavailable" in lowered
+        or "stopped accepting" in lowered
+    ):
         return UnavailableError("The engine cannot take requests now; send the request again.", detail=message)
     return EngineError(message)
+
+
+def condition_of(message: str) -> UnavailableError | None:
+    """The error for what an engine says of itself and not of a request."""
+    name, colon, _ = message.partition(":")
+    if not colon or name not in CONDITIONS:
+        return None
+    code = "overloaded" if name == "queue" else None
+    return UnavailableError(CONDITIONS[name], code=code, detail=message if name == "engine" else None)
 
 
 def _is_sentence(reason: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from llmops.model_repository.multi_gpu.base import plan_launch
 from llmops.model_repository.repository import check_repository
 
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
+# the scripts make a new one at each start: what is printed here may lie in a repository
+SECRET = "LLMOPS_SECRET"
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,18 @@ class Cluster:
     folders: list[Path]
     ports: Ports
     exit_timeout: int
+    http: bool = False
+    metrics: bool = True
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.gpus_per_node
+
+    @property
+    def open_ports(self) -> dict[str, int]:
+        """By name, those that the leader listens on."""
+        on = {"grpc": True, "metrics": self.metrics, "http": self.http}
+        return {name: getattr(self.ports, name) for name, is_on in on.items() if is_on}
 
     @property
     def root(self) -> Path:
@@ -46,7 +57,15 @@ class Cluster:
         return common.parent if common in self.folders and len(self.folders) == 1 else common
 
 
-def make_cluster(repository: Path, gpus_per_node: int, image: str | None, ports: Ports, exit_timeout: int) -> Cluster:
+def make_cluster(
+    repository: Path,
+    gpus_per_node: int,
+    image: str | None,
+    ports: Ports,
+    exit_timeout: int,
+    http: bool = False,
+    metrics: bool = True,
+) -> Cluster:
     """Raises InputError for a repository or a number of GPUs that cannot be launched so."""
     check_repository(repository)
     marker = Marker.load(repository)
@@ -65,7 +84,7 @@ def make_cluster(repository: Path, gpus_per_node: int, image: str | None, ports:
             f"--gpus-per-node {gpus_per_node} does not divide the {engine.world_size} GPUs of {name}: every machine "
             "takes the same number of ranks."
         )
-    options = _options(repository, ports, exit_timeout)
+    options = _options(repository, ports, exit_timeout, http, metrics)
     leader = server_command(options)
     if engine.is_mpi:
         follower = follower_command(options, plan_launch(marker, "auto").engines)
@@ -74,8 +93,23 @@ def make_cluster(repository: Path, gpus_per_node: int, image: str | None, ports:
         _refuse_spaces(leader)
     folders = sorted({repository.resolve(), Path(engine.directory)})
     return Cluster(
-        name, image or needed.reference, nodes, gpus_per_node, leader, follower, folders, ports, exit_timeout
+        name,
+        image or needed.reference,
+        nodes,
+        gpus_per_node,
+        leader,
+        follower,
+        folders,
+        ports,
+        exit_timeout,
+        http,
+        metrics,
     )
+
+
+def shell_words(words: list[str]) -> str:
+    """For a script that sets SECRET."""
+    return shlex.join(words).replace(SECRET, f"${SECRET}")
 
 
 def render(template: str, **values: object) -> str:
@@ -91,7 +125,7 @@ def render(template: str, **values: object) -> str:
     return environment.get_template(template).render(values)
 
 
-def _options(repository: Path, ports: Ports, exit_timeout: int) -> ServerOptions:
+def _options(repository: Path, ports: Ports, exit_timeout: int, http: bool, metrics: bool) -> ServerOptions:
     installation = container_installation()
     return ServerOptions(
         binary=str(installation.binary),
@@ -99,6 +133,9 @@ def _options(repository: Path, ports: Ports, exit_timeout: int) -> ServerOptions
         backends=str(installation.backends),
         host="0.0.0.0",
         ports=ports,
+        http_host="0.0.0.0" if http else "",
+        metrics=metrics,
+        secret=SECRET,
         exit_timeout=exit_timeout,
     )
 

@@ -14,9 +14,18 @@ OUR_IMAGE = "llmops:trtllm"
 
 
 def export_launch(
-    kind: str, repository: Path, gpus_per_node: int, image: str | None, claim: str, ports: Ports, exit_timeout: int
+    kind: str,
+    repository: Path,
+    gpus_per_node: int,
+    image: str | None,
+    claim: str,
+    ports: Ports,
+    exit_timeout: int,
+    http: bool = False,
+    metrics: bool = True,
 ) -> str:
     """The text for `kubectl apply -f -` (lws) or sbatch (slurm). Raises InputError."""
-    if kind == "slurm":
-        return slurm_script(make_cluster(repository, gpus_per_node, image, ports, exit_timeout))
-    return lws_manifests(make_cluster(repository, gpus_per_node, image or OUR_IMAGE, ports, exit_timeout), claim)
+    if kind == "lws":
+        image = image or OUR_IMAGE
+    cluster = make_cluster(repository, gpus_per_node, image, ports, exit_timeout, http, metrics)
+    return slurm_script(cluster) if kind == "slurm" else lws_manifests(cluster, claim)

@@ -7,13 +7,12 @@ where mpirun reaches the other pods through `kubectl exec` as well.
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import yaml
 
 from llmops.errors import InputError
-from llmops.model_repository.multi_gpu.cluster import Cluster, render
+from llmops.model_repository.multi_gpu.cluster import Cluster, render, shell_words
 
 FOLDER = "/llmops"
 AGENT = f"{FOLDER}/kubessh"
@@ -91,8 +90,9 @@ def leader_script(cluster: Cluster) -> str:
         gpus_per_node=cluster.gpus_per_node,
         world_size=cluster.world_size,
         agent=AGENT,
-        leader=shlex.join(cluster.leader),
-        follower=shlex.join(cluster.follower),
+        leader=shell_words(cluster.leader),
+        follower=shell_words(cluster.follower),
+        grpc=cluster.ports.grpc,
         exit_timeout=cluster.exit_timeout,
     )
 
@@ -101,13 +101,11 @@ def _group(name: str, cluster: Cluster, claim: str) -> dict[str, Any]:
     leader = _container("leader", cluster) | {
         "command": ["/bin/bash", f"{FOLDER}/leader.sh"],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
-        "ports": [
-            {"name": port, "containerPort": getattr(cluster.ports, port)} for port in ("http", "grpc", "metrics")
-        ],
+        "ports": [{"name": name, "containerPort": port} for name, port in cluster.open_ports.items()],
         # an engine of many GPUs loads for minutes; until then nothing is killed
-        "startupProbe": _probe("ready", cluster, period=10, failures=360),
-        "readinessProbe": _probe("ready", cluster, period=5, failures=3),
-        "livenessProbe": _probe("live", cluster, period=10, failures=6),
+        "startupProbe": _probe(cluster, period=10, failures=360),
+        "readinessProbe": _probe(cluster, period=5, failures=3),
+        "livenessProbe": _probe(cluster, period=10, failures=6),
     }
     worker = _container("worker", cluster) | {"command": ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]}
     return {
@@ -160,13 +158,18 @@ def _container(role: str, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _probe(what: str, cluster: Cluster, period: int, failures: int) -> dict[str, Any]:
-    check = {"path": f"/v2/health/{what}", "port": cluster.ports.http}
-    return {"httpGet": check, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
+def _probe(cluster: Cluster, period: int, failures: int) -> dict[str, Any]:
+    """gRPC's own health service, which Triton has: serving while every model is ready."""
+    return {
+        "grpc": {"port": cluster.ports.grpc},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
 
 
 def _service(name: str, cluster: Cluster) -> dict[str, Any]:
-    ports = [{"name": port, "port": getattr(cluster.ports, port)} for port in ("http", "grpc", "metrics")]
+    ports = [{"name": name, "port": port} for name, port in cluster.open_ports.items()]
     selector = {"leaderworkerset.sigs.k8s.io/name": name, "role": "leader"}
     return {
         "apiVersion": "v1",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 
-from llmops.model_repository.multi_gpu.cluster import Cluster, render
+from llmops.model_repository.multi_gpu.cluster import Cluster, render, shell_words
 
 
 def slurm_script(cluster: Cluster) -> str:
@@ -21,8 +21,7 @@ def slurm_script(cluster: Cluster) -> str:
         name=cluster.name,
         nodes=cluster.nodes,
         gpus_per_node=cluster.gpus_per_node,
-        grpc=cluster.ports.grpc,
-        http=cluster.ports.http,
+        listens=", ".join(f"{name} $(hostname):{port}" for name, port in cluster.open_ports.items()),
         image=shlex.quote(image),
         mounts=shlex.quote(",".join(f"{folder}:{folder}" for folder in cluster.folders)),
         leader=_quoted(cluster.leader, inside=bool(cluster.follower)),
@@ -32,5 +31,5 @@ def slurm_script(cluster: Cluster) -> str:
 
 def _quoted(words: list[str], inside: bool) -> str:
     """`inside`: within a single-quoted text, where a quote ends it."""
-    text = shlex.join(words)
+    text = shell_words(words)
     return text.replace("'", "'\\''") if inside else text

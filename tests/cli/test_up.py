@@ -11,9 +11,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.model_repository.engine_client import wait_until
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -39,6 +42,16 @@ class Up:
             assert self.process.poll() is None, self.output
             time.sleep(0.1)
         raise TimeoutError(self.output)
+
+    def stream(self, url: str, tokens: int) -> Iterator[dict]:
+        """The events of a completion, as they come."""
+        body = {"model": "smollm2", "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body |= {"temperature": 0, "stream_options": {"include_usage": True}}
+        request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
 
     def children(self) -> list[int]:
         """Pids of all processes under this one: tritonserver and its stubs."""
@@ -73,12 +86,58 @@ def test_one_command_one_answer_one_ctrl_c(up: Up) -> None:
 
     children = up.children()
     assert len(children) >= 4  # tritonserver and a stub for each Python model
-    segments = set(Path("/dev/shm").glob(f"llmops_{up.process.pid}_*"))
+    segments = set(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*"))
     assert segments
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(60) == 0, up.output
     assert [pid for pid in children if Path("/proc", str(pid)).exists()] == []
     assert [path for path in segments if path.exists()] == []
+
+
+def test_a_stop_lets_an_answer_come_to_its_end_and_says_what_was_open(up: Up) -> None:
+    url = up.wait_ready()
+    assert (
+        f"Open to this machine only: the gateway {url} (--host opens it to others). To this machine only: Triton's"
+        in (up.output)
+    )
+    events = up.stream(url, 60)
+    next(events)
+    up.process.send_signal(signal.SIGTERM)
+    assert list(events)[-1]["usage"]["completion_tokens"] == 60
+    assert up.process.wait(60) == 0, up.output
+
+
+def test_a_second_signal_waits_for_nothing(up: Up) -> None:
+    url = up.wait_ready()
+    events = up.stream(url, 8000)
+    next(events)
+    children = up.children()
+    up.process.send_signal(signal.SIGTERM)
+    # the gateway is done with its first signal when it takes no connection any more
+    port = int(url.rsplit(":", 1)[1])
+    while accepts(port):
+        time.sleep(0.01)
+    up.process.send_signal(signal.SIGTERM)
+    # gateway.timeouts.drain and --exit-timeout are 30 s each
+    assert up.process.wait(25) is not None
+    # killed ones are there until the system has reaped them
+    wait_until(lambda: not any(runs(pid) for pid in children), 10)
+    assert list(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*")) == []
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_the_end_of_triton_is_the_end_of_all(up: Up) -> None:
@@ -106,7 +165,7 @@ def test_the_end_of_a_models_process_is_the_end_of_all(up: Up) -> None:
     assert up.process.wait(30) == 1
     assert "Error: The process of model smollm2-tensorrt_llm ended unexpectedly" in up.output
     assert [pid for pid in commands if Path("/proc", str(pid)).exists()] == []
-    assert list(Path("/dev/shm").glob(f"llmops_{up.process.pid}_*")) == []
+    assert list(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*")) == []
 
 
 def test_a_taken_port_is_known_before_anything_is_built(tmp_path: Path) -> None:

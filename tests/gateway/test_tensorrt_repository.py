@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "tiny-tensorrt_llm"
-OWN = ("llmops_runtime", "openvino", "max_num_tokens")
+OWN = ("llmops_runtime", "openvino", "max_num_tokens", "max_queue_size")
 AS_NVIDIA = f"""
 import json
 import cpp_backend
@@ -105,6 +105,7 @@ def swapped(generated: Path, checkpoint: Path, tmp_path_factory: pytest.TempPath
         "llmops_runtime": "openvino",
         "openvino": json.dumps(manifest.extra["openvino"]),
         "max_num_tokens": str(manifest.limits.max_num_tokens),
+        "max_queue_size": "32",
     }
     assert tuple(own) == OWN
     lines = (folder / "config.pbtxt").read_text().splitlines()
@@ -122,7 +123,7 @@ def parameter(key: str, value: str) -> str:
 
 @pytest.fixture(scope="module")
 def server(swapped: Path):
-    with start_triton(swapped, ports=Ports(0, 0, 0)) as running:
+    with start_triton(swapped, ports=Ports(0, 0, 0), http=True) as running:
         running.wait_ready(120)
         yield running
 

@@ -47,7 +47,7 @@ def test_repo_of_a_folder_that_is_no_engine(tmp_path: Path) -> None:
 @pytest.mark.xdist_group("stack")
 def test_serve_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None:
     repository = echo_repository(tmp_path)
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    ports = ["--http", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     command = [sys.executable, "-c", "from llmops.cli.main import main; main()", "serve", str(repository), *ports]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
@@ -56,6 +56,10 @@ def test_serve_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None
     url = re.search(r"HTTP (http://[\d.:]+)", ready)
     assert url, ready
     assert urllib.request.urlopen(f"{url[1]}/v2/models/echo/ready", timeout=5).status == 200
+    assert process.stdout.readline() == (
+        "Open to this machine only: gRPC, metrics and HTTP. Metrics are closed by --no-metrics. "
+        "HTTP is closed without --http.\n"
+    )
     (group,) = children(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0

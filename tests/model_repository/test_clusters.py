@@ -7,6 +7,7 @@ validated as a whole by hand.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,12 +22,12 @@ import pytest
 import yaml
 
 from llmops.errors import InputError
-from llmops.model_repository.command import Ports
+from llmops.model_repository.command import SHM_PREFIX, Ports
 from llmops.model_repository.embedded import find_installation
-from llmops.model_repository.launch import remove_shared_memory
 from llmops.model_repository.multi_gpu.cluster import make_cluster
 from llmops.model_repository.multi_gpu.export import export_launch
 from llmops.model_repository.multi_gpu.lws import AGENT, leader_script
+from llmops.model_repository.shared_memory import remove_segments
 from tests.model_repository.engine_client import wait_until
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
 
@@ -64,6 +65,7 @@ def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tm
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if line[0].isdigit())
     assert "srun --mpi=pmix" in done.stdout
     assert "--grpc-port=8001" in said["0"]
+    assert re.search(r"--grpc-restricted-protocol=shared-memory,trace,logging:llmops=[0-9a-f]{32} ", said["0"])
     assert "--model-control-mode=explicit" not in said["0"]
     assert said["1"] == said["15"]
     assert "--model-control-mode=explicit --load-model=tiny-tensorrt_llm" in said["1"]
@@ -103,7 +105,11 @@ def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: 
     assert selector == {"leaderworkerset.sigs.k8s.io/name": group["metadata"]["name"], "role": labels["role"]}
     for text in objects["ConfigMap"]["data"].values():
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    (leader,) = template["leaderTemplate"]["spec"]["containers"]
+    assert [port["containerPort"] for port in leader["ports"]] == [8001, 8002]
+    assert [leader[f"{probe}Probe"]["grpc"] for probe in ("startup", "readiness", "liveness")] == [{"port": 8001}] * 3
     script = objects["ConfigMap"]["data"]["leader.sh"]
+    assert "--grpc-restricted-protocol=shared-memory,trace,logging:llmops=$LLMOPS_SECRET" in script
     assert f"-n 1 {SERVER}" in script
     assert f": -n 15 {SERVER}" in script
 
@@ -140,7 +146,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    cluster = make_cluster(repository, 1, None, Ports(port, port + 1, port + 2), 20)
+    cluster = make_cluster(repository, 1, None, Ports(port, port + 1, port + 2), 20, http=True)
     assert (cluster.nodes, cluster.world_size) == (2, 2)
     binaries = tmp_path / "bin"
     binaries.mkdir()
@@ -152,8 +158,8 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     script = leader_script(cluster).replace(AGENT, str(binaries / "kubessh")).replace(SERVER, str(here.binary))
     script = script.replace("/opt/tritonserver/backends", str(here.backends))
     # a pod's shared memory goes with it; here the rank that is killed in the end would leave its own
-    prefix = f"llmops_{os.getpid()}_cluster_"
-    script = script.replace("shm-region-prefix-name=llmops_", f"shm-region-prefix-name={prefix}")
+    prefix = f"{SHM_PREFIX}{os.getpid()}_cluster_"
+    script = script.replace(SHM_PREFIX, prefix)
     assert prefix in script
     environment = {**os.environ, **here.environment, "POD_NAME": socket.gethostname()}
     environment["PATH"] = f"{binaries}:{environment['PATH']}"
@@ -178,7 +184,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
                 os.killpg(leader.pid, group)
                 time.sleep(1)
         shutil.rmtree(repository)
-        remove_shared_memory(prefix)
+        remove_segments(prefix)
 
 
 def ask(port: int) -> bytes:

@@ -122,6 +122,15 @@ def test_the_card_says_what_the_gateway_must_know(engine: Path, tmp_path: Path) 
     assert card["sampling"] == {}
 
 
+@pytest.mark.parametrize(("asked", "says"), [(None, "32"), (5, "5"), (0, "0")])
+def test_what_may_wait_is_four_batches_or_what_was_asked_for(
+    engine: Path, tmp_path: Path, asked: int | None, says: str
+) -> None:
+    generate_repository(read_engines([str(engine)], asked), tmp_path / "r")
+    config = parse_config((tmp_path / "r" / "tiny-tensorrt_llm" / "config.pbtxt").read_text(), "tiny")
+    assert config.parameters["max_queue_size"].string_value == says
+
+
 def test_a_repository_is_replaced_as_a_whole(engine: Path, tmp_path: Path) -> None:
     output = tmp_path / "r"
     generate_repository(read_engines([f"a={engine}", f"b={engine}"]), output)

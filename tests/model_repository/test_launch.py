@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +20,8 @@ import pytest
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository import embedded
-from llmops.model_repository.launch import SHM_DIR, Ports, TritonServer, start_triton, sweep_shared_memory
+from llmops.model_repository.launch import Ports, TritonServer, start_triton
+from llmops.model_repository.shared_memory import SHM_DIR, sweep
 from tests.model_repository.engine_client import EngineClient, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -89,7 +92,7 @@ def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None
 
 def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
     repository = echo_repository(tmp_path, execute="import time; time.sleep(600)")
-    server = start_triton(repository, ports=ANY, exit_timeout=1)
+    server = start_triton(repository, ports=ANY, exit_timeout=1, http=True)
     server.wait_ready(60)
     with pytest.raises(TimeoutError):
         infer(server, timeout=0.5)
@@ -108,12 +111,10 @@ def infer(server: TritonServer, timeout: float = 20) -> bytes:
 def test_running_requests_are_finished_first(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     repository = echo_repository(tmp_path, execute=f"import time; open({str(begun)!r}, 'w'); time.sleep(1.5)")
-    server = start_triton(repository, ports=ANY)
+    server = start_triton(repository, ports=ANY, http=True)
     server.wait_ready(60)
     answer: list[bytes] = []
-    from threading import Thread
-
-    thread = Thread(target=lambda: answer.append(infer(server)))
+    thread = threading.Thread(target=lambda: answer.append(infer(server)))
     thread.start()
     wait_until(begun.exists, 20)
     server.stop()
@@ -142,10 +143,13 @@ def test_a_client_that_keeps_its_stream_open_does_not_hold_up_the_stop(tmp_path:
 
 
 def test_two_servers_at_once(tmp_path: Path, repository: Path) -> None:
-    with start_triton(repository, ports=ANY) as first, start_triton(repository, ports=ANY) as second:
+    with (
+        start_triton(repository, ports=ANY) as first,
+        start_triton(repository, ports=ANY, http=True) as second,
+    ):
         first.wait_ready(60)
         second.wait_ready(60)
-        assert not {first.ports.http, first.ports.grpc} & {second.ports.http, second.ports.grpc}
+        assert not {first.ports.metrics, first.ports.grpc} & {second.ports.metrics, second.ports.grpc}
         first.stop()
         assert b'"data":[7]' in infer(second)
 
@@ -166,8 +170,8 @@ def test_the_server_ends_when_its_parent_is_killed(repository: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     wait_until(lambda: processes(group) == [], 40)
-    sweep_shared_memory()
-    assert list(SHM_DIR.glob(f"llmops_{parent.pid}_*")) == []
+    sweep()
+    assert list(SHM_DIR.glob(f"*llmops_{parent.pid}_*")) == []
 
 
 @pytest.mark.parametrize("which", ["http", "grpc", "metrics"])
@@ -177,12 +181,12 @@ def test_a_port_that_is_taken_is_named(repository: Path, which: str) -> None:
         listener.listen()
         port = listener.getsockname()[1]
         with pytest.raises(ResourceError, match=f"port {port} .*for {which} .*--{which}-port"):
-            start_triton(repository, ports=Ports(**{"http": 0, "grpc": 0, "metrics": 0, which: port}))
+            start_triton(repository, ports=Ports(**{"http": 0, "grpc": 0, "metrics": 0, which: port}), http=True)
 
 
 def test_equal_ports_are_refused(repository: Path) -> None:
-    with pytest.raises(InputError, match="must differ"):
-        start_triton(repository, ports=Ports(9000, 9000, 0))
+    with pytest.raises(InputError, match="a port of its own; got grpc 9000, http 9000, metrics 0"):
+        start_triton(repository, ports=Ports(9000, 9000, 0), http=True)
 
 
 FAILURES: dict[str, tuple[dict[str, str], str]] = {
@@ -207,9 +211,41 @@ def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, failure: str
     assert processes(server.pid) == []
 
 
-def test_a_server_that_dies_later_is_noticed(repository: Path) -> None:
-    import threading
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (signal.SIGSEGV, r"code -11 \(SIGSEGV\)\.$"),
+        (
+            signal.SIGKILL,
+            r"code -9 \(SIGKILL\); who sends that is often the kernel, for want of memory \(see dmesg\)\.$",
+        ),
+    ],
+)
+def test_an_end_is_not_put_down_to_what_is_logged_at_each_start(
+    repository: Path, number: signal.Signals, says: str
+) -> None:
+    """Without a GPU it says that there is no CUDA driver."""
+    with start_triton(repository, ports=ANY) as server:
+        server.wait_ready(60)
+        assert any("CudaDriverHelper" in line.message for line in server.log if line.level == "error")
+        os.kill(server.pid, number)
+        with pytest.raises(ServerError, match=says):
+            server.wait(threading.Event())
 
+
+def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
+    code = "pb_utils.Logger.log_error('the disk is gone'); import os, signal; os.kill(os.getppid(), signal.SIGABRT)"
+    with start_triton(echo_repository(tmp_path, execute=code), ports=ANY, http=True) as server:
+        server.wait_ready(60)
+        with contextlib.suppress(OSError):
+            infer(server)
+        with pytest.raises(
+            ServerError, match=r"\(SIGABRT\); the last error in its log \(\d\d:\d\d:\d\d\) was: the disk"
+        ):
+            server.wait(threading.Event())
+
+
+def test_a_server_that_dies_later_is_noticed(repository: Path) -> None:
     with start_triton(repository, ports=ANY) as server:
         server.wait_ready(60)
         os.kill(server.pid, signal.SIGKILL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmops_engine.loop import EngineLoop, Job
+from llmops_engine.loop import QUEUE_FULL, EngineLoop, Job
 from llmops_engine.request import GenerationRequest, Refused
 from llmops_engine.runtime import FAILED, LENGTH, EngineDead, EngineRuntime, EngineStats, StepOutput
 
@@ -95,7 +95,7 @@ def reports() -> list[EngineStats]:
 
 @pytest.fixture
 def loop(runtime: ScriptedRuntime, reports: list[EngineStats]) -> Iterator[EngineLoop]:
-    loop = EngineLoop(runtime, reports.append, lambda message: None)
+    loop = EngineLoop(runtime, reports.append, lambda message: None, max_open=1000)
     loop.start()
     yield loop
     runtime.gate.set()
@@ -158,6 +158,20 @@ def test_a_cancelled_request_leaves_and_the_others_stay(loop: EngineLoop, runtim
     assert not runtime.left
 
 
+def test_a_full_queue_refuses_until_there_is_room(runtime: ScriptedRuntime) -> None:
+    """Three sequences may run and wait; two are of one request. All are there before the first step."""
+    loop = EngineLoop(runtime, lambda stats: None, lambda message: None, max_open=3)
+    taken = [submit(loop, 5, sequences=2), submit(loop, 5)]
+    refused = [submit(loop, 5), submit(loop, 5, sequences=2)]
+    loop.start()
+    try:
+        assert [finish(sink) for sink in refused] == [[QUEUE_FULL]] * 2
+        assert [len(finish(sink)) for sink in taken] == [10, 5]
+        assert len(finish(submit(loop, 5, sequences=4))) == 20
+    finally:
+        loop.close()
+
+
 def test_stopping_an_unknown_id_is_answered(loop: EngineLoop) -> None:
     done = threading.Event()
     loop.stop_requests("nobody", done.set)
@@ -191,7 +205,7 @@ def test_a_runtime_that_is_dead_ends_its_requests_and_refuses_the_next(
 
 def test_a_thread_that_dies_of_a_bug_leaves_no_request_hanging(runtime: ScriptedRuntime) -> None:
     said: list[str] = []
-    loop = EngineLoop(runtime, lambda stats: None, said.append)
+    loop = EngineLoop(runtime, lambda stats: None, said.append, max_open=1000)
     loop.after_step = lambda idle: 1 // (3 - runtime.steps)
     loop.start()
     try:
@@ -210,7 +224,7 @@ def test_metrics_that_fail_cost_one_line_and_no_request(runtime: ScriptedRuntime
     def report(stats: EngineStats) -> None:
         raise RuntimeError("no shared memory")
 
-    loop = EngineLoop(runtime, report, said.append)
+    loop = EngineLoop(runtime, report, said.append, max_open=1000)
     loop.start()
     try:
         assert len(finish(submit(loop, 3))) == 3

@@ -6,6 +6,7 @@ Expected words are those of NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_t
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import signal
 import subprocess
@@ -20,11 +21,12 @@ from llmops.errors import InputError, MissingDependencyError, VersionMismatchErr
 from llmops.model_repository import match
 from llmops.model_repository.command import Ports, ServerOptions
 from llmops.model_repository.dry_run import describe_launch
-from llmops.model_repository.launch import SHM_DIR, TritonServer, start_triton
+from llmops.model_repository.launch import TritonServer, start_triton
 from llmops.model_repository.marker import Marker, ServedEngine
 from llmops.model_repository.multi_gpu import plan_launch, with_mpi
 from llmops.model_repository.processes import descendants
 from llmops.model_repository.repository import check_repository
+from llmops.model_repository.shared_memory import SHM_DIR
 from tests.model_repository.engine_client import wait_until
 from tests.model_repository.test_launch import CONFIG, infer
 
@@ -62,8 +64,9 @@ def test_leader_mode_is_one_server_per_gpu_of_which_only_the_first_is_whole() ->
         assert "--disable-auto-complete-config" in rank
         assert f"--backend-config=python,shm-region-prefix-name=prefix{number}_" in rank
         followed = [word for word in rank if word.startswith(("--model-control-mode", "--load-model"))]
-        assert followed == (["--model-control-mode=explicit", "--load-model=llama-tensorrt_llm"] if number else [])
-    assert {"--grpc-port=8001", "--http-port=8000", "--metrics-port=8002"} < set(ranks[0])
+        explicit = ["--model-control-mode=explicit", "--load-model=llama-tensorrt_llm"]
+        assert followed == (explicit if number else ["--model-control-mode=none"])
+    assert {"--grpc-port=8001", "--allow-http=false", "--metrics-port=8002"} < set(ranks[0])
     assert {"--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"} < set(ranks[7])
 
 
@@ -97,7 +100,8 @@ def test_a_launch_that_cannot_work_is_refused(engines: dict, launch: str, says: 
         plan_launch(marker(**engines), launch)
 
 
-def test_the_dry_run_prints_what_a_shell_would_run(tmp_path: Path) -> None:
+def test_the_dry_run_prints_what_a_shell_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
     repository = parking_repository(tmp_path / "with space")
     text = describe_launch(repository, "0.0.0.0", Ports(), launch="auto")
     expected, _ = with_mpi(
@@ -187,7 +191,7 @@ def mpirun_or_skip() -> None:
 def leader(tmp_path: Path):
     """A running server of two ranks whose requests take 1.5 s."""
     mpirun_or_skip()
-    server = start_triton(parking_repository(tmp_path, 1.5), ports=Ports(0, 0, 0), launch="auto")
+    server = start_triton(parking_repository(tmp_path, 1.5), ports=Ports(0, 0, 0), launch="auto", http=True)
     yield server
     server.stop()
 

@@ -77,7 +77,7 @@ class Engine:
         self.runtime = runtime
         self.errors: list[str] = []
         self.prompt = prompt
-        self.loop = EngineLoop(runtime, lambda stats: None, self.errors.append)
+        self.loop = EngineLoop(runtime, lambda stats: None, self.errors.append, max_open=1000)
         self.loop.start()
 
     def ask(self, new: int = 32, guide: tuple[str, str] | None = None, sink: Sink | None = None) -> Sink:

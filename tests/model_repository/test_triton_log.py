@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmops.model_repository.triton_log import explain_failure, parse_line
+from llmops.model_repository.triton_log import explain_failure, last_error, parse_line
 
 LOADED = "I1121 09:34:19.123456 2475 model_lifecycle.cc:849] \"successfully loaded 'smollm2'\""
 TABLE = "+------------------+------+"
@@ -10,6 +10,10 @@ FAILED = (
     "E1121 09:34:19.123456 2475 model_lifecycle.cc:655] \"failed to load 'echo' version 1: Internal: "
     'ValueError: no such engine\\n\\nAt:\\n  /r/echo/1/model.py(7): initialize\\n"'
 )
+
+
+NO_GPU = 'E1121 09:34:19.1 24 cuda_driver.cc:31] "CudaDriverHelper has not been initialized."'
+ABORT = ["terminate called after throwing an instance of 'std::bad_alloc'", "  what():  std::bad_alloc"]
 
 
 def test_a_line_without_date_thread_and_source_file() -> None:
@@ -28,3 +32,11 @@ def test_the_cause_is_the_exceptions_own_message() -> None:
 
 def test_no_error_no_cause() -> None:
     assert explain_failure([parse_line(LOADED)]) is None
+    assert explain_failure([parse_line(NO_GPU)]) is None
+    assert last_error([parse_line(NO_GPU), parse_line(LOADED)]) is None
+
+
+def test_what_a_library_says_before_it_aborts_is_a_cause() -> None:
+    lines = [parse_line(line) for line in (NO_GPU, *ABORT, " 0# 0x000055EE4F2E452D in tritonserver")]
+    assert explain_failure(lines) == "terminate called after throwing an instance of 'std::bad_alloc'"
+    assert last_error(lines) == parse_line(ABORT[1])

@@ -10,7 +10,7 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from llmops.gateway.errors import UnsupportedError
+from llmops.gateway.errors import UnavailableError, UnsupportedError
 from llmops.gateway.messages import Capabilities, EngineRequest, ModelCard, TokenStream
 from llmops.gateway.triton.step_stream import StepStreams
 
@@ -51,6 +51,8 @@ class SlowCall:
         names = [tensor.name for tensor in message.inputs]
         self.written.append(dict(zip(names, message.raw_input_contents, strict=True)))
         self.ids.append(message.id)
+        if told(self.written[-1]) == "leave":
+            self.answers.put_nowait(aio.EOF)
 
     async def read(self) -> object:
         return await self.answers.get()
@@ -89,6 +91,8 @@ def first_tokens(message: dict[str, bytes]) -> list[int]:
 def told(message: dict[str, bytes]) -> str:
     if "submissions" in message:
         return f"submit {first_tokens(message)}"
+    if "stop" in message and "slot" not in message:
+        return "leave"
     return f"stop {int.from_bytes(message['slot'], 'little')}" if "stop" in message else "subscribe"
 
 
@@ -218,6 +222,34 @@ async def test_a_cancel_while_a_new_connection_is_told_of_the_request(streams) -
     waiting.cancel()
     second = await reconnected(calls)
     assert second.said()[:3] == ["subscribe", "submit [10, 11, 12]", "stop 2"]
+
+
+async def test_an_unloading_triton_that_refuses_a_cancel_ends_nothing_else(streams) -> None:
+    transport, calls = streams
+    left, stays = await transport.open(ask(10)), await transport.open(ask(11))
+    await settle()
+    left.cancel()
+    await settle()
+    refusal = service_pb2.ModelStreamInferResponse(
+        error_message="Server is stopping, it has stopped accepting requests"
+    )
+    refusal.infer_response.id = calls[0].ids[-1]
+    calls[0].answers.put_nowait(refusal)
+    waiting = asyncio.ensure_future(anext(stays))
+    await settle()
+    assert calls[0].said()[-1] == "stop 0"
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_a_gateway_that_shuts_down_says_so(streams) -> None:
+    transport, calls = streams
+    open_stream = await transport.open(ask(10))
+    await settle()
+    await transport.close()
+    assert calls[0].said()[-1] == "leave"
+    with pytest.raises(UnavailableError, match="The gateway is shutting down"):
+        await anext(open_stream)
 
 
 async def test_a_refused_message_ends_its_own_requests_only(streams) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import zipfile
@@ -65,9 +66,13 @@ def test_it_runs_as_nobody_special_and_is_reachable() -> None:
     serve = cli.get_command(None, command[0])
     context = serve.make_context("serve", command[1:], resilient_parsing=True)
     assert context.params["host"] == "0.0.0.0"
-    assert set(arguments("EXPOSE")[0].split()) == {
-        str(context.params[f"{one}_port"]) for one in ("http", "grpc", "metrics")
-    }
+    assert set(arguments("EXPOSE")[0].split()) == {str(context.params[f"{one}_port"]) for one in ("grpc", "metrics")}
     check = arguments("HEALTHCHECK")[0]
-    assert f":{context.params['http_port']}/v2/health/ready" in check
-    compile(json.loads(check[check.index("CMD") + 4 :])[2], "healthcheck", "exec")
+    python, flag, code = json.loads(check[check.index("CMD") + 4 :])
+    assert (python, flag) == ("python3", "-c")
+    assert f"127.0.0.1:{context.params['grpc_port']}" in code
+    # nothing listens here on a port that was free a moment ago
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = code.replace(str(context.params["grpc_port"]), str(port))
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 1

@@ -36,7 +36,10 @@ class TritonPythonModel:
         runtime = create_runtime(parameters, self._card)
         name = args["model_name"]
         metrics = Metrics(name, args["model_version"])
-        self._loop = EngineLoop(runtime, metrics.report, lambda text: pb_utils.Logger.log_error(f"{name}: {text}"))
+        max_open = self._card["max_batch_size"] + int(parameters["max_queue_size"])
+        self._loop = EngineLoop(
+            runtime, metrics.report, lambda text: pb_utils.Logger.log_error(f"{name}: {text}"), max_open
+        )
         self._steps = StepService(self._loop, self._limits, Submissions(config["input"]))
         self._loop.start()
 

@@ -20,6 +20,7 @@ CANCEL_POLL = 0.05
 METRICS_PERIOD = 0.1
 # What is logged once when an engine is over: `llmops serve` looks for it (model_repository/triton_log.py)
 ENDED = "the engine has ended"
+QUEUE_FULL = "queue: as many sequences wait as max_queue_size allows"
 
 
 class Job:
@@ -45,11 +46,17 @@ class EngineLoop:
     """
 
     def __init__(
-        self, runtime: EngineRuntime, report: Callable[[EngineStats], None], log_error: Callable[[str], None]
+        self,
+        runtime: EngineRuntime,
+        report: Callable[[EngineStats], None],
+        log_error: Callable[[str], None],
+        max_open: int,
     ) -> None:
+        """`max_open`: sequences that may run and wait together; what comes on top is refused."""
         self._runtime = runtime
         self._report = report
         self._log_error = log_error
+        self._max_open = max_open
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._running = True
@@ -158,6 +165,9 @@ class EngineLoop:
         if self.failure:
             job.sink.fail(self.failure)
             return
+        if self._open_sequences() >= self._max_open:
+            job.sink.fail(QUEUE_FULL)
+            return
         try:
             job.preparation = self._runtime.prepare(job.request)
         except Refused as refusal:
@@ -203,6 +213,9 @@ class EngineLoop:
                 self.end(job)
         done()
 
+    def _open_sequences(self) -> int:
+        return len(self._jobs) + sum(job.request.num_sequences for job in self._preparing)
+
     def _open_jobs(self) -> list[Job]:
         return [*{id(job): job for job in self._jobs.values()}.values(), *self._preparing]
 
@@ -227,6 +240,12 @@ class EngineLoop:
             self._runtime.cancel(key)
             self._jobs.pop(key, None)
         job.keys.clear()
+
+    def fail_open(self, message: str) -> None:
+        """End all that is open, also what still waits. On the engine thread only."""
+        for job in self._open_jobs():
+            self._forget(job)
+            job.sink.fail(message)
 
     def _step(self) -> None:
         try:

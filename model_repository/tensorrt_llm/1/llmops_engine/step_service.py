@@ -1,4 +1,4 @@
-"""What a gateway may say in a step stream: subscribe, submit, cancel, acknowledge; and drain, for a shutdown."""
+"""What a gateway may say in a step stream: subscribe, submit, cancel, acknowledge, leave; and drain, for a shutdown."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .subscription import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT, Subs
 IDLE_CHECK = 0.1
 UNKNOWN = "subscription: unknown"
 DRAINING = "drain: the engine is shutting down and takes no new requests"
+CUT_OFF = "drain: the engine is shutting down, and its exit timeout was over before this answer was complete"
 
 
 class StepSink:
@@ -52,12 +53,15 @@ class StepService:
         self._submissions = submissions
         self._subscriptions: dict[str, Subscription] = {}
         self._draining = False
+        # who asked to be told when nothing runs any more
+        self._drain_senders: list[Any] = []
         loop.after_step = self._after_step
 
     def handle(self, tensors: Tensors, sender: Any) -> bool:
         """Take a step-stream message; False when `tensors` are a request of their own. Raises Refused."""
         if flag(tensors, "drain"):
-            self._loop.post(lambda: self._drain(sender))
+            end_now = flag(tensors, "stop")
+            self._loop.post(lambda: self._drain(end_now, sender))
         elif name := text(tensors, "subscription"):
             self._route(name, tensors, sender)
         elif self._draining:
@@ -75,6 +79,8 @@ class StepService:
         acknowledged = scalar(tensors, "acknowledge", None)
         if acknowledged is not None:
             self._loop.post(lambda: self._acknowledge(name, acknowledged, sender))
+        elif slot is None and flag(tensors, "stop"):
+            self._loop.post(lambda: self._leave(name, sender))
         elif slot is None:
             resume_from = scalar(tensors, "resume_from", 0)
             self._loop.post(lambda: self._subscribe(name, resume_from, sender))
@@ -92,10 +98,10 @@ class StepService:
             return refusal
 
     def _subscribe(self, name: str, resume_from: int, sender: Any) -> None:
-        if self._draining:
+        subscription = self._subscriptions.get(name)
+        if self._draining and subscription is None:
             send_error(sender, DRAINING)
             return
-        subscription = self._subscriptions.get(name)
         if subscription is None and resume_from == 0:
             subscription = self._subscriptions[name] = Subscription()
         if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
@@ -130,9 +136,17 @@ class StepService:
         if name in self._subscriptions:
             self._subscriptions[name].acknowledge(index, time.monotonic())
 
-    def _drain(self, sender: Any) -> None:
+    def _leave(self, name: str, sender: Any) -> None:
+        """A gateway that shuts down: nobody will come back for these answers."""
         sender.send(flags=FINAL)
+        if name in self._subscriptions:
+            self._subscriptions[name].close()
+
+    def _drain(self, end_now: bool, sender: Any) -> None:
         self._draining = True
+        self._drain_senders.append(sender)
+        if end_now:
+            self._loop.fail_open(CUT_OFF)
 
     def _after_step(self, idle: bool) -> float | None:
         """Flush and check all subscriptions; returns when to be called again if nothing happens (s)."""
@@ -140,8 +154,15 @@ class StepService:
         for name, subscription in list(self._subscriptions.items()):
             subscription.flush()
             subscription.check(now)
-            if self._draining and idle:
+            if self._draining and idle and subscription.settled:
                 subscription.close()
             if subscription.lost:
                 del self._subscriptions[name]
-        return IDLE_CHECK if self._subscriptions else None
+        if self._draining and idle and not self._subscriptions:
+            self._say_drained()
+        return IDLE_CHECK if self._subscriptions or self._drain_senders else None
+
+    def _say_drained(self) -> None:
+        for sender in self._drain_senders:
+            sender.send(flags=FINAL)
+        self._drain_senders.clear()

@@ -67,6 +67,11 @@ class Subscription:
         self._index = 0
         self._polled = self._heard = 0.0
 
+    @property
+    def settled(self) -> bool:
+        """Nothing is left to be sent, nor to be sent again to a gateway whose stream broke."""
+        return not self._pending and (self._sender is not None or not self._unacknowledged)
+
     def attach(self, sender: StepSender, resume_from: int, now: float) -> bool:
         """Continue on a new stream after step `resume_from`. False when steps after it are gone."""
         if not self._index - len(self._unacknowledged) <= resume_from <= self._index:

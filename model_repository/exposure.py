@@ -1,0 +1,48 @@
+"""What a started server is open to, in the one line that `serve` and `up` print."""
+
+from __future__ import annotations
+
+import ipaddress
+
+EMBEDDED_HTTP = (
+    "Triton's HTTP server is on. This embedded Triton (2.51) ends with a crash when anybody on this machine sends it a "
+    "hostile body (CVE-2025-23310, CVE-2025-23311); leave --http out unless you need it."
+)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def exposure(host: str, http_host: str, metrics: bool) -> str:
+    """For `llmops serve`: who can reach what, and which flag closes or opens it."""
+    servers = {"gRPC": host, **({"metrics": host} if metrics else {}), **({"HTTP": http_host} if http_host else {})}
+    open_to_all = [name for name, address in servers.items() if not is_loopback(address)]
+    local = [name for name in servers if name not in open_to_all]
+    parts = []
+    if open_to_all:
+        parts.append(
+            f"Open to whoever reaches {host}, without a key: {_and(open_to_all)} (closed by: --host 127.0.0.1)."
+        )
+    if local:
+        parts.append(f"Open to this machine only: {_and(local)}.")
+    parts.append("Metrics are closed by --no-metrics." if metrics else "Metrics are off.")
+    parts.append("HTTP is closed without --http." if http_host else "HTTP is off; --http opens it.")
+    return " ".join(parts)
+
+
+def stack_exposure(host: str, url: str, grpc: str, metrics: str) -> str:
+    """For `llmops up`."""
+    who = "this machine only" if is_loopback(host) else f"whoever reaches {host}, without a key"
+    flag = "--host opens it to others" if is_loopback(host) else "closed by: --host 127.0.0.1"
+    return (
+        f"Open to {who}: the gateway {url} ({flag}). To this machine only: Triton's gRPC {grpc} and metrics {metrics}; "
+        "its HTTP is off."
+    )
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,0 +1,187 @@
+"""Shared memory of servers that are gone is removed; what another server, user or PID namespace uses is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llmops.model_repository.command import SHM_PREFIX
+from llmops.model_repository.shared_memory import SHM_DIR, SharedMemory, sweep
+from tests.model_repository.engine_client import wait_until
+from tests.model_repository.test_launch import echo_repository, processes
+
+NOBODY = 65534
+HOLD = """
+import sys
+from pathlib import Path
+from llmops.model_repository.shared_memory import SharedMemory
+memory = SharedMemory()
+Path("/dev/shm", memory.prefix + "segment").write_text("live")
+print(memory.prefix, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedMemory]:
+    held = SharedMemory()
+    (SHM_DIR / f"{held.prefix}segment").write_text("live")
+    yield held
+    held.remove()
+
+
+def left(prefix: str) -> list[str]:
+    return sorted(path.name.removeprefix(prefix) for path in SHM_DIR.glob(f"{prefix}*"))
+
+
+def holder(*before: str) -> tuple[subprocess.Popen[str], str]:
+    """A process that holds a server's memory, and its prefix."""
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_what_is_removed_leaves_nothing_and_a_second_time_does_nothing(memory: SharedMemory) -> None:
+    assert left(memory.prefix) == ["lock", "segment"]
+    memory.remove()
+    memory.remove()
+    assert left(memory.prefix) == []
+
+
+def test_a_sweep_takes_what_a_killed_process_left_and_nothing_else(memory: SharedMemory) -> None:
+    process, dead = holder()
+    sweep()
+    assert left(dead) == ["lock", "segment"]
+    process.kill()
+    process.wait()
+    sweep()
+    assert left(dead) == []
+    assert left(memory.prefix) == ["lock", "segment"]
+
+
+def test_a_process_that_inherited_the_memory_keeps_it(memory: SharedMemory) -> None:
+    """As tritonserver does when `llmops serve` is killed."""
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(memory.lock,))
+    os.close(memory.lock)
+    memory.lock = -1
+    sweep()
+    assert left(memory.prefix) == ["lock", "segment"]
+    process.kill()
+    process.wait()
+    sweep()
+    assert left(memory.prefix) == []
+
+
+@pytest.mark.stack
+@pytest.mark.xdist_group("stack")
+def test_a_server_that_outlives_its_parent_keeps_its_memory(tmp_path: Path) -> None:
+    code = f"""
+        import time
+        from pathlib import Path
+        from llmops.model_repository.launch import Ports, start_triton
+        server = start_triton(Path({str(echo_repository(tmp_path))!r}), ports=Ports(0, 0, 0))
+        server.wait_ready(60)
+        print(server.pid, server.shm_prefix, flush=True)
+        time.sleep(600)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid, prefix = parent.stdout.readline().split()
+    # it gets its SIGTERM when the parent is gone, and cannot act on it
+    os.killpg(int(pid), signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
+    live = left(prefix)
+    sweep()
+    assert left(prefix) == live
+    assert len(live) >= 2
+    os.killpg(int(pid), signal.SIGCONT)
+    wait_until(lambda: processes(int(pid)) == [], 40)
+    sweep()
+    assert left(prefix) == []
+
+
+def needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as another user")
+
+
+def as_nobody(act: Callable[[], None]) -> int:
+    """The exit code of a child that does it."""
+    needs_root()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            act()
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def leave_dead_memory() -> None:
+    """As a server does that was killed."""
+    dead = SharedMemory()
+    (SHM_DIR / f"{dead.prefix}segment").write_text("dead")
+
+
+def dead_of(uid: int) -> list[Path]:
+    return [path for path in SHM_DIR.glob(f"{SHM_PREFIX}*") if path.stat().st_uid == uid]
+
+
+@pytest.fixture
+def cleaned() -> Iterator[None]:
+    yield
+    for path in dead_of(NOBODY):
+        path.unlink()
+
+
+def test_another_users_dead_segments_stop_nobody(memory: SharedMemory, cleaned: None) -> None:
+    """Neither an ordinary user who may not remove root's, nor root, who could remove others'."""
+    process, roots = holder()
+    process.kill()
+    process.wait()
+    assert as_nobody(sweep) == 0
+    assert left(roots) == ["lock", "segment"]
+    assert as_nobody(leave_dead_memory) == 0
+    sweep()
+    assert left(roots) == []
+    assert len(dead_of(NOBODY)) == 2
+    assert as_nobody(sweep) == 0
+    assert dead_of(NOBODY) == []
+
+
+def unshared() -> list[str]:
+    """What starts a command in a PID namespace of its own, as a container with --ipc=host has one."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespaces here (unshare --pid)")
+    return command
+
+
+def test_another_pid_namespace_keeps_what_it_uses_and_takes_nothing(memory: SharedMemory) -> None:
+    process, there = holder(*unshared())
+    try:
+        # its owner's number is another process here, or none
+        sweep()
+        assert left(there) == ["lock", "segment"]
+        code = "from llmops.model_repository.shared_memory import sweep; sweep()"
+        subprocess.run([*unshared(), sys.executable, "-c", code], check=True)
+        assert left(memory.prefix) == left(there) == ["lock", "segment"]
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: (sweep(), left(there))[1] == [], 10)

@@ -1,0 +1,195 @@
+"""A stop on the real Triton: answers that run come to their end, for at most the exit timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llmops.perf.fountain.repository import make_fountain
+from tests.steps.test_faults import Proxy
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+
+class Serve:
+    """`llmops serve` as its own process, ready."""
+
+    def __init__(self, repository: Path, folder: Path, exit_timeout: int) -> None:
+        self._log = folder / "serve.log"
+        ports = ["--grpc-port", "0", "--metrics-port", "0", "--exit-timeout", str(exit_timeout)]
+        command = [sys.executable, "-m", "llmops.cli", "serve", str(repository), *ports]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        self.address = self._wait()
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def _wait(self) -> str:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if found := re.search(r"^Ready\. gRPC (\S+),", self.output, re.MULTILINE):
+                return found[1]
+            assert self.process.poll() is None, self.output
+            time.sleep(0.1)
+        raise TimeoutError(self.output)
+
+    def ask(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self, seconds: float) -> int:
+        return await asyncio.to_thread(self.process.wait, seconds)
+
+
+@pytest.fixture
+def start_serve(tmp_path: Path) -> Iterator:
+    started: list[Serve] = []
+
+    def start(repository: Path, exit_timeout: int) -> Serve:
+        started.append(Serve(repository, tmp_path, exit_timeout))
+        return started[-1]
+
+    yield start
+    for serve in started:
+        if serve.process.poll() is None:
+            serve.process.terminate()
+            serve.process.terminate()
+            serve.process.wait(30)
+
+
+@pytest.fixture
+def fountain(engine_dir: Path, tmp_path: Path) -> Path:
+    """A repository whose model gives every stream a token each 5 milliseconds, whatever else the machine does."""
+    return make_fountain(engine_dir, tmp_path / "fountain", 0.005)
+
+
+class Answer:
+    """One streamed completion: its text so far, and how it ended."""
+
+    def __init__(self, url: str, model: str, tokens: int) -> None:
+        self.text, self.tokens, self.error = "", 0, ""
+        self.begun = asyncio.Event()
+        self._body = {
+            "model": model,
+            "prompt": "Once upon a time",
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        self.task = asyncio.create_task(self._read(url))
+
+    async def _read(self, url: str) -> None:
+        async with (
+            httpx.AsyncClient(timeout=300) as client,
+            client.stream("POST", url + "/v1/completions", json=self._body) as reply,
+        ):
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    self._take(json.loads(line[6:]))
+        self.begun.set()
+
+    def _take(self, event: dict) -> None:
+        self.error = event.get("error", {}).get("message", self.error)
+        self.tokens = (event.get("usage") or {}).get("completion_tokens", self.tokens)
+        self.text += "".join(choice["text"] for choice in event.get("choices", []))
+        if self.text:
+            self.begun.set()
+
+
+async def begin(url: str, model: str, count: int, tokens: int) -> list[Answer]:
+    """That many answers, each with its first text."""
+    answers = [Answer(url, model, tokens) for _ in range(count)]
+    await asyncio.gather(*(answer.begun.wait() for answer in answers))
+    return answers
+
+
+async def finish(answers: list[Answer]) -> None:
+    await asyncio.gather(*(answer.task for answer in answers))
+
+
+async def test_32_answers_of_the_real_model_come_to_their_right_end(repository, start_serve, start_gateway) -> None:
+    serve = await asyncio.to_thread(start_serve, repository, 300)
+    gateway = await asyncio.to_thread(start_gateway, serve.address)
+    (alone,) = await begin(gateway.url, "smollm2", 1, 100)
+    await finish([alone])
+    answers = await begin(gateway.url, "smollm2", 32, 100)
+    serve.ask()
+    await finish(answers)
+    assert {(answer.text, answer.tokens, answer.error) for answer in answers} == {(alone.text, 100, "")}
+    assert await serve.ended(60) == 0
+
+
+async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_begun(
+    fountain, start_serve, start_gateway
+) -> None:
+    """2,000 steps; a window holds 256. The connection breaks on the way."""
+    serve = await asyncio.to_thread(start_serve, fountain, 300)
+    async with Proxy(serve.address) as proxy:
+        gateway = await asyncio.to_thread(start_gateway, proxy.address)
+        answers = await begin(gateway.url, "fountain", 4, 2000)
+        serve.ask()
+        await refused(gateway.url)
+        proxy.cut()
+        await finish(answers)
+    assert {(answer.tokens, answer.error) for answer in answers} == {(2000, "")}
+    assert len({answer.text for answer in answers}) == 1
+    assert await serve.ended(60) == 0
+
+
+async def refused(url: str) -> None:
+    """Until a new request is answered with 503, that it may be tried again."""
+    body = {"model": "fountain", "prompt": "Once", "max_tokens": 1}
+    async with httpx.AsyncClient(timeout=60) as client:
+        while (reply := await client.post(url + "/v1/completions", json=body)).status_code == 200:
+            await asyncio.sleep(0.02)
+    assert reply.status_code == 503
+    assert reply.json()["error"]["message"] == "The engine is shutting down; send the request again."
+    assert int(reply.headers["retry-after"]) > 0
+
+
+async def test_at_the_exit_timeout_what_still_runs_is_told_and_all_ends(fountain, start_serve, start_gateway) -> None:
+    serve = await asyncio.to_thread(start_serve, fountain, 2)
+    gateway = await asyncio.to_thread(start_gateway, serve.address)
+    answers = await begin(gateway.url, "fountain", 4, 200_000)
+    serve.ask()
+    await finish(answers)
+    assert {answer.error for answer in answers} == {"The engine is shutting down; send the request again."}
+    assert await serve.ended(60) == 0
+
+
+async def test_a_second_signal_ends_at_once(fountain, start_serve, start_gateway) -> None:
+    serve = await asyncio.to_thread(start_serve, fountain, 10_000)
+    gateway = await asyncio.to_thread(start_gateway, serve.address)
+    answers = await begin(gateway.url, "fountain", 2, 200_000)
+    serve.ask()
+    await refused(gateway.url)
+    serve.ask()
+    assert await serve.ended(60) == 130
+    await finish(answers)
+    assert all(answer.error for answer in answers)
+    assert not list(Path("/dev/shm").glob(f"*llmops_{serve.process.pid}_*"))
+
+
+async def test_a_gateway_that_leaves_does_not_hold_up_the_stop(fountain, start_serve, start_gateway) -> None:
+    """Its requests leave the batch with it: the exit timeout of hours is not waited for."""
+    serve = await asyncio.to_thread(start_serve, fountain, 10_000)
+    gateway = await asyncio.to_thread(start_gateway, serve.address, LLMOPS_TIMEOUTS__DRAIN="0")
+    answers = await begin(gateway.url, "fountain", 2, 200_000)
+    gateway.process.terminate()
+    serve.ask()
+    assert await serve.ended(60) == 0
+    for answer in answers:
+        answer.task.cancel()
