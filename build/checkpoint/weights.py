@@ -12,6 +12,7 @@ import numpy as np
 
 from llmops.build.checkpoint import Checkpoint, TensorInfo
 from llmops.build.checkpoint.gguf_checkpoint import block_bits
+from llmops.build.checkpoint.safetensors import read_header
 from llmops.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Weight:
         """Bits per value where the values lie on the grid of a block format."""
         return block_bits(self.blocks) if self.blocks else None
 
-    def float32(self, rows: slice = slice(None)) -> NDArray[np.float32]:
+    def float32(self, rows: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.float32]:
         """Some rows in float32; exact for every stored form."""
         data = self.data[rows]
         if self.blocks:
@@ -87,6 +88,18 @@ class _MappedFile:
         self.map.madvise(mmap.MADV_DONTNEED)
 
 
+class SafetensorsFile:
+    """One memory-mapped file, by itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path)
+
+    def get(self, name: str) -> Weight | None:
+        """None where the file has no such tensor, or not as one of float32, float16 and bfloat16."""
+        info = self.tensors.get(name)
+        return _plain(info, self.map) if info is not None and info.dtype in _FLOATS else None
+
+
 class SafetensorsWeights:
     """Memory-mapped: a weight that is passed on unchanged never leaves the page cache."""
 
@@ -108,11 +121,15 @@ class SafetensorsWeights:
                 f"{self.checkpoint.ref}: {name} is stored as {info.dtype}, not as one of "
                 f"{', '.join(_FLOATS)}. Use the checkpoint before quantisation."
             )
-        element, dtype = _FLOATS[info.dtype]
-        raw = self.maps[info.file].bytes(info)
-        if info.offset % np.dtype(dtype).itemsize:
-            raw = np.array(raw)  # older writers do not align the data section
-        return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
+        return _plain(info, self.maps[info.file])
+
+
+def _plain(info: TensorInfo, file: _MappedFile) -> Weight:
+    element, dtype = _FLOATS[info.dtype]
+    raw = file.bytes(info)
+    if info.offset % np.dtype(dtype).itemsize:
+        raw = np.array(raw)  # older writers do not align the data section
+    return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
 
 
 class GgufWeights:

@@ -17,7 +17,7 @@ def golden_of_checkpoint(checkpoint: Checkpoint, progress: Progress) -> Golden:
     with progress.stage("Recording golden answers"):
         model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
         prompts, texts = golden_ids(tokenizer), golden_texts()
-        answers, scores = greedy(model, prompts, TOKENS, set(checkpoint.special_tokens.end))
+        answers, scores = greedy(model, model.device, prompts, TOKENS, set(checkpoint.special_tokens.end))
         source = f"transformers {installed_version('transformers')}, {str(model.dtype).removeprefix('torch.')}"
         del model
         release_memory()

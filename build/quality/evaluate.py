@@ -53,11 +53,9 @@ def _measure_engine(folder: Path, manifest: EngineManifest, against: str, progre
 
 
 def _measure(weights: Path, target: str, against: str, progress: Progress) -> Quality:
-    """Needs the memory of the full-precision model, for the source and then for the engine's weights."""
     from llmops.build.checkpoint import open_checkpoint
     from llmops.build.quality.run import measure
     from llmops.build.quantize.hf_files import check_readable
-    from llmops.build.quantize.loading import release_memory
 
     if target == "pytorch":
         check_readable(weights)
@@ -67,16 +65,13 @@ def _measure(weights: Path, target: str, against: str, progress: Progress) -> Qu
             f"--against {against} is quantised itself ({source.quantisation.method}); give the full-precision source."
         )
     with tempfile.TemporaryDirectory(prefix="llmops-eval-") as scratch:
-        reference = _record(source, Path(scratch), progress)
-        release_memory()
-        return measure(weights, target, source, reference, progress)
+        return measure(weights, target, source, _record(source, Path(scratch), progress), progress)
 
 
 def _record(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> Reference:
-    """Its own function so that the source is gone before the engine's weights are read."""
     from llmops.build.quality.reference import Reference
-    from llmops.build.quantize.loading import load_model, load_tokenizer
+    from llmops.build.quality.source import open_source
+    from llmops.build.quantize.loading import load_tokenizer
 
-    with progress.stage("Loading the source"):
-        model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-    return Reference.record(model, tokenizer, set(checkpoint.special_tokens.end), scratch, progress)
+    end = set(checkpoint.special_tokens.end)
+    return Reference.record(open_source(checkpoint), load_tokenizer(checkpoint), end, scratch, progress)

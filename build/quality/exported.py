@@ -1,4 +1,5 @@
-"""A model as the exported files describe it: dequantised weights, rounded inputs, and the exported architecture.
+"""A model as the exported files describe it, layer by layer: dequantised weights, rounded inputs, the exported
+architecture.
 
 It is built from what lies on disk, not from the model that was quantised, so wrong scales, swapped shards and a wrong
 number of experts in config.json all show.
@@ -6,50 +7,37 @@ number of experts in config.json all show.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.quality.layered import Layered, ModelWeights
 from llmops.build.quality.structure import check_engine_config, check_hf_config
-from llmops.build.quantize import numbers
 from llmops.build.quantize.experts import split_experts
 from llmops.build.quantize.hf_files import HfFiles
-from llmops.build.quantize.loading import empty_model, has_gpu, parameter_names, put_parameter, quiet, source_config
+from llmops.build.quantize.loading import empty_model, quiet, source_config
 from llmops.build.quantize.rank_files import RankFiles
-from llmops.build.quantize.reading import ExportedModel, InputRounding
+from llmops.build.quantize.reading import ExportedModel
+from llmops.build.quantize.tables import HEAD, Table
 from llmops.errors import BuildError
 
 
-@dataclass(frozen=True)
-class Exported:
-    """`model` computes what the export says; `inputs` is how the input of each linear layer is rounded."""
-
-    model: Any
-    inputs: dict[str, InputRounding]
-
-
-def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Exported:
+def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Layered:
     """Raises BuildError when files, architecture and source do not fit together."""
     if target == "tensorrt":
-        ranks = RankFiles(folder, checkpoint.architecture.family)
-        check_engine_config(ranks.config, checkpoint.architecture, checkpoint.config)
-        config, exported = _engine_architecture(checkpoint, ranks.config), ranks.model(bounds=False)
+        stored: RankFiles | HfFiles = RankFiles(folder, checkpoint.architecture.family, bounds=False)
+        check_engine_config(stored.config, checkpoint.architecture, checkpoint.config)
+        config = _engine_architecture(checkpoint, stored.config)
     else:
-        files = HfFiles(folder)
-        check_hf_config(files.config, checkpoint.config)
-        config, exported = _hf_architecture(folder), files.model(bounds=False)
-    if "lm_head.weight" in exported.weights:
-        config.tie_word_embeddings = False
-    model = empty_model(config)
-    split_experts(model)
-    _load(model, exported)
-    _round_inputs(model, exported)
-    return Exported(model.to("cuda") if has_gpu() else model, exported.inputs)
+        stored = HfFiles(folder, bounds=False)
+        check_hf_config(stored.config, checkpoint.config)
+        config = _hf_architecture(folder)
+    head = stored.table(HEAD)
+    config.tie_word_embeddings = head is None
+    module = empty_model(config)
+    split_experts(module)
+    return Layered(module, _ExportedWeights(stored, head))
 
 
 def _engine_architecture(checkpoint: Checkpoint, exported: dict[str, Any]) -> Any:
@@ -80,35 +68,33 @@ def _hf_architecture(folder: Path) -> Any:
     return config
 
 
-def _load(model: Any, exported: ExportedModel) -> None:
-    wanted = dict(model.named_parameters())
-    names = parameter_names(model)
-    missing, foreign = sorted(set(names) - set(exported.weights)), sorted(set(exported.weights) - set(names))
-    if missing or foreign:
-        first = f"it lacks {missing[0]}" if missing else f"it has {foreign[0]}, which the architecture has not"
-        raise BuildError(f"the exported checkpoint does not fit its architecture: {first}.")
-    for name in names:
-        value, shape = exported.weights.pop(name), tuple(wanted[name].shape)
-        if tuple(value.shape) != shape:
-            raise BuildError(f"the exported {name} is {tuple(value.shape)}, its architecture has {shape}.")
-        put_parameter(model, name, value)
-    model.tie_weights()
+class _ExportedWeights(ModelWeights):
+    def __init__(self, stored: RankFiles | HfFiles, head: Table | None) -> None:
+        self.stored, self.head = stored, head
+
+    def table(self, name: str) -> Table | None:
+        found = self.head if name == HEAD else self.stored.table(name)
+        if found is None and name != HEAD:
+            raise _lacks(name)
+        return found
+
+    def layer(self, shapes: Mapping[str, tuple[int, ...]]) -> ExportedModel:
+        found = self.stored.layer(sorted(shapes))
+        missing, foreign = sorted(set(shapes) - set(found.weights)), sorted(set(found.weights) - set(shapes))
+        if missing:
+            raise _lacks(missing[0])
+        if foreign:
+            raise BuildError(f"{_UNFIT}: it has {foreign[0]}, which the architecture has not.")
+        for name, shape in shapes.items():
+            if tuple(found.weights[name].shape) != shape:
+                raise BuildError(
+                    f"the exported {name} is {tuple(found.weights[name].shape)}, its architecture has {shape}."
+                )
+        return found
 
 
-def _round_inputs(model: nn.Module, exported: ExportedModel) -> None:
-    for name, rounding in exported.inputs.items():
-        with contextlib.suppress(AttributeError):
-            model.get_submodule(name).register_forward_pre_hook(_input_hook(rounding))
-    for name, (kind, scale) in exported.kv_scales.items():
-        with contextlib.suppress(AttributeError):
-            model.get_submodule(name).register_forward_hook(_output_hook(kind, scale))
+_UNFIT = "the exported checkpoint does not fit its architecture"
 
 
-def _input_hook(rounding: InputRounding) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    return lambda module, inputs: (rounding.apply(inputs[0]), *inputs[1:])
-
-
-def _output_hook(kind: str, scale: Tensor) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    """Keys are rounded before the rotation here, after it in TensorRT-LLM; rounding errors are of the same size."""
-    round_to = numbers.round_to_e4m3 if kind == "e4m3" else numbers.round_to_int8
-    return lambda module, inputs, output: round_to(output, scale.to(output))
+def _lacks(name: str) -> BuildError:
+    return BuildError(f"{_UNFIT}: it lacks {name}.")

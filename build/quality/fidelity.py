@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmops.build.quantize.tables import Table
+
 _VECTORS = 8
 _ROWS = 8192
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj")
@@ -21,24 +23,25 @@ _FED = {"input_layernorm": _ATTENTION, "pre_feedforward_layernorm": _MLP}
 _FED_WITHOUT_IT = {"input_layernorm": _ATTENTION, "post_attention_layernorm": _MLP}
 
 
-def sketch(model: Any) -> dict[str, Tensor]:
+def sketch(parameters: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Per parameter, float32 on the CPU: (out, 8) of a matrix times fixed random vectors; norms and biases whole.
 
     A matrix behind a norm is taken together with it, and that norm not by itself: AWQ moves scales from the one into
-    the other, and only what they do together has to stay.
+    the other, and only what they do together has to stay. So `parameters` are those of whole layers.
     """
-    from llmops.build.quantize.loading import parameter_names
-
-    parameters = dict(model.named_parameters())
     norms = _norms_before(parameters)
     # Gemma's norms scale by 1 + weight
-    offset = 1.0 if str(getattr(model.config, "model_type", "")).startswith("gemma") else 0.0
-    alone = set(parameters) - set(norms.values())
+    offset = 1.0 if str(getattr(config, "model_type", "")).startswith("gemma") else 0.0
     return {
-        name: _sketch(parameters[name], parameters[norms[name]] + offset if name in norms else None)
-        for name in parameter_names(model)
-        if name in alone
+        name: _sketch(value, parameters[norms[name]] + offset if name in norms else None)
+        for name, value in parameters.items()
+        if name not in norms.values()
     }
+
+
+def sketch_table(table: Table) -> Tensor:
+    """(rows, 8): the embedding or the output matrix times the same vectors as `sketch` takes."""
+    return torch.cat([block @ _vectors(table.shape[1]) for block in table.blocks()])
 
 
 def _norms_before(parameters: Mapping[str, Tensor]) -> dict[str, str]:

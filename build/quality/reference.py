@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +15,23 @@ from torch import Tensor
 from llmops.build.golden.prompts import TOKENS, GoldenPrompt, collected, fixed_date, golden_texts, until_end
 from llmops.build.installed import installed_version
 from llmops.build.manifest import Golden
-from llmops.build.quality.fidelity import sketch
+from llmops.build.quality.fidelity import sketch, sketch_table
+from llmops.build.quality.layered import Layered
 from llmops.build.quality.ranges import input_ranges
 from llmops.build.quantize.advance import layer_progress, work
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
-from llmops.build.quantize.experts import split_experts
 from llmops.build.quantize.loading import quiet
 from llmops.build.targets.base import Progress, SilentProgress
 
 
-def log_probs(model: Any, ids: list[int]) -> Tensor:
-    """Log-probabilities (tokens - 1, vocabulary), float32 on the CPU, of each token after the first."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0, :-1]
-    return torch.log_softmax(logits.float(), dim=-1).cpu()
-
-
 def greedy(
-    model: Any, prompts: list[list[int]], count: int, end: set[int]
+    model: Any, device: torch.device, prompts: list[list[int]], count: int, end: set[int]
 ) -> tuple[list[list[int]], list[list[float]]]:
     """`count` greedy tokens each, fewer when the model ends, and log-probabilities of at least these. All at once: a
     step costs one read of the weights."""
     longest, pad = max(map(len, prompts)), min(end, default=0)
-    ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=model.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
     with torch.inference_mode():
         output = model.generate(
             ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=sorted(end) or None,
@@ -74,6 +67,18 @@ def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
     return work([len(ids) for ids in texts] + [batch] + [len(prompts)] * (TOKENS - 1))
 
 
+class Sketches:
+    """Collects the sketches of a model while its layers come by."""
+
+    def __init__(self, model: Layered) -> None:
+        self.config = model.module.config
+        self.found = {name: sketch_table(table) for name, table in model.tables.items()}
+        self.add(model.outer)
+
+    def add(self, parameters: Mapping[str, Tensor]) -> None:
+        self.found |= sketch(parameters, self.config)
+
+
 class Reference:
     """`folder` holds reference.json (token ids, golden answers), logprobs-N.npy, one per text, and the sketches of the
     weights and the ranges of the layers' inputs in safetensors."""
@@ -89,37 +94,43 @@ class Reference:
         self.sketches: dict[str, Tensor] = load_file(folder / "sketches.safetensors")
         self.ranges: dict[str, Tensor] = load_file(folder / "ranges.safetensors")
 
+    @property
+    def answered(self) -> list[list[int]]:
+        """Each prompt with its answer."""
+        return [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
+
     def work(self) -> int:
         """What comparing a model with it advances by: texts and prompts with their answers, one by one."""
-        answered = zip(self.prompts, self.answers, strict=True)
-        return work([len(ids) for ids in self.texts] + [len(prompt) + len(answer) for prompt, answer in answered])
+        return work([len(ids) for ids in [*self.texts, *self.answered]])
 
-    def __iter__(self) -> Iterator[tuple[list[int], Tensor]]:
-        for number, ids in enumerate(self.texts):
-            yield ids, torch.from_numpy(np.load(self.folder / f"logprobs-{number}.npy"))
+    def log_probs(self) -> Iterator[Tensor]:
+        """Of each text."""
+        for number in range(len(self.texts)):
+            yield torch.from_numpy(np.load(self.folder / f"logprobs-{number}.npy"))
 
     @classmethod
     def record(
-        cls, model: Any, tokenizer: Any, end: set[int], folder: Path, progress: Progress | None = None
+        cls, source: Layered, tokenizer: Any, end: set[int], folder: Path, progress: Progress | None = None
     ) -> Reference:
-        """Run the source model once over everything. Its experts are split as they are in an export."""
+        """Run the source model once over everything."""
         folder.mkdir(parents=True, exist_ok=True)
-        split_experts(model)
         texts, prompts = evaluation_ids(tokenizer), golden_ids(tokenizer)
-        progress = progress or SilentProgress()
+        progress, module = progress or SilentProgress(), source.module
+        sketches = Sketches(source)
         with (
             progress.stage("Recording the source", reference_work(texts, prompts)), quiet(),
-            layer_progress(model, progress),
+            layer_progress(module, progress),
         ):  # fmt: skip
-            with input_ranges(model) as ranges:
-                for number, ids in enumerate(texts):
-                    np.save(folder / f"logprobs-{number}.npy", log_probs(model, ids).numpy())
-            answers, scores = greedy(model, prompts, TOKENS, end)
+            with input_ranges(module) as ranges:
+                for number, found in enumerate(source.log_probs(texts, sketches.add)):
+                    np.save(folder / f"logprobs-{number}.npy", found.numpy())
+            with source.generating():
+                answers, scores = greedy(module, source.device, prompts, TOKENS, end)
         content = {
             "texts": texts, "prompts": prompts, "answers": answers, "scores": scores, "end": sorted(end),
-            "plain": [list(tokenizer(text)["input_ids"]) for text in golden_texts()], "dtype": str(model.dtype),
+            "plain": [list(tokenizer(text)["input_ids"]) for text in golden_texts()], "dtype": "float32",
         }  # fmt: skip
-        save_file(sketch(model), folder / "sketches.safetensors")
+        save_file(sketches.found, folder / "sketches.safetensors")
         save_file(ranges, folder / "ranges.safetensors")
         (folder / "reference.json").write_text(json.dumps(content))
         return cls(folder)
@@ -133,11 +144,12 @@ def _golden(content: dict[str, Any]) -> Golden:
     return collected(source, prompts, content["answers"], content["scores"])
 
 
-def golden_agreement(model: Any, reference: Reference) -> float:
-    """Share of the source's answer tokens that the model also gives, teacher-forced."""
+def golden_agreement(candidates: Iterable[Tensor], reference: Reference) -> float:
+    """Share of the source's answer tokens that the model also gives, teacher-forced; `candidates` are its
+    log-probabilities of `reference.answered`."""
     same = total = 0
-    for prompt, answer in zip(reference.prompts, reference.answers, strict=True):
-        predicted = log_probs(model, [*prompt, *answer]).argmax(-1)[len(prompt) - 1 :]
+    for found, prompt, answer in zip(candidates, reference.prompts, reference.answers, strict=True):
+        predicted = found.argmax(-1)[len(prompt) - 1 :]
         same += int((predicted == torch.tensor(answer)).sum())
         total += len(answer)
     return same / total if total else 1.0

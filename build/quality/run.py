@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.quality.exported import Exported, load_exported
-from llmops.build.quality.fidelity import furthest, sketch
+from llmops.build.quality.exported import load_exported
+from llmops.build.quality.fidelity import furthest
 from llmops.build.quality.gates import Quality
+from llmops.build.quality.layered import Layered
 from llmops.build.quality.metrics import Comparison
 from llmops.build.quality.ranges import cover
-from llmops.build.quality.reference import Reference, golden_agreement, log_probs
+from llmops.build.quality.reference import Reference, Sketches, golden_agreement
 from llmops.build.quantize.advance import layer_progress
 from llmops.build.targets.base import Progress, SilentProgress
 
@@ -30,16 +31,15 @@ def measure(
     return compare(exported, reference, progress)
 
 
-def compare(exported: Exported, reference: Reference, progress: Progress | None = None) -> Quality:
-    """All figures of a loaded export against the reference."""
-    comparison, model = Comparison(), exported.model
-    progress = progress or SilentProgress()
-    with progress.stage("Measuring quality", reference.work()), layer_progress(model, progress):
-        error, name = furthest(sketch(model), reference.sketches)
-        for ids, expected in reference:
-            candidate = log_probs(model, ids)[:, : expected.shape[-1]]
-            comparison.add(expected, candidate, torch.tensor(ids[1:]))
-        golden = golden_agreement(model, reference)
+def compare(exported: Layered, reference: Reference, progress: Progress | None = None) -> Quality:
+    """All figures of an export against the reference."""
+    comparison, sketches, progress = Comparison(), Sketches(exported), progress or SilentProgress()
+    with progress.stage("Measuring quality", reference.work()), layer_progress(exported.module, progress):
+        found = exported.log_probs([*reference.texts, *reference.answered], sketches.add)
+        for ids, expected in zip(reference.texts, reference.log_probs(), strict=True):
+            comparison.add(expected, next(found)[:, : expected.shape[-1]], torch.tensor(ids[1:]))
+        golden = golden_agreement(found, reference)
+    error, name = furthest(sketches.found, reference.sketches)
     covers = [(value, name) for name, value in cover(exported.inputs, reference.ranges).items()]
     return Quality(
         perplexity=comparison.perplexity,

@@ -3,39 +3,71 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
+from llmops.build.checkpoint.safetensors import read_header
 from llmops.build.quantize.reading import ExportedModel, StoredLinear
 from llmops.build.quantize.stored import LayerReader, reader_of
+from llmops.build.quantize.tables import TABLES, DenseTable, Table, stored_table
 
 # older names on disk -> the modules of transformers 5
 _RENAMES = (("block_sparse_moe.", "mlp."),)
 
 
 class HfFiles:
-    """The checkpoint in `folder`. Raises InputError for a format that cannot be read."""
+    """The checkpoint in `folder`; tensors are read when asked for. Raises InputError for a format nothing here reads."""
 
-    def __init__(self, folder: Path) -> None:
-        self.config = _json(folder / "config.json")
+    def __init__(self, folder: Path, bounds: bool = True) -> None:
+        """`bounds`: also how far rounding may have moved each weight; known for ModelOpt's formats only."""
+        self.config, self.bounds = _json(folder / "config.json"), bounds
         self.reader = check_readable(folder)
-        self.modules: dict[str, dict[str, Tensor]] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            for name, tensor in load_file(file).items():
+        # module -> last part of the name -> (file, name in it)
+        self.modules: dict[str, dict[str, tuple[Path, str]]] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            for name in read_header(path, path.name):
                 module, _, last = _renamed(name).rpartition(".")
-                self.modules.setdefault(module, {})[last] = tensor
+                self.modules.setdefault(module, {})[last] = (path, name)
 
-    def model(self, bounds: bool = True) -> ExportedModel:
-        """Everything, in float32. `bounds` are known for ModelOpt's formats only."""
+    def model(self) -> ExportedModel:
+        """Everything, in float32."""
         model = ExportedModel()
-        for module, stored in self.modules.items():
-            self._layer(model, module, stored, bounds)
+        for module in self.modules:
+            self._layer(model, module)
         return model
 
-    def _layer(self, model: ExportedModel, module: str, stored: dict[str, Tensor], bounds: bool) -> None:
+    def table(self, name: str) -> Table | None:
+        """Embedding or output matrix; None where there is none of its own."""
+        module = name.removesuffix(".weight")
+        if module not in self.modules:
+            return None
+        found = None if self.reader.quantised(self._stored(module)) else stored_table([self.modules[module]["weight"]])
+        return found or self._dense(module)
+
+    def _dense(self, module: str) -> Table:
+        """An output matrix that is quantised too."""
+        model = ExportedModel()
+        self._layer(model, module)
+        return DenseTable(model.weights[f"{module}.weight"])
+
+    def layer(self, names: Sequence[str]) -> ExportedModel:
+        """The weights of one decoder layer, or of what is outside the layers, whatever else is stored with them."""
+        model, layers = ExportedModel(), {name.split(".")[2] for name in names if ".layers." in name}
+        for module in self.modules:
+            number = module.split(".")[2] if ".layers." in module else None
+            if number in layers or (not layers and number is None and f"{module}.weight" not in TABLES):
+                self._layer(model, module)
+        return model
+
+    def _stored(self, module: str) -> dict[str, Tensor]:
+        return {last: _tensor(*place) for last, place in self.modules[module].items()}
+
+    def _layer(self, model: ExportedModel, module: str) -> None:
+        stored, bounds = self._stored(module), self.bounds
         quantised = self.reader.quantised(stored)
         if quantised:
             model.put(f"{module}.weight", [self.reader.part(stored, bounds)])
@@ -48,6 +80,11 @@ class HfFiles:
         for side in ("k", "v"):
             if f"{side}_scale" in stored and module.endswith(f"{side}_proj"):
                 model.kv_scales[module] = ("e4m3", stored[f"{side}_scale"].float())
+
+
+def _tensor(path: Path, name: str) -> Tensor:
+    with safe_open(path, "pt") as file:
+        return cast(Tensor, file.get_tensor(name))
 
 
 def check_readable(folder: Path) -> LayerReader:

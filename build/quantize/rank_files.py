@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from llmops.build.quantize.reading import ExportedModel, InputRounding, Part, StoredLinear
+from llmops.build.quantize.tables import EMBEDDING, HEAD, Table, stored_table
 from llmops.errors import BuildError
 
 _NORMS = {
@@ -30,6 +31,7 @@ _INPUT_KINDS = {
 }
 # bits of the formats that trtllm-build makes from 16-bit weights
 _QUANTISED_LATER = {"W8A16": 8, "W4A16": 4}
+_TABLES = {EMBEDDING: "transformer.vocab_embedding.weight", HEAD: "lm_head.weight"}
 _EXPERTS = {"mixtral": ("w1", "w3", "w2")}
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
@@ -37,8 +39,10 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 class RankFiles:
     """The checkpoint in `folder`; tensors are read when asked for. Raises BuildError for missing or foreign files."""
 
-    def __init__(self, folder: Path, family: str) -> None:
-        self.folder, self.family = folder, family
+    def __init__(self, folder: Path, family: str, bounds: bool = True) -> None:
+        """`bounds`: what is stored and how far rounding may have moved it, else what the engine will compute with:
+        that differs where trtllm-build is still to quantise."""
+        self.folder, self.family, self.bounds = folder, family, bounds
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         mapping = self.config["mapping"]
         self.tp, self.pp = int(mapping["tp_size"]), int(mapping["pp_size"])
@@ -49,26 +53,38 @@ class RankFiles:
         # Gemma multiplies by 1 + weight; TensorRT-LLM stores the sum
         self.norm_offset = 1.0 if family.startswith("gemma") else 0.0
         self.names = [set(file.keys()) for file in self.files]
-        self.bounds = True
 
-    def model(self, bounds: bool = True) -> ExportedModel:
-        """Everything, in float32: what is stored and how far rounding may have moved it, or without `bounds` what the
-        engine will compute with, which differs where trtllm-build is still to quantise."""
-        self.bounds = bounds
+    def model(self) -> ExportedModel:
+        """Everything, in float32."""
         model = ExportedModel()
-        last = self.pp - 1
-        hidden = self._joined(0, "transformer.vocab_embedding.weight", 0)
-        assert hidden is not None
-        self._plain(model, "model.embed_tokens.weight", hidden[: self._vocab()])
-        norm = self._joined(last, "transformer.ln_f.weight", None)
-        assert norm is not None
-        self._plain(model, "model.norm.weight", norm - self.norm_offset)
-        head = self._joined(last, "lm_head.weight", 0)
-        if head is not None:
-            self._plain(model, "lm_head.weight", head[: self._vocab()])
+        for name in _TABLES:
+            table = self.table(name)
+            if table is not None:
+                self._plain(model, name, table.rows(slice(None)))
+        self._norm(model)
         for layer in range(self.config["num_hidden_layers"]):
             self._layer(model, layer)
         return model
+
+    def table(self, name: str) -> Table | None:
+        """Embedding or output matrix, whose rows the ranks share; None where there is none of its own."""
+        stage, stored = (0, _TABLES[name]) if name == EMBEDDING else (self.pp - 1, _TABLES[name])
+        parts = [(self.folder / f"rank{r}.safetensors", stored) for r in self._ranks(stage) if stored in self.names[r]]
+        return stored_table(parts, self._vocab())
+
+    def layer(self, names: Sequence[str]) -> ExportedModel:
+        """The weights of one decoder layer, or of what is outside the layers."""
+        model, numbers = ExportedModel(), {int(name.split(".")[2]) for name in names if ".layers." in name}
+        for number in numbers:
+            self._layer(model, number)
+        if not numbers:
+            self._norm(model)
+        return model
+
+    def _norm(self, model: ExportedModel) -> None:
+        norm = self._joined(self.pp - 1, "transformer.ln_f.weight", None)
+        assert norm is not None
+        self._plain(model, "model.norm.weight", norm - self.norm_offset)
 
     def _vocab(self) -> int:
         return int(self.config["vocab_size"])

@@ -67,13 +67,14 @@ def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> Non
 
 def test_the_quality_gate_records_the_same(tiny: Path, tmp_path: Path) -> None:
     from llmops.build.quality.reference import Reference
-    from llmops.build.quantize.loading import load_model, load_tokenizer
+    from llmops.build.quality.source import open_source
+    from llmops.build.quantize.loading import load_tokenizer
 
     pytest.importorskip("openvino")
     build(BuildSpec(str(tiny), tmp_path / "engine"))
     kept = EngineManifest.load(tmp_path / "engine").golden
     checkpoint = open_checkpoint(str(tiny))
-    recorded = Reference.record(load_model(checkpoint), load_tokenizer(checkpoint), {2}, tmp_path / "reference").golden
+    recorded = Reference.record(open_source(checkpoint), load_tokenizer(checkpoint), {2}, tmp_path / "reference").golden
     assert kept is not None
     for mine, theirs in zip(kept.answers, recorded.answers, strict=True):
         assert (mine.ids, mine.text_ids, mine.tokens) == (theirs.ids, theirs.text_ids, theirs.tokens)

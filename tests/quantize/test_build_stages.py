@@ -14,6 +14,7 @@ from llmops.build.quality.exported import load_exported
 from llmops.build.quality.gates import Gates, Quality
 from llmops.build.quality.reference import Reference
 from llmops.build.quality.run import compare
+from llmops.build.quality.source import open_source
 from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.loading import load_model, load_tokenizer
@@ -56,7 +57,7 @@ def test_the_gate_knows_how_much_is_left(checkpoint, export, tmp_path):
     _, folder, source = export("llama", "fp8")
     progress = CountingProgress()
     # no token ends an answer, so every answer is as long as it was reckoned
-    reference = Reference.record(load_model(source), load_tokenizer(source), set(), tmp_path / "reference", progress)
+    reference = Reference.record(open_source(source), load_tokenizer(source), set(), tmp_path / "reference", progress)
     compare(load_exported(folder, "tensorrt", source), reference, progress)
     assert [stage[0] for stage in progress.stages] == ["Recording the source", "Measuring quality"]
     for _, total, advanced in progress.stages:

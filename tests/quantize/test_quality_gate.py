@@ -15,7 +15,8 @@ from llmops.build.quality.gates import Gates
 from llmops.build.quality.metrics import Comparison
 from llmops.build.quality.reference import Reference
 from llmops.build.quality.run import compare
-from llmops.build.quantize.loading import load_model, load_tokenizer
+from llmops.build.quality.source import open_source
+from llmops.build.quantize.loading import load_tokenizer
 from llmops.errors import BuildError, InputError
 
 # what `llmops build --quant fp8` uses
@@ -35,7 +36,7 @@ def reference(checkpoint, tmp_path, monkeypatch):
 
     def record(family):
         source = checkpoint(family, **PEAKY)
-        return Reference.record(load_model(source), load_tokenizer(source), set(), tmp_path / "reference")
+        return Reference.record(open_source(source), load_tokenizer(source), set(), tmp_path / "reference")
 
     return record
 

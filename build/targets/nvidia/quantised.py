@@ -124,9 +124,13 @@ class _Quantising:
 
     def _record(self, part: Path) -> None:
         from llmops.build.quality.reference import Reference
+        from llmops.build.quality.source import open_source
+        from llmops.build.quantize.loading import load_tokenizer, release_memory
 
-        model, tokenizer = self._loaded()
-        Reference.record(model, tokenizer, set(self.checkpoint.special_tokens.end), part, self.progress)
+        source, tokenizer = open_source(self.checkpoint), load_tokenizer(self.checkpoint, self.tokenizer_dir)
+        Reference.record(source, tokenizer, set(self.checkpoint.special_tokens.end), part, self.progress)
+        del source
+        release_memory()
 
     def _quantise(self, part: Path) -> None:
         from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
