@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from llmops.build.quantize import numbers
+from llmops.build.quantize.kept import KEPT_LAYERS
 from llmops.build.quantize.loading import has_gpu, quiet
 from llmops.build.quantize.reading import ExportedModel, InputRounding
 from llmops.build.quantize.tables import EMBEDDING, HEAD, Table
 
-# layers that are kept in memory after their first use: a small model is then read once, as a whole
-_KEPT = 512 << 20
 _LAYERS = "model.layers."
 
 Visit = Callable[[Mapping[str, Tensor]], None]
@@ -157,7 +156,7 @@ class Layered:
 
     def _keep(self, index: int, found: ExportedModel) -> None:
         size = sum(value.numel() * 4 for layer in (*self._kept.values(), found) for value in layer.weights.values())
-        if size <= _KEPT:
+        if size <= KEPT_LAYERS:
             self._kept[index] = found
 
     def _put(self, weights: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,7 @@ _RENAMES = (("block_sparse_moe.", "mlp."),)
 
 
 class HfFiles:
-    """The checkpoint in `folder`; tensors are read when asked for. Raises InputError for a format nothing here reads."""
+    """The checkpoint in `folder`; tensors are read when asked for. Raises InputError for an unknown format."""
 
     def __init__(self, folder: Path, bounds: bool = True) -> None:
         """`bounds`: also how far rounding may have moved each weight; known for ModelOpt's formats only."""

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmops.build.checkpoint.weights import SafetensorsFile, Weight
+from llmops.build.quantize.kept import KEPT_TABLE
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 BLOCK = 8192
-# tables that are smaller in float32 are read once
-_KEPT = 256 << 20
 
 Index = slice | NDArray[np.int64]
 
@@ -66,7 +65,7 @@ class StoredTable(Table):
 
 def kept(table: Table) -> Table:
     """The table itself, or all of it in memory where that is little."""
-    small = table.shape[0] * table.shape[1] * 4 <= _KEPT
+    small = table.shape[0] * table.shape[1] * 4 <= KEPT_TABLE
     return DenseTable(table.rows(slice(None))) if small and isinstance(table, StoredTable) else table
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.golden.prompts import golden_texts
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
+from llmops.build.quantize.kept import KEPT_LAYERS, KEPT_TABLE
 from llmops.build.spec import BuildSpec
+from llmops.build.targets.nvidia.minutes import Minutes
 from llmops.build.targets.nvidia.request import Request
 from llmops.errors import ResourceError
 
@@ -18,7 +21,11 @@ _GIB = 2**30
 OTHER_FILES = 64 * 2**20
 # On a CPU, over the size of the weights in float32: measured with SmolLM2-135M and, in FP8, a Llama of 380 million
 # parameters (docs/quantisation.md). torch, transformers and ModelOpt take the fixed part.
-_CPU_FACTOR, _GATE_FACTOR, _CPU_FIXED = 2.0, 1.8, int(0.75 * _GIB)
+_CPU_FACTOR, _CPU_FIXED = 2.0, int(0.75 * _GIB)
+# what the gate keeps of small layers and tables (build/quality/layered.py, build/quantize/tables.py)
+_GATE_KEPT = KEPT_LAYERS + 2 * KEPT_TABLE
+# one that is used, and the parts of which the next is being put together
+_GATE_LAYERS = 2
 # logits of one evaluation text in float32, their logarithms, and those of the source beside them
 _LOGITS = 5
 # activations, allocator and CUDA context, per model
@@ -27,20 +34,23 @@ _GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
 
 @dataclass(frozen=True)
 class StageNeed:
-    """Bytes. `gpu` is the sum over all GPUs; 0 means that the stage runs without. `here`: within this command."""
+    """Bytes. `gpu` is the sum over all GPUs; 0 means that the stage runs without. `here`: within this command.
+    `minutes` is a rough estimate (minutes.py), None for a stage that does not end."""
 
     stage: str
     ram: int
     gpu: int
     disk: int
+    minutes: float | None = None
     here: bool = False
 
     def line(self) -> str:
         gpu = f"{self.gpu / _GIB:8.1f} GiB" if self.gpu else "       none"
-        return f"{self.stage:<28} {self.ram / _GIB:8.1f} GiB {gpu} {self.disk / _GIB:8.1f} GiB"
+        time = "" if self.minutes is None else f"{max(math.ceil(self.minutes), 1):>6} min"
+        return f"{self.stage:<28} {self.ram / _GIB:8.1f} GiB {gpu} {self.disk / _GIB:8.1f} GiB {time}".rstrip()
 
 
-HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12}"
+HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12} {'about':>10}"
 
 
 def stored_bytes(checkpoint: Checkpoint, request: Request, target: str) -> int:
@@ -63,24 +73,38 @@ def _one_table(arch: Architecture, target: str) -> bool:
 def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: int, gpu: bool) -> list[StageNeed]:
     """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
     stored, full = stored_bytes(checkpoint, request, target), checkpoint.parameters * 4
-    fixed = _CPU_FIXED + _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
-    stages = []
+    logits = _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
+    time, stages = Minutes(checkpoint, request, stored, gpu), []
     if not request.copied:
         on_gpu = math.ceil(checkpoint.parameters * 2 * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
-        ram = (
-            stored * 2 if gpu else int(full * _CPU_FACTOR) + max(fixed, _CPU_FIXED + _activations(checkpoint, request))
-        )
-        stages.append(StageNeed("quantise and export", ram, on_gpu, stored, here=True))
+        beside = max(logits, _activations(checkpoint, request))
+        ram = stored * 2 if gpu else int(full * _CPU_FACTOR) + _CPU_FIXED + beside
+        stages.append(StageNeed("quantise and export", ram, on_gpu, stored, time.quantise(), here=True))
     if request.measure_quality:
-        on_gpu = math.ceil(full * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
-        ram = stored if gpu else int(full * _GATE_FACTOR) + fixed
-        stages.append(StageNeed("quality gate", ram, on_gpu, recorded_bytes(checkpoint), here=True))
+        held = min(_layer_bytes(checkpoint) * _GATE_LAYERS + _GATE_KEPT, 2 * full) + _states(checkpoint) + logits
+        on_gpu = held + _GPU_FIXED if gpu else 0
+        stages.append(
+            StageNeed("quality gate", held + _CPU_FIXED, on_gpu, recorded_bytes(checkpoint), time.gate(), here=True)
+        )
     if target == "tensorrt":
         # every worker holds its rank's weights, and the engine beside them
         title = f"trtllm-build, {tp * pp} ranks" if tp * pp > 1 else "trtllm-build"
-        stages.append(StageNeed(title, stored * 2, stored + _GPU_FIXED, stored))
+        stages.append(StageNeed(title, stored * 2, stored + _GPU_FIXED, stored, time.engine()))
     stages.append(StageNeed("serving, weights only", stored, stored, 0))
     return stages
+
+
+def _layer_bytes(checkpoint: Checkpoint) -> int:
+    """Of one layer in float32, on average."""
+    arch = checkpoint.architecture
+    return checkpoint.parameters * 4 // arch.num_layers
+
+
+def _states(checkpoint: Checkpoint) -> int:
+    """Of all evaluation texts and prompts between two layers, twice, and within a layer of one text, in float32."""
+    arch, texts = checkpoint.architecture, len(bundled_texts("evaluation")) + len(golden_texts())
+    within = EVALUATION_LENGTH * (8 * arch.hidden_size + 4 * arch.intermediate_size)
+    return (2 * texts * EVALUATION_LENGTH * arch.hidden_size + within) * 4
 
 
 def recorded_bytes(checkpoint: Checkpoint) -> int:

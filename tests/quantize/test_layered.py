@@ -1,0 +1,105 @@
+"""A model that is read layer by layer computes what the whole model does, and never holds more than it says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from llmops.build.dry_run import dry_run
+from llmops.build.quality import layered
+from llmops.build.quality.exported import load_exported
+from llmops.build.quality.reference import greedy
+from llmops.build.quality.source import open_source
+from llmops.build.quantize import tables
+from llmops.build.quantize.loading import load_model
+from llmops.build.quantize.tables import DenseTable, StoredTable, kept
+from llmops.build.spec import BuildSpec
+
+TEXTS = [[3, 7, 11, 250, 30, 31, 32, 5], [9] * 40, [4, 300]]
+FAMILIES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3", "deepseek_v3"]
+
+
+@pytest.fixture(params=[True, False], ids=["small enough to be kept", "read every time"])
+def keep(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(layered, "KEPT_LAYERS", 0)
+        monkeypatch.setattr(tables, "KEPT_TABLE", 0)
+        monkeypatch.setattr(tables, "BLOCK", 100)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_source(checkpoint, keep, family):
+    source = checkpoint(family)
+    whole, streamed = load_model(source), open_source(source)
+    with torch.inference_mode():
+        expected = [whole(torch.tensor([ids])).logits[0, :-1].log_softmax(-1) for ids in TEXTS]
+    for _ in range(2):
+        for found, wanted in zip(streamed.log_probs(TEXTS), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    with streamed.generating() as module:
+        tokens, scores = greedy(module, streamed.device, TEXTS, 6, set())
+    wanted_tokens, wanted_scores = greedy(whole, whole.device, TEXTS, 6, set())
+    assert tokens == wanted_tokens
+    torch.testing.assert_close(torch.tensor(scores), torch.tensor(wanted_scores), rtol=1e-4, atol=1e-4)
+
+
+def test_one_layer_at_a_time(checkpoint, monkeypatch):
+    """While a layer is in use, no other one's weights are anywhere in the model."""
+    monkeypatch.setattr(layered, "KEPT_LAYERS", 0)
+    streamed = open_source(checkpoint("llama", num_hidden_layers=4))
+    seen = []
+
+    def visit(weights):
+        here = {name.split(".")[2] for name, value in layers() if not value.is_meta}
+        assert here == {name.split(".")[2] for name in weights}
+        seen.extend(here)
+
+    def layers():
+        return [pair for pair in streamed.module.named_parameters() if ".layers." in pair[0]]
+
+    list(streamed.log_probs(TEXTS, visit))
+    assert seen == ["0", "1", "2", "3"]
+    assert all(value.is_meta for _, value in layers())
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "pytorch"])
+def test_an_export_that_is_too_large_to_be_kept(export, keep, target):
+    """The same answers either way; test_quality_gate.py says which are right."""
+    _, folder, source = export("mixtral", "fp8", target=target, kv="fp8")
+    answers = torch.cat(list(load_exported(folder, target, source).log_probs(TEXTS)))
+    whole = torch.cat(list(open_source(source).log_probs(TEXTS)))
+    error = float((answers - whole).norm() / whole.norm())
+    assert 1e-5 < error < 0.05
+
+
+def test_rows_of_shards(checkpoint):
+    """Two ranks with 300 rows each, of which 512 count."""
+    import numpy as np
+
+    from llmops.build.checkpoint.weights import Weight
+
+    shards = [np.arange(start, start + 1200, dtype=np.float32).reshape(300, 4) for start in (0, 1200)]
+    table = StoredTable([Weight(shard, shard.shape, "f32") for shard in shards], 512)
+    assert table.shape == (512, 4)
+    assert table.rows(np.array([511, 0, 300]))[:, 0].tolist() == [2044.0, 0.0, 1200.0]
+    assert torch.cat(list(table.blocks())).flatten().tolist() == list(range(2048))
+    assert isinstance(kept(table), DenseTable)
+
+
+@pytest.mark.parametrize("quant", ["fp8", "int4_awq"])
+def test_70b_fits_eight_h100(tmp_path, quant):
+    """8 x 80 GiB of GPU memory, 512 GiB of RAM: every stage of the build, and each says how long it takes."""
+    spec = BuildSpec(
+        "meta-llama/Llama-3.3-70B-Instruct", tmp_path / "engine", target="tensorrt", quant=quant, tp=8, gpu="h100-sxm"
+    )
+    line = re.compile(r"(.+?) +([\d.]+) GiB +([\d.]+) GiB +([\d.]+) GiB(?: +(\d+) min)?")
+    rows = [found.groups() for found in map(line.fullmatch, dry_run(spec).steps) if found]
+    assert [row[0] for row in rows] == [
+        "quantise and export", "quality gate", "trtllm-build, 8 ranks", "serving, weights only"
+    ]  # fmt: skip
+    assert all(float(ram) < 512 and float(gpu) < 640 for _, ram, gpu, *_ in rows)
+    # a layer has 0.86 billion parameters: two of them in float32, and what is kept and computed beside
+    assert 2 * 0.86e9 * 4 / 2**30 < float(rows[1][2]) < 16
+    assert [row[4] is None for row in rows] == [False, False, False, True]
