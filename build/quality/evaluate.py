@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmops.build.manifest import FILE_NAME, EngineManifest
 from llmops.build.quality.gates import Gates, Quality
+from llmops.build.scratch import scratch_folder
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def _measure(weights: Path, target: str, against: str, progress: Progress) -> Qu
         raise InputError(
             f"--against {against} is quantised itself ({source.quantisation.method}); give the full-precision source."
         )
-    with tempfile.TemporaryDirectory(prefix="llmops-eval-") as scratch:
-        return measure(weights, target, source, _record(source, Path(scratch), progress), progress)
+    with scratch_folder("llmops-eval-") as scratch:
+        return measure(weights, target, source, _record(source, scratch, progress), progress)
 
 
 def _record(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> Reference:
