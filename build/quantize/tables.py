@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from llmops.build.quantize.kept import KEPT_TABLE
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 BLOCK = 8192
 
-Index = slice | NDArray[np.int64]
+Index: TypeAlias = "slice | NDArray[np.int64]"
 
 
 class Table(ABC):

@@ -96,9 +96,10 @@ def main() -> None:
         count = write_llama(Path(scratch), max(round((given.billion * 1e9 - 2 * 49152 * 2048) / _LAYER), 1))
         command = [sys.executable, "-m", "llmops.perf.benchmarks.gate_memory", "--gate", scratch]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    over = (found["peak"] - found["base"]) / 1e9
     print(
-        f"{count / 1e9:.2f} billion parameters, {count * 4 / 2**30:.2f} GiB in float32: base {found['base'] / 1e9:.2f} GB, "
-        f"peak {(found['peak'] - found['base']) / 1e9:.2f} GB over it, {found['seconds']:.0f} s, mean KL {found['kl']:.1e}"
+        f"{count / 1e9:.2f} B parameters, {count * 4 / 1e9:.1f} GB in float32; base {found['base'] / 1e9:.2f} GB, "
+        f"peak {over:.2f} GB over it, {found['seconds']:.0f} s, mean KL {found['kl']:.1e}"
     )
 
 
