@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -30,7 +31,7 @@ class Correction:
     def of_decode(self, layout: Layout, batch: int, context: int) -> float:
         if self.decode is None or layout != self.layout:
             return self.usual_decode
-        return self.decode.at(batch, context + 1)
+        return self.decode.at(batch, max(1, context))
 
     def of_prefill(self, layout: Layout, prefill: Prefill) -> float:
         if self.prefill is None or layout != self.layout:
@@ -46,7 +47,7 @@ def correction(measured: Measured, request: PlanRequest, steps_of: Callable[[Lay
     layout = Layout(ranks.tp_size, ranks.pp_size, ranks.ep_size)
     steps = steps_of(layout)
     decode: dict[tuple[int, ...], float] = {
-        (s.batch_size, s.context + 1): s.seconds / _decode(steps, s) for s in measured.of_phase("decode")
+        (s.batch_size, _about(s.context)): s.seconds / _decode(steps, s) for s in measured.of_phase("decode")
     }
     prefill: dict[tuple[int, ...], float] = {
         (s.batch_size, _each(s)): s.seconds / _prefill(steps, s) for s in measured.of_phase("prefill")
@@ -65,11 +66,18 @@ def correction(measured: Measured, request: PlanRequest, steps_of: Callable[[Lay
 
 
 def _decode(steps: StepModel, step: StepTime) -> float:
-    return steps.layout.pp * steps.seconds(step.batch_size, max(1, step.context))
+    """With pipeline stages the batch is cut into as many micro-batches, which follow one another."""
+    stages = steps.layout.pp
+    return stages * steps.seconds(max(1, round(step.batch_size / stages)), max(1, step.context))
 
 
 def _prefill(steps: StepModel, step: StepTime) -> float:
     return steps.layout.pp * steps.seconds(0, 0, Prefill(step.batch_size, _each(step), step.context))
+
+
+def _about(context: int) -> int:
+    """A power of two: contexts that differ a little from batch to batch are one column of the grid."""
+    return int(2 ** round(math.log2(max(1, context))))
 
 
 def _each(step: StepTime) -> int:

@@ -76,6 +76,10 @@ def test_separate_workers_that_cost_no_less_are_not_mentioned(seventy):
 def test_the_build_plan_is_of_the_best(seventy):
     built, best = build_plan(seventy), seventy.best
     assert (built.tp_size, built.pp_size, built.replicas) == (best.layout.tp, best.layout.pp, best.replicas)
+    # what `llmops verify` holds a deployment to, alone and at the rate that was planned for
+    assert built.predicted["single"]["concurrency"] == 1
+    assert built.predicted["single"]["tpot"] < built.predicted["point"]["tpot"]
+    assert built.predicted["point"]["concurrency"] == best.point.concurrency
     assert build_plan(seventy, seventy.apart[0]).predicted["prefill_workers"] == seventy.apart[0].workers.prefills
 
 
