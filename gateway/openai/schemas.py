@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.openai.grammar.errors import NotEnforceableError
+from llmops.gateway.openai.grammar.patterns import parsed
+from llmops.gateway.openai.grammar.references import pointed_at
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "additionalItems")
@@ -28,6 +31,8 @@ _PAIRS = (
     ("minimum", "maximum"),
     ("exclusiveMinimum", "exclusiveMaximum"),
 )
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_LONGEST_CHAIN = 32
 _REPETITION = re.compile(r"(?<=[{,])\d+(?=})")
 # look-around, back references, word boundaries, Unicode classes, inline flags
 _UNSUPPORTED = re.compile(r"\\[bBAZzkpP1-9]|\(\?(?!:)[^)]{0,2}")
@@ -67,6 +72,7 @@ def _problem(text: str, limits: SchemaLimits) -> str | None:
     if len(text) > limits.size:
         return f"it has {len(text)} characters, the limit is {limits.size}"
     root = json.loads(text)
+    target_of = lru_cache(maxsize=None)(lambda reference: pointed_at(root, reference))
     repeats = 0
     try:
         for count, (path, node, depth) in enumerate(_subschemas(root), start=1):
@@ -74,7 +80,7 @@ def _problem(text: str, limits: SchemaLimits) -> str | None:
                 return f"it has more than {limits.nodes} parts"
             if depth > limits.depth:
                 return f"it is nested deeper than {limits.depth} levels"
-            problem = _node_problem(node, root, limits)
+            problem = _node_problem(node, target_of, limits)
             if problem:
                 return f"{problem} at '{path or '#'}'"
             repeats += _repeats(node)
@@ -123,13 +129,20 @@ def _typed(node: Mapping[str, Any], key: str, kind: type, path: str) -> Any:
     return value
 
 
-def _node_problem(node: object, root: object, limits: SchemaLimits) -> str | None:
+def _node_problem(node: object, target_of: Callable[[str], object], limits: SchemaLimits) -> str | None:
     if isinstance(node, bool):
         return None if node else "a schema that is false allows nothing"
     if not isinstance(node, dict):
         return "a schema must be an object or a boolean"
-    checks = (_type_problem(node), _reference_problem(node, root), _value_problem(node), _count_problem(node, limits))
-    return next((problem for problem in (*checks, _pattern_problem(node, limits)) if problem), None)
+    checks: tuple[Callable[[], str | None], ...] = (
+        lambda: _type_problem(node),
+        lambda: _kind_problem(node),
+        lambda: _reference_problem(node, target_of),
+        lambda: _value_problem(node),
+        lambda: _count_problem(node, limits),
+        lambda: _pattern_problem(node, limits),
+    )
+    return next((problem for check in checks if (problem := check())), None)
 
 
 def _type_problem(node: Mapping[str, Any]) -> str | None:
@@ -137,6 +150,18 @@ def _type_problem(node: Mapping[str, Any]) -> str | None:
     kinds = kinds if isinstance(kinds, list) else [kinds]
     wrong = next((kind for kind in kinds if not isinstance(kind, str) or kind not in _TYPES), None)
     return None if wrong is None else f"{json.dumps(wrong)} is no type (they are {', '.join(sorted(_TYPES))})"
+
+
+def _kind_problem(node: Mapping[str, Any]) -> str | None:
+    for key in (*_ONE, "unevaluatedProperties", "unevaluatedItems"):
+        if not isinstance(node.get(key), bool | dict | None) and not (key == "items" and isinstance(node[key], list)):
+            return f"'{key}' must be a schema: an object or a boolean"
+    for key in _BOUNDS:
+        if isinstance(node.get(key), bool) or not isinstance(node.get(key), int | float | None):
+            return f"'{key}' must be a number"
+    if not isinstance(node.get("format"), str | None):
+        return "'format' must be a text"
+    return None
 
 
 def _value_problem(node: Mapping[str, Any]) -> str | None:
@@ -174,7 +199,12 @@ def _repeats(node: object) -> int:
     if not isinstance(node, dict):
         return 0
     counts = max((node[key] for key in _COUNTS if isinstance(node.get(key), int)), default=0)
-    return int(counts) + (_pattern_repeats(node["pattern"]) if isinstance(node.get("pattern"), str) else 0)
+    return int(counts) + sum(map(_pattern_repeats, _patterns(node)))
+
+
+def _patterns(node: Mapping[str, Any]) -> list[str]:
+    pattern, names = node.get("pattern"), node.get("patternProperties") or ()
+    return [*([pattern] if isinstance(pattern, str) else []), *names]
 
 
 def _pattern_repeats(pattern: str) -> int:
@@ -183,14 +213,26 @@ def _pattern_repeats(pattern: str) -> int:
 
 
 def _pattern_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
-    pattern = node.get("pattern")
-    return None if pattern is None else pattern_problem(pattern, limits)
+    if node.get("pattern") is not None and (problem := pattern_problem(node["pattern"], limits)):
+        return problem
+    for name in node.get("patternProperties") or ():
+        if problem := _size_problem(name, limits) or _syntax_problem(name):
+            return f"'patternProperties': {problem}"
+    return None
 
 
 def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> str | None:
     """What is wrong with a regular expression, if anything; repetition counts are limited like any other."""
     if not isinstance(pattern, str) or not pattern:
         return "a pattern must be a text that is not empty"
+    if problem := _size_problem(pattern, limits):
+        return problem
+    if unknown := _UNSUPPORTED.search(pattern.replace(r"\\", "")):
+        return f"the pattern uses {unknown[0]}, which grammars cannot express"
+    return _syntax_problem(pattern)
+
+
+def _size_problem(pattern: str, limits: SchemaLimits) -> str | None:
     if "\0" in pattern:
         # to the engine's grammar library it is the end of the text: it would see another pattern, or none and crash
         return "a pattern cannot have the character U+0000"
@@ -198,16 +240,18 @@ def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> s
         return f"the pattern has {len(pattern)} characters, the limit is {limits.pattern}"
     if _pattern_repeats(pattern) > limits.repeats:
         return f"the pattern repeats something more than {limits.repeats} times"
-    if unknown := _UNSUPPORTED.search(pattern.replace(r"\\", "")):
-        return f"the pattern uses {unknown[0]}, which grammars cannot express"
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        return f"the pattern is no regular expression: {error}"
     return None
 
 
-def _reference_problem(node: Mapping[str, Any], root: object) -> str | None:
+def _syntax_problem(pattern: str) -> str | None:
+    try:
+        parsed(pattern)
+    except NotEnforceableError as error:
+        return str(error)
+    return None
+
+
+def _reference_problem(node: Mapping[str, Any], target_of: Callable[[str], object]) -> str | None:
     seen: list[str] = []
     target: object = node
     while isinstance(target, dict) and "$ref" in target:
@@ -216,20 +260,14 @@ def _reference_problem(node: Mapping[str, Any], root: object) -> str | None:
             return f"'$ref' {json.dumps(reference)} does not point into the schema itself"
         if reference in seen:
             return f"'$ref' {reference} only leads back to itself"
+        if len(seen) >= _LONGEST_CHAIN:
+            return f"'$ref' {seen[0]} leads on through more than {_LONGEST_CHAIN} references"
         seen.append(reference)
         try:
-            target = _resolve(root, reference)
+            target = target_of(reference)
         except (KeyError, IndexError, ValueError, TypeError):
             return f"'$ref' {reference} leads nowhere"
     return None
-
-
-def _resolve(root: object, reference: str) -> object:
-    target: Any = root
-    for part in reference[1:].split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        target = target[int(name)] if isinstance(target, list) else target[name]
-    return target
 
 
 def resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -238,7 +276,7 @@ def resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, A
         if not isinstance(node.get("$ref"), str):
             return node
         try:
-            node = _resolve(root, node["$ref"])  # type: ignore[assignment]
+            node = pointed_at(root, node["$ref"])
         except (KeyError, IndexError, ValueError, TypeError):
             break
         if not isinstance(node, Mapping):

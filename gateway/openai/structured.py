@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
 from llmops.gateway.openai.grammar import NotEnforceableError, choice_grammar, grammar_of, pattern_grammar
+from llmops.gateway.openai.grammar.ebnf import grammar_problem
 from llmops.gateway.openai.schemas import DEFAULT_LIMITS, SchemaLimits, checked_schema, pattern_problem
 from llmops.gateway.openai.types.common import ResponseFormat, SamplingFields
 from llmops.gateway.workers import INLINE_CHARACTERS
@@ -18,10 +18,6 @@ from llmops.gateway.workers import INLINE_CHARACTERS
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
 _MAX_CHOICES = 1024
 GUIDE_CHARACTERS = INLINE_CHARACTERS + 1
-_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|#[^\n]*')
-_RULE = re.compile(r"([A-Za-z_][\w.-]*)\s*::=")
-_NAME = re.compile(r"[A-Za-z_][\w.-]*")
-_REPEAT = re.compile(r"\{[^}]*\}")
 
 
 def guide_of(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
@@ -132,26 +128,10 @@ def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
 def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
     if not isinstance(value, str) or not value.strip() or len(value) > limits.size:
         raise InvalidRequestError(f"'{param}' must be an EBNF text of 1 to {limits.size} characters.", param=param)
-    problem = _grammar_problem(value)
+    problem = grammar_problem(value)
     if problem:
         raise InvalidRequestError(f"'{param}' cannot be used as an EBNF grammar: {problem}.", param=param)
     return Guide("ebnf_grammar", value)
-
-
-def _grammar_problem(text: str) -> str | None:
-    """Rules that are used must be there; what else can be wrong, the engine says."""
-    if "\0" in text:
-        return "it has the character U+0000"
-    bare = _LITERALS.sub(" ", text)
-    if any(mark in bare for mark in "\"'[]"):
-        return "a text or a character class is not closed"
-    rules = set(_RULE.findall(bare))
-    if "root" not in rules:
-        return "it has no rule 'root ::= …'"
-    missing = sorted(set(_NAME.findall(_REPEAT.sub(" ", bare))) - rules)
-    if missing:
-        return f"the rule '{missing[0]}' is used but not defined"
-    return None if bare.count("(") == bare.count(")") else "its parentheses do not match"
 
 
 def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:

@@ -4,6 +4,6 @@ Engines' own conversion is not used: it drops what it does not know and gets muc
 """
 
 from llmops.gateway.openai.grammar.enforce import choice_grammar, grammar_of, pattern_grammar
-from llmops.gateway.openai.grammar.rules import NotEnforceableError
+from llmops.gateway.openai.grammar.errors import NotEnforceableError
 
 __all__ = ["NotEnforceableError", "choice_grammar", "grammar_of", "pattern_grammar"]

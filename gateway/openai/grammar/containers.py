@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmops.gateway.openai.grammar.errors import NothingError
 from llmops.gateway.openai.grammar.merge import Flat, Schema
 from llmops.gateway.openai.grammar.numbers import Bounds, number
 from llmops.gateway.openai.grammar.patterns import pattern_language
-from llmops.gateway.openai.grammar.rules import SPACE, NothingError, Rules, terminal
+from llmops.gateway.openai.grammar.rules import SPACE, Rules, terminal
 from llmops.gateway.openai.grammar.strings import any_string, in_json, json_literal, key_besides, quoted
 
 if TYPE_CHECKING:
@@ -112,9 +112,10 @@ def _properties_of(compiler: Compiler, flat: Flat) -> dict[str, Schema]:
     patterns = flat.get("patternProperties", {})
     for name in flat.get("required", ()):
         if name not in properties:
-            properties[name] = True if any(re.search(pattern, name) for pattern in patterns) else rest
+            matched = any(compiler.finds(pattern, name, "patternProperties") for pattern in patterns)
+            properties[name] = True if matched else rest
     for name, pattern in itertools.product(list(properties), patterns):
-        if re.search(pattern, name):
+        if compiler.finds(pattern, name, "patternProperties"):
             properties[name] = {"allOf": [properties[name], patterns[pattern]]}
     names = flat.get("propertyNames", True)
     if names is not True and properties:
@@ -127,7 +128,7 @@ def _name_allowed(compiler: Compiler, names: Schema, name: str) -> bool:
         compiler.refuse("'propertyNames' beside 'properties'")
         return True
     fits = names.get("minLength", 0) <= len(name) <= names.get("maxLength", len(name))
-    fits = fits and ("pattern" not in names or re.search(names["pattern"], name) is not None)
+    fits = fits and ("pattern" not in names or compiler.finds(names["pattern"], name, "propertyNames"))
     return fits and ("enum" not in names or name in names["enum"])
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
 
-from llmops.gateway.openai.grammar.language import words
+from llmops.gateway.openai.grammar.errors import NotEnforceableError, TooCostlyError
+from llmops.gateway.openai.grammar.language import Language, words
 from llmops.gateway.openai.grammar.patterns import as_it_is, pattern_language
-from llmops.gateway.openai.grammar.rules import NotEnforceableError, Rules
+from llmops.gateway.openai.grammar.rules import Rules
 from llmops.gateway.openai.grammar.schema import Compiler
+from llmops.gateway.openai.grammar.work import STEPS, metered
 
-_REMEMBERED = 256
+# characters of grammars, and of what they were made of, that are kept
+_REMEMBERED = 32_000_000
+_Made = str | NotEnforceableError
 
 
 def grammar_of(schema: str, strict: bool) -> str:
@@ -19,52 +24,62 @@ def grammar_of(schema: str, strict: bool) -> str:
 
     Raises NotEnforceableError, which names keyword and place.
     """
-    return _or_raise(_schema_grammar(schema, strict))
+    return _remembered(("schema", schema, strict), lambda: Compiler(json.loads(schema), strict).grammar())
 
 
 def pattern_grammar(pattern: str) -> str:
     """The grammar of texts that match `pattern` as a whole. Raises NotEnforceableError."""
-    return _or_raise(_pattern_grammar(pattern))
+    return _remembered(
+        ("pattern", pattern, True), lambda: _language_grammar(pattern_language(pattern, as_it_is, whole=True))
+    )
 
 
 def choice_grammar(choices: tuple[str, ...]) -> str:
     """The grammar of one of `choices`. Raises NotEnforceableError."""
-    return _or_raise(_choice_grammar(choices))
+    return _remembered(("choice", repr(choices), True), lambda: _language_grammar(words(choices)))
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _schema_grammar(schema: str, strict: bool) -> str | NotEnforceableError:
-    return _made(lambda: Compiler(json.loads(schema), strict).grammar())
+def _language_grammar(language: Language) -> str:
+    rules = Rules()
+    return rules.text(rules.language(language))
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _pattern_grammar(pattern: str) -> str | NotEnforceableError:
-    def make() -> str:
-        rules = Rules()
-        return rules.text(rules.language(pattern_language(pattern, as_it_is, whole=True)))
-
-    return _made(make)
+_Key = tuple[str, str, bool]
+_memory: OrderedDict[_Key, _Made] = OrderedDict()
+_lock = threading.Lock()
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _choice_grammar(choices: tuple[str, ...]) -> str | NotEnforceableError:
-    def make() -> str:
-        rules = Rules()
-        return rules.text(rules.language(words(choices)))
-
-    return _made(make)
-
-
-def _made(make: Callable[[], str]) -> str | NotEnforceableError:
-    try:
-        return make()
-    except NotEnforceableError as error:
-        return error.with_traceback(None)
-    except RecursionError:
-        return NotEnforceableError("it is nested too deeply")
-
-
-def _or_raise(made: str | NotEnforceableError) -> str:
+def _remembered(key: _Key, make: Callable[[], str]) -> str:
+    with _lock:
+        made = _memory.get(key)
+        if made is not None:
+            _memory.move_to_end(key)
+    if made is None:
+        made = _tried(make)
+        _remember(key, made)
     if isinstance(made, str):
         return made
     raise type(made)(str(made))
+
+
+def _remember(key: _Key, made: _Made) -> None:
+    with _lock:
+        _memory[key] = made
+        size = sum(map(_size, _memory.items()))
+        while size > _REMEMBERED:
+            size -= _size(_memory.popitem(last=False))
+
+
+def _size(kept: tuple[_Key, _Made]) -> int:
+    key, made = kept
+    return len(key[1]) + len(str(made))
+
+
+def _tried(make: Callable[[], str]) -> _Made:
+    try:
+        with metered(STEPS):
+            return make()
+    except (NotEnforceableError, TooCostlyError) as error:
+        return NotEnforceableError(str(error))
+    except RecursionError:
+        return NotEnforceableError("it is nested too deeply")

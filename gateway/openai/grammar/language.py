@@ -6,9 +6,13 @@ expressions in a normal form, without which there would be no end of different o
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
+
+from llmops.gateway.openai.grammar.work import spend
 
 Ranges = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
@@ -30,8 +34,10 @@ class Language:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        same = isinstance(other, Language) and self._hash == other._hash
-        return same and self.kind == other.kind and self.parts == other.parts  # type: ignore[attr-defined]
+        if not isinstance(other, Language) or self._hash != other._hash:
+            return False
+        spend()
+        return self.kind == other.kind and bool(self.parts == other.parts)
 
 
 NOTHING = Language("any_of", frozenset(), False)
@@ -40,8 +46,8 @@ EMPTY = Language("all_of", frozenset(), True)
 
 def chars(ranges: Iterable[tuple[int, int]]) -> Language:
     """One character of `ranges` (first and last code, both in)."""
-    merged = _merged(ranges)
-    return Language("chars", merged, False) if merged else NOTHING
+    found = merged(ranges)
+    return Language("chars", found, False) if found else NOTHING
 
 
 def char(text: str) -> Language:
@@ -85,7 +91,9 @@ def cat(*parts: Language) -> Language:
 def any_of(parts: Iterable[Language]) -> Language:
     """What is in at least one."""
     found, ranges = set(), []
-    for part in _flat("any_of", parts):
+    flat = list(_flat("any_of", parts))
+    spend(len(flat))
+    for part in flat:
         if part.kind == "chars":
             ranges += part.parts
         else:
@@ -100,6 +108,7 @@ def any_of(parts: Iterable[Language]) -> Language:
 def all_of(parts: Iterable[Language]) -> Language:
     """What is in each of them; `parts` must not be none."""
     found = set(_flat("all_of", parts))
+    spend(len(found))
     if NOTHING in found:
         return NOTHING
     if EMPTY in found:
@@ -111,7 +120,7 @@ def all_of(parts: Iterable[Language]) -> Language:
 
 def repeat(part: Language, least: int = 0, most: int | None = None) -> Language:
     """`part` again and again; `most` None: without end."""
-    if most == 0 or part in (EMPTY, NOTHING):
+    if most == 0 or part is EMPTY or part is NOTHING:
         return EMPTY if least == 0 or part is EMPTY or most == 0 else NOTHING
     if (least, most) == (1, 1):
         return part
@@ -131,7 +140,8 @@ def after(language: Language, code: int) -> Language:
     """The derivative by a character."""
     kind, parts = language.kind, language.parts
     if kind == "chars":
-        return EMPTY if any(low <= code <= high for low, high in parts) else NOTHING
+        return EMPTY if _among(parts, code) else NOTHING
+    spend()
     if kind == "cat":
         first, rest = parts
         taken = cat(after(first, code), rest)
@@ -147,30 +157,72 @@ def after(language: Language, code: int) -> Language:
     return (any_of if kind == "any_of" else all_of)([after(part, code) for part in parts])
 
 
-def alphabet(language: Language) -> list[tuple[int, int]]:
-    """Ranges of characters that `language` never tells apart."""
-    cuts = {0, LAST + 1}
+def alphabet(language: Language) -> list[list[tuple[int, int]]]:
+    """Sets of characters that `language` never tells apart, as ranges."""
+    # the bits of the sets that begin or end at a character
+    changes: defaultdict[int, int] = defaultdict(int, {0: 0, LAST + 1: 0})
+    for at, ranges in enumerate(_told_apart(language)):
+        for low, high in ranges:
+            changes[low] ^= 1 << at
+            changes[high + 1] ^= 1 << at
+    groups: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    inside = 0
+    for low, above in pairwise(sorted(changes)):
+        inside ^= changes[low]
+        groups[inside].append((low, above - 1))
+    return list(groups.values())
+
+
+def _told_apart(language: Language) -> Iterator[Ranges]:
     for part in _walk(language):
         if part.kind == "chars":
-            cuts.update(edge for low, high in part.parts for edge in (low, high + 1))
+            spend(len(part.parts) // 8)
+            yield part.parts
         elif part.kind == "multiples":
-            cuts.update(range(48, 59))
-    ordered = sorted(cuts)
-    return [(low, high - 1) for low, high in pairwise(ordered)]
+            yield from (((digit, digit),) for digit in range(48, 58))
 
 
 def contains(language: Language, text: str) -> bool:
+    """Whether `text` is in it. Time grows as `text` does: what may still follow is one of `partials`, however long the
+    text before was, and a set of those is all that is kept."""
+    states = {language}
     for one in text:
-        language = after(language, ord(one))
-    return language.nullable
+        states = {further for state in states for further in partials(state, ord(one))}
+    return any(state.nullable for state in states)
+
+
+def partials(language: Language, code: int) -> set[Language]:
+    """The derivative as languages that together are it (Antimirov): of a pattern with n characters there are at most
+    n + 1 in all, with repetitions written out."""
+    spend()
+    kind, parts = language.kind, language.parts
+    if kind == "any_of":
+        spend(len(parts))
+        return {further for part in parts for further in partials(part, code)}
+    if kind == "cat":
+        first, rest = parts
+        taken = {_pair(further, rest) for further in partials(first, code)}
+        return taken | partials(rest, code) if first.nullable else taken
+    if kind == "repeat":
+        part, least, most = parts
+        rest = repeat(part, max(least - 1, 0), None if most is None else most - 1)
+        return {_pair(further, rest) for further in partials(part, code)}
+    found = after(language, code)
+    return set() if found is NOTHING else {found}
+
+
+def _among(ranges: Ranges, code: int) -> bool:
+    at = bisect_right(ranges, (code, LAST)) - 1
+    return at >= 0 and code <= ranges[at][1]
 
 
 def _pair(first: Language, rest: Language) -> Language:
-    if NOTHING in (first, rest):
+    if first is NOTHING or rest is NOTHING:
         return NOTHING
     if first is EMPTY or rest is EMPTY:
         return rest if first is EMPTY else first
     if first.kind == "cat":
+        spend()
         return _pair(first.parts[0], _pair(first.parts[1], rest))
     return Language("cat", (first, rest), first.nullable and rest.nullable)
 
@@ -188,6 +240,7 @@ def _walk(language: Language) -> Iterator[Language]:
     stack = [language]
     while stack:
         part = stack.pop()
+        spend()
         if part not in seen:
             seen.add(part)
             yield part
@@ -195,11 +248,30 @@ def _walk(language: Language) -> Iterator[Language]:
                 stack.extend(inner for inner in part.parts if isinstance(inner, Language))
 
 
-def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    merged: list[tuple[int, int]] = []
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """In order, none touching the next."""
+    found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
         elif low <= high:
-            merged.append((low, high))
-    return tuple(merged)
+            found.append((low, high))
+    spend(len(found) // 8)
+    return tuple(found)
+
+
+def without(ranges: Iterable[tuple[int, int]], excluded: Iterable[tuple[int, int]]) -> Ranges:
+    """`ranges` less `excluded`."""
+    left, gaps, at = [], merged(excluded), 0
+    for first, last in merged(ranges):
+        while at < len(gaps) and gaps[at][1] < first:
+            at += 1
+        low = first
+        while at < len(gaps) and gaps[at][0] <= last:
+            left.append((low, gaps[at][0] - 1))
+            low = gaps[at][1] + 1
+            if low > last:
+                break
+            at += 1
+        left.append((low, last))
+    return merged(left)

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llmops.gateway.openai.grammar.rules import NotEnforceableError, NothingError
+from llmops.gateway.openai.grammar.errors import NotEnforceableError, NothingError
+from llmops.gateway.openai.grammar.work import spend
 
 Schema = Mapping[str, Any] | bool
 Flat = dict[str, Any]
@@ -37,6 +38,7 @@ KEYWORDS = frozenset(
     }
 )  # fmt: skip
 _MOST_WAYS = 64
+_CHARACTERS_PER_STEP = 64
 
 
 def own(schema: Schema) -> Flat:
@@ -45,6 +47,7 @@ def own(schema: Schema) -> Flat:
         if not schema:
             raise NothingError("'false' allows nothing")
         return {}
+    spend(1 + len(schema))
     return {key: value for key, value in schema.items() if key in KEYWORDS and (value is not None or key == "const")}
 
 
@@ -58,11 +61,14 @@ def canonical(value: Any) -> str:
     """Equal texts for equal JSON values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return json.dumps(value, sort_keys=True)
+    text = json.dumps(value, sort_keys=True)
+    spend(2 + len(text) // _CHARACTERS_PER_STEP)
+    return text
 
 
 def merged(first: Flat, second: Flat) -> Flat:
     """What both allow. Raises NotEnforceableError when that cannot be said in one schema."""
+    spend(5 + len(first) + len(second))
     result = dict(first)
     for key, value in second.items():
         if key not in result:
@@ -87,6 +93,7 @@ def _close(result: Flat, first: Flat, second: Flat) -> None:
         if rest is not True:
             if side.get("patternProperties"):
                 raise NotEnforceableError("'patternProperties' go together with other properties that hold as well")
+            spend(len(properties))
             for name in properties.keys() - side.get("properties", {}).keys():
                 properties[name] = _both(properties[name], rest)
     result["properties"] = properties
@@ -117,7 +124,13 @@ def _values(first: Any, second: Any) -> list[Any]:
     return found
 
 
+def _required(first: Any, second: Any) -> list[str]:
+    spend(len(first) + len(second))
+    return list(dict.fromkeys([*first, *second]))
+
+
 def _properties(first: Any, second: Any) -> dict[str, Any]:
+    spend(len(first) + len(second))
     return {**first, **{name: _both(first.get(name, True), schema) for name, schema in second.items()}}
 
 
@@ -125,7 +138,7 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "type": _types,
     "enum": _values,
     "properties": _properties,
-    "required": lambda first, second: list(dict.fromkeys([*first, *second])),
+    "required": _required,
     "items": _both,
     "additionalProperties": _both,
     "uniqueItems": lambda first, second: first or second,
@@ -136,6 +149,7 @@ def ways(
     schema: Schema, resolve: Callable[[str], Schema], one_of: Callable[[Sequence[Schema]], None], depth: int = 0
 ) -> list[Flat]:
     """Flat schemas; a value is valid by `schema` when it is by one of them. `one_of` objects to overlapping parts."""
+    spend()
     if depth > 24:
         raise NotEnforceableError("it refers to itself in a way that has no end")
     given = own(schema)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
+from llmops.gateway.openai.grammar.errors import NotEnforceableError
 from llmops.gateway.openai.grammar.language import (
     EMPTY,
     NOTHING,
@@ -19,7 +20,6 @@ from llmops.gateway.openai.grammar.language import (
     repeat,
     words,
 )
-from llmops.gateway.openai.grammar.rules import NotEnforceableError
 
 # Up to 15 digits a number is a double of its own; behind the point a few more than the bounds have
 _DIGITS, _FRACTION = 15, 6
@@ -142,15 +142,15 @@ def _from(low: Decimal, exclusive: bool, room: int) -> Language:
         return _from(low.to_integral_value(ROUND_CEILING), False, room)
     tail = optional(_fraction(repeat(_DIGIT, 1, room))) if room else EMPTY
     longer = cat(char("1-9"), repeat(_DIGIT, len(whole), max(_DIGITS - 1, len(whole))), tail)
-    greater = [cat(part, tail) for part in _digits_beside(whole, up=True)]
+    greater = cat(_digits_beside(whole, up=True), tail)
     equal = [] if exclusive or behind else [literal(whole)]
     if room:
-        beyond = [cat(part, repeat(_DIGIT, 0, room)) for part in _digits_beside(behind, up=True, exact=False)]
+        beyond = cat(_digits_beside(behind, up=True, exact=False), repeat(_DIGIT, 0, room))
         zeros = repeat(_DIGIT, 0 if behind else 1, room)
         some = cat(repeat(literal("0")), char("1-9"), repeat(_DIGIT))
         rest = all_of((zeros, some)) if exclusive else zeros
-        equal.append(cat(literal(whole), _fraction(any_of([*beyond, cat(literal(behind), rest)]))))
-    return any_of([longer, *greater, *equal])
+        equal.append(cat(literal(whole), _fraction(any_of([beyond, cat(literal(behind), rest)]))))
+    return any_of([longer, greater, *equal])
 
 
 def _up_to(high: Decimal, exclusive: bool, room: int) -> Language:
@@ -162,24 +162,24 @@ def _up_to(high: Decimal, exclusive: bool, room: int) -> Language:
     shorter = NOTHING
     if len(whole) > 1:
         shorter = any_of((literal("0"), cat(char("1-9"), repeat(_DIGIT, 0, len(whole) - 2))))
-    smaller = [cat(part, tail) for part in [shorter, *_digits_beside(whole, up=False)]]
+    smaller = cat(any_of((shorter, _digits_beside(whole, up=False))), tail)
     equal = [] if exclusive and not behind else [literal(whole)]
     if room:
-        below = [cat(part, repeat(_DIGIT, 0, room)) for part in _digits_beside(behind, up=False, exact=False)]
+        below = [cat(_digits_beside(behind, up=False, exact=False), repeat(_DIGIT, 0, room))]
         below += [literal(behind[:size]) for size in range(1, len(behind))]
         zeros = NOTHING if exclusive else cat(literal(behind), repeat(literal("0"), 0 if behind else 1, room))
         equal.append(cat(literal(whole), _fraction(any_of([*below, zeros]))))
-    return any_of([*smaller, *equal])
+    return any_of([smaller, *equal])
 
 
-def _digits_beside(digits: str, up: bool, exact: bool = True) -> list[Language]:
+def _digits_beside(digits: str, up: bool, exact: bool = True) -> Language:
     """Digits that differ from `digits` first in one that is greater (`up`) or smaller; `exact`: as many of them, and
     without a zero in front."""
-    found = []
-    for at, digit in enumerate(digits):
+    found = NOTHING
+    for at in reversed(range(len(digits))):
         least = "1" if exact and at == 0 and len(digits) > 1 else "0"
-        first, last = (chr(ord(digit) + 1), "9") if up else (least, chr(ord(digit) - 1))
-        if first <= last:
-            rest = len(digits) - at - 1 if exact else 0
-            found.append(cat(literal(digits[:at]), char(f"{first}-{last}"), repeat(_DIGIT, rest, rest)))
+        first, last = (chr(ord(digits[at]) + 1), "9") if up else (least, chr(ord(digits[at]) - 1))
+        rest = len(digits) - at - 1 if exact else 0
+        beside = cat(char(f"{first}-{last}"), repeat(_DIGIT, rest, rest)) if first <= last else NOTHING
+        found = any_of((beside, cat(literal(digits[at]), found)))
     return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmops.gateway.openai.grammar.merge import Flat, Schema, canonical, types_of
+from llmops.gateway.openai.grammar.work import spend
 
 
 def overlap(parts: Sequence[Schema], ways: Callable[[Schema], list[Flat]]) -> bool:
@@ -17,6 +18,7 @@ def overlap(parts: Sequence[Schema], ways: Callable[[Schema], list[Flat]]) -> bo
 
 
 def _apart(one: Flat, other: Flat, ways: Callable[[Schema], list[Flat]]) -> bool:
+    spend(5)
     left, right = _kinds(one), _kinds(other)
     if left is not None and right is not None and not left & right:
         return True
@@ -31,6 +33,7 @@ def _kinds(flat: Flat) -> set[str] | None:
     if "enum" in flat:
         from llmops.gateway.openai.grammar.schema import type_of
 
+        spend(len(flat["enum"]))
         found: set[str] | None = {type_of(value) for value in flat["enum"]}
     else:
         found = types_of(flat) or ({"object"} if "properties" in flat else None)
@@ -39,12 +42,14 @@ def _kinds(flat: Flat) -> set[str] | None:
 
 def _needs_more(one: Flat, other: Flat) -> bool:
     """`one` requires what the objects written for `other`, and those that are valid by it, cannot have."""
+    spend(len(one.get("required", ())))
     closed = other.get("additionalProperties", True) is False
     return closed and any(name not in other.get("properties", {}) for name in one.get("required", ()))
 
 
 def _told_apart(one: Flat, other: Flat, ways: Callable[[Schema], list[Flat]]) -> bool:
     """A property that both require has other values in each."""
+    spend(len(one.get("required", ())) + len(other.get("required", ())))
     both = set(one.get("required", ())) & set(other.get("required", ()))
     for name in both:
         left, right = (_values(flat.get("properties", {}).get(name, True), ways) for flat in (one, other))

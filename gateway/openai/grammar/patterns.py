@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
-from llmops.gateway.openai.grammar.language import LAST, SURROGATES, Language, any_of, cat, chars, repeat
-from llmops.gateway.openai.grammar.rules import NotEnforceableError
+from llmops.gateway.openai.grammar.errors import NotEnforceableError
+from llmops.gateway.openai.grammar.language import (
+    LAST,
+    SURROGATES,
+    Language,
+    any_of,
+    cat,
+    chars,
+    contains,
+    merged,
+    repeat,
+    without,
+)
+from llmops.gateway.openai.grammar.work import spend
 
 if sys.version_info >= (3, 11):
     from re import _constants as sre
@@ -20,7 +33,7 @@ else:
     import sre_constants as sre
     import sre_parse as parser
 
-Ranges = list[tuple[int, int]]
+Ranges = Sequence[tuple[int, int]]
 # what a character of the pattern is in the text: itself, or its form in a JSON string
 Encode = Callable[[Ranges], Language]
 
@@ -40,7 +53,7 @@ _ENDS = ((sre.AT, sre.AT_END), (sre.AT, sre.AT_END_STRING))
 
 def as_it_is(ranges: Ranges) -> Language:
     """A character that stands for itself."""
-    return any_of(chars([part]) for part in without(ranges, [SURROGATES]))
+    return chars(without(ranges, [SURROGATES]))
 
 
 def pattern_language(pattern: str, encode: Encode, *, whole: bool = False) -> Language:
@@ -49,15 +62,41 @@ def pattern_language(pattern: str, encode: Encode, *, whole: bool = False) -> La
 
     Raises NotEnforceableError for what is not regular.
     """
+    anything = repeat(encode([(0, LAST)]))
+
+    def placed(starts: bool, inner: Language, ends: bool) -> Language:
+        if whole or starts == ends:
+            return inner
+        return cat(inner, anything) if starts else cat(anything, inner)
+
+    return any_of(placed(*_anchored(branch, encode)) for branch in _branches(parsed(pattern)))
+
+
+def parsed(pattern: str) -> list[Any]:
+    """What Python's parser makes of it; its matcher never sees what comes from a client. Raises NotEnforceableError."""
     try:
-        tree: Any = parser.parse(pattern)
+        return list(parser.parse(pattern))
     except (re.error, RecursionError, OverflowError) as error:
         raise NotEnforceableError(f"the pattern is no regular expression: {error}") from None
-    return any_of(_anchored(branch, encode, whole) for branch in _branches(list(tree)))
+
+
+def finds(pattern: str, text: str) -> bool:
+    """Whether `pattern` matches somewhere in `text`, as JSON Schema means it. Raises NotEnforceableError."""
+    return contains(_finding(pattern), text)
+
+
+@lru_cache(maxsize=64)
+def _finding(pattern: str) -> Language:
+    anything = repeat(chars([(0, LAST)]))
+    branches = (_anchored(branch, chars) for branch in _branches(parsed(pattern)))
+    return any_of(
+        cat(*(() if starts else (anything,)), inner, *(() if ends else (anything,))) for starts, inner, ends in branches
+    )
 
 
 def _branches(nodes: list[Any]) -> list[list[Any]]:
     """Alternatives with anchors of their own; Python's parser takes what they share in front out of them."""
+    spend(len(nodes))
     for at in {0, len(nodes) - 1} if nodes else ():
         op, value = nodes[at]
         if op is sre.BRANCH and any(node[0] is sre.AT for branch in value[1] for node in branch):
@@ -66,13 +105,10 @@ def _branches(nodes: list[Any]) -> list[list[Any]]:
     return [nodes]
 
 
-def _anchored(nodes: list[Any], encode: Encode, whole: bool) -> Language:
+def _anchored(nodes: list[Any], encode: Encode) -> tuple[bool, Language, bool]:
+    """What stands between the anchors, and whether there is one before and behind it."""
     starts, ends = bool(nodes) and nodes[0] in _STARTS, len(nodes) > 0 and nodes[-1] in _ENDS
-    inner = _sequence(nodes[starts : len(nodes) - (ends and len(nodes) > starts)], encode)
-    anything = repeat(encode([(0, LAST)]))
-    if whole or starts == ends:
-        return inner
-    return cat(inner, anything) if starts else cat(anything, inner)
+    return starts, _sequence(nodes[starts : len(nodes) - (ends and len(nodes) > starts)], encode), ends
 
 
 def _sequence(nodes: Any, encode: Encode) -> Language:
@@ -104,17 +140,5 @@ def _ranges(op: Any, value: Any) -> Ranges:
     if op is sre.CATEGORY:
         return _SETS[value] if value in _SETS else without([(0, LAST)], _SETS[_OPPOSITES[value]])
     negated = value[0][0] is sre.NEGATE
-    found = [part for item in value[negated:] for part in _ranges(*item)]
+    found = merged(part for item in value[negated:] for part in _ranges(*item))
     return without([(0, LAST)], found) if negated else found
-
-
-def without(ranges: Ranges, excluded: Ranges) -> Ranges:
-    """`ranges` less `excluded`."""
-    for low, high in excluded:
-        ranges = [
-            part
-            for first, last in ranges
-            for part in ((first, min(last, low - 1)), (max(first, high + 1), last))
-            if part[0] <= part[1]
-        ]
-    return ranges

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from time import thread_time
 
+from llmops.gateway.openai.grammar.errors import NotEnforceableError, NothingError, TooCostlyError
 from llmops.gateway.openai.grammar.language import (
     EMPTY,
     LAST,
@@ -19,6 +19,7 @@ from llmops.gateway.openai.grammar.language import (
     alphabet,
     chars,
 )
+from llmops.gateway.openai.grammar.work import spend
 
 SPACE = "space"
 # Some models go on with white space for ever. An engine keeps a mask of the vocabulary for each state, and after each
@@ -26,19 +27,11 @@ SPACE = "space"
 _SPACE = '"" | " "'
 _MAX_STATES = 4000
 _BEYOND_ASCII = [(0x80, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST)]
-# of CPU, for one grammar
-_SECONDS = 5.0
-
+# characters of a whole grammar: engines take seconds for more
+_MAX_TEXT = 4_000_000
+_CHARACTERS_PER_STEP = 64
 
 Edges = dict[Language, dict[Ranges, Language]]
-
-
-class NotEnforceableError(Exception):
-    """Something asked for that no grammar made here can hold an answer to. The text says what."""
-
-
-class NothingError(NotEnforceableError):
-    """A schema that no value satisfies."""
 
 
 class Rules:
@@ -49,12 +42,7 @@ class Rules:
         self._bodies: dict[str, str] = {SPACE: _SPACE}
         self._names: dict[str, str] = {}
         self._languages: dict[Language, str] = {}
-        self._deadline = thread_time() + _SECONDS
-
-    def check_time(self) -> None:
-        """Raises NotEnforceableError when this grammar has taken too long."""
-        if thread_time() > self._deadline:
-            raise NotEnforceableError(f"it takes more than {_SECONDS:g} s to make a grammar of it")
+        self._size = 0
 
     def add(self, body: str) -> str:
         """The name of a rule with this body."""
@@ -67,14 +55,21 @@ class Rules:
 
     def reserve(self) -> str:
         """A name for a rule that is defined later, as recursion needs it."""
-        self.check_time()
+        spend(10)
         name = f"r{len(self._bodies)}"
         self._bodies[name] = ""
         return name
 
     def define(self, name: str, body: str) -> None:
-        self._bodies[name] = body
+        self._write(name, body)
         self._names.setdefault(body, name)
+
+    def _write(self, name: str, body: str) -> None:
+        self._size += len(body)
+        spend(len(body) // _CHARACTERS_PER_STEP)
+        if self._size > _MAX_TEXT:
+            raise TooCostlyError("it would take a grammar that is too large")
+        self._bodies[name] = body
 
     def language(self, language: Language) -> str:
         """The name of a rule for all texts of `language`, which must have one that is not empty."""
@@ -103,13 +98,13 @@ class Rules:
                     names[target] = self.reserve()
                     stack.append(target)
                 choices.append(run if target is EMPTY else f"{run} {names[target]}")
-            self._bodies[names[state]] = " | ".join(['""', *choices] if state.nullable else choices)
+            self._write(names[state], " | ".join(['""', *choices] if state.nullable else choices))
         return names[start]
 
     def _edges(self, start: Language) -> Edges:
         """All states that can be reached, with the characters that lead on."""
         edges: Edges = {}
-        parts, stack = alphabet(start), [start]
+        groups, stack = alphabet(start), [start]
         while stack:
             state = stack.pop()
             if state in edges:
@@ -117,11 +112,10 @@ class Rules:
             if len(edges) >= _MAX_STATES:
                 raise NotEnforceableError("it would take a grammar that is too large")
             targets: dict[Language, list[tuple[int, int]]] = {}
-            for low, high in parts:
-                self.check_time()
-                target = after(state, low)
-                if target != NOTHING:
-                    targets.setdefault(target, []).append((low, high))
+            for group in groups:
+                target = after(state, group[0][0])
+                if target is not NOTHING:
+                    targets.setdefault(target, []).extend(group)
             edges[state] = {chars(ranges).parts: target for target, ranges in targets.items()}
             stack.extend(targets)
         return edges

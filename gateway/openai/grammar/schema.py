@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from llmops.gateway.openai.grammar import containers, strings
+from llmops.gateway.openai.grammar.errors import NotEnforceableError, NothingError
 from llmops.gateway.openai.grammar.language import Language, any_of, literal, words
 from llmops.gateway.openai.grammar.merge import UNENFORCED, Flat, Schema, own, types_of, ways
 from llmops.gateway.openai.grammar.numbers import Bounds, integer, number
 from llmops.gateway.openai.grammar.overlap import overlap
-from llmops.gateway.openai.grammar.rules import NotEnforceableError, NothingError, Rules
+from llmops.gateway.openai.grammar.patterns import finds
+from llmops.gateway.openai.grammar.references import pointed_at
+from llmops.gateway.openai.grammar.rules import Rules
+from llmops.gateway.openai.grammar.work import spend
 
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 # what a schema without a type speaks of is what it is meant for
@@ -23,6 +27,8 @@ _HINTS = {
     "string": ("pattern", "format", "minLength", "maxLength"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
+# more than any double has
+_LONGEST_NUMBER = 400
 _SCALARS = {"null": ["null"], "boolean": ["true", "false"]}
 
 
@@ -34,6 +40,7 @@ class Compiler:
         self.strict = strict
         self._root = root
         self._references: dict[str, str] = {}
+        self._resolved: dict[str, Schema] = {}
         self._waiting: list[str] = []
         self._direct: dict[str, set[str]] = {}
         self._inside: str | None = None
@@ -60,6 +67,7 @@ class Compiler:
             raise type(error)(f"{error} at '{path}'") from None
 
     def _value(self, schema: Schema, path: str, direct: bool) -> str:
+        spend(10)
         given = own(schema)
         if set(given) == {"$ref"}:
             return self._reference(given["$ref"], direct)
@@ -88,6 +96,7 @@ class Compiler:
                 problem = error
         if not apart:
             raise problem or NothingError("nothing is allowed")
+        spend(sum(map(len, apart)) // 64)
         return " | ".join(dict.fromkeys(choice for part in apart for choice in part.split(" | ")))
 
     def _flat(self, flats: Sequence[Flat], path: str) -> str:
@@ -169,14 +178,23 @@ class Compiler:
         if types is not None and kind not in types and not (kind == "integer" and "number" in types):
             return False
         if kind in ("integer", "number"):
+            spend(10)
             step, exact = _decimal(flat, "multipleOf"), Decimal(json.dumps(value))
-            return bounds_of(flat).within(exact) and (step is None or exact % step == 0)
+            return bounds_of(flat).within(exact) and (step is None or Fraction(exact) % Fraction(step) == 0)
         if kind == "string":
             fits = flat.get("minLength", 0) <= len(value) <= flat.get("maxLength", len(value))
-            return fits and ("pattern" not in flat or re.search(flat["pattern"], value) is not None)
+            return fits and ("pattern" not in flat or self.finds(flat["pattern"], value, "pattern"))
         if kind in ("array", "object") and any(key in flat for key in _HINTS[kind]):
             self.refuse(f"'enum' with {kind}s and other keywords for {kind}s")
         return True
+
+    def finds(self, pattern: str, text: str, keyword: str) -> bool:
+        """Whether `pattern` matches in `text`; True where that cannot be said and need not."""
+        try:
+            return finds(pattern, text)
+        except NotEnforceableError as error:
+            self.refuse(f"'{keyword}': {error}")
+            return True
 
     def refuse(self, what: str) -> None:
         """Raises when everything must be enforced; `what` names the keyword."""
@@ -202,11 +220,9 @@ class Compiler:
 
     def resolve(self, reference: str) -> Schema:
         """What a reference that was checked before points to."""
-        target: Any = self._root
-        for part in reference[1:].split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            target = target[int(name)] if isinstance(target, list) else target[name]
-        return target  # type: ignore[no-any-return]
+        if reference not in self._resolved:
+            self._resolved[reference] = pointed_at(self._root, reference)
+        return self._resolved[reference]
 
     def _refuse_circles(self) -> None:
         """A reference that leads to itself with nothing written in between would have no end."""
@@ -251,4 +267,7 @@ def _decimal(flat: Mapping[str, Any], key: str) -> Decimal | None:
         raise NotEnforceableError(f"'{key}' must be a number; {json.dumps(value)}")
     if key == "multipleOf" and value <= 0:
         raise NotEnforceableError("'multipleOf' must be more than 0; this")
-    return Decimal(json.dumps(value))
+    text = json.dumps(value)
+    if len(text) > _LONGEST_NUMBER:
+        raise NotEnforceableError(f"'{key}' has more than {_LONGEST_NUMBER} digits; this")
+    return Decimal(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from llmops.gateway.openai.grammar.errors import NotEnforceableError
 from llmops.gateway.openai.grammar.language import (
     LAST,
     SURROGATES,
@@ -14,9 +15,10 @@ from llmops.gateway.openai.grammar.language import (
     chars,
     literal,
     repeat,
+    without,
 )
-from llmops.gateway.openai.grammar.patterns import Ranges, pattern_language, without
-from llmops.gateway.openai.grammar.rules import NotEnforceableError, Rules, terminal
+from llmops.gateway.openai.grammar.patterns import Ranges, pattern_language
+from llmops.gateway.openai.grammar.rules import Rules, terminal
 
 _DATE = (
     "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"  # no 29 February
