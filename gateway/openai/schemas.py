@@ -203,8 +203,8 @@ def _repeats(node: object) -> int:
 
 
 def _patterns(node: Mapping[str, Any]) -> list[str]:
-    pattern, names = node.get("pattern"), node.get("patternProperties") or ()
-    return [*([pattern] if isinstance(pattern, str) else []), *names]
+    pattern, names = node.get("pattern"), node.get("patternProperties")
+    return [*([pattern] if isinstance(pattern, str) else []), *(names if isinstance(names, dict) else ())]
 
 
 def _pattern_repeats(pattern: str) -> int:
@@ -215,7 +215,7 @@ def _pattern_repeats(pattern: str) -> int:
 def _pattern_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
     if node.get("pattern") is not None and (problem := pattern_problem(node["pattern"], limits)):
         return problem
-    for name in node.get("patternProperties") or ():
+    for name in _typed(node, "patternProperties", dict, ""):
         if problem := _size_problem(name, limits) or _syntax_problem(name):
             return f"'patternProperties': {problem}"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmops.gateway.openai.grammar.errors import NotEnforceableError, NothingError
@@ -37,7 +37,7 @@ KEYWORDS = frozenset(
         "prefixItems", "additionalItems", "uniqueItems",
     }
 )  # fmt: skip
-_MOST_WAYS = 64
+_MOST_WAYS, _DEEPEST = 64, 24
 _CHARACTERS_PER_STEP = 64
 
 
@@ -145,42 +145,59 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def ways(
-    schema: Schema, resolve: Callable[[str], Schema], one_of: Callable[[Sequence[Schema]], None], depth: int = 0
-) -> list[Flat]:
-    """Flat schemas; a value is valid by `schema` when it is by one of them. `one_of` objects to overlapping parts."""
-    spend()
-    if depth > 24:
-        raise NotEnforceableError("it refers to itself in a way that has no end")
-    given = own(schema)
-    base = {key: value for key, value in given.items() if key not in APPLIED}
-    if "const" in base:
-        const = base.pop("const")
-        base["enum"] = _values([const], base.get("enum", [const]))
-    found = [base]
-    parts: list[Sequence[Schema]] = [[part] for part in given.get("allOf", ())]
-    if "$ref" in given:
-        parts.append([resolve(given["$ref"])])
-    parts += [given[key] for key in ("anyOf", "oneOf") if key in given]
-    if "oneOf" in given:
-        one_of(given["oneOf"])
-    for alternatives in parts:
-        inner = [way for part in alternatives for way in _possible(part, resolve, one_of, depth + 1)]
-        found = [both for way in found for other in inner if (both := _if_any(way, other)) is not None]
-        if len(found) > _MOST_WAYS:
-            raise NotEnforceableError(f"it combines alternatives in more than {_MOST_WAYS} ways")
-    if not found:
-        raise NothingError("nothing is allowed by all that holds")
-    return found
+class Ways:
+    """Flat schemas of a schema; a value is valid by it when it is by one of them. What a reference stands for is worked
+    out once, however often the schema says it.
 
+    `one_of` objects to overlapping parts.
+    """
 
-def _possible(
-    schema: Schema, resolve: Callable[[str], Schema], one_of: Callable[[Sequence[Schema]], None], depth: int
-) -> list[Flat]:
-    try:
-        return ways(schema, resolve, one_of, depth)
-    except NothingError:
-        return []
+    def __init__(self, resolve: Callable[[str], Schema], one_of: Callable[[Sequence[Schema]], None]) -> None:
+        self._resolve = resolve
+        self._one_of = one_of
+        self._known: dict[str, list[Flat]] = {}
+
+    def __call__(self, schema: Schema, depth: int = 0) -> list[Flat]:
+        """Raises NothingError when there is none, and NotEnforceableError."""
+        spend()
+        if depth > _DEEPEST:
+            raise NotEnforceableError("it refers to itself in a way that has no end")
+        given = own(schema)
+        base = {key: value for key, value in given.items() if key not in APPLIED}
+        if "const" in base:
+            const = base.pop("const")
+            base["enum"] = _values([const], base.get("enum", [const]))
+        found = [base]
+        for inner in self._parts(given, depth + 1):
+            found = [both for way in found for other in inner if (both := _if_any(way, other)) is not None]
+            if len(found) > _MOST_WAYS:
+                raise NotEnforceableError(f"it combines alternatives in more than {_MOST_WAYS} ways")
+        if not found:
+            raise NothingError("nothing is allowed by all that holds")
+        return found
+
+    def _parts(self, given: Flat, depth: int) -> Iterator[list[Flat]]:
+        """Ways of which one of each must hold."""
+        for part in given.get("allOf", ()):
+            yield self._possible(part, depth)
+        if "$ref" in given:
+            yield self._referred(given["$ref"], depth)
+        if "oneOf" in given:
+            self._one_of(given["oneOf"])
+        for key in ("anyOf", "oneOf"):
+            if key in given:
+                yield [way for part in given[key] for way in self._possible(part, depth)]
+
+    def _referred(self, reference: str, depth: int) -> list[Flat]:
+        if reference not in self._known:
+            self._known[reference] = self._possible(self._resolve(reference), depth)
+        return self._known[reference]
+
+    def _possible(self, schema: Schema, depth: int) -> list[Flat]:
+        try:
+            return self(schema, depth)
+        except NothingError:
+            return []
 
 
 def _if_any(first: Flat, second: Flat) -> Flat | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from fractions import Fraction
 
 from llmops.gateway.openai.grammar.errors import NotEnforceableError
 from llmops.gateway.openai.grammar.language import (
@@ -58,7 +59,7 @@ class Bounds:
 def integer(bounds: Bounds, step: Decimal | None = None) -> Language:
     """Whole numbers within `bounds`, multiples of `step`. Raises NotEnforceableError for other than small steps."""
     whole = _signed(bounds, fraction=False) if bounds != Bounds() else _WHOLE
-    if step is None or (step < 1 and 1 % step == 0):
+    if step is None or (step < 1 and 1 % Fraction(step) == 0):
         return whole
     if step == step.to_integral_value() and step <= _LARGEST_STEP:
         return all_of((whole, cat(optional(literal("-")), multiples(int(step)))))

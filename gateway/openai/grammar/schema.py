@@ -11,7 +11,7 @@ from typing import Any
 from llmops.gateway.openai.grammar import containers, strings
 from llmops.gateway.openai.grammar.errors import NotEnforceableError, NothingError
 from llmops.gateway.openai.grammar.language import Language, any_of, literal, words
-from llmops.gateway.openai.grammar.merge import UNENFORCED, Flat, Schema, own, types_of, ways
+from llmops.gateway.openai.grammar.merge import UNENFORCED, Flat, Schema, Ways, own, types_of
 from llmops.gateway.openai.grammar.numbers import Bounds, integer, number
 from llmops.gateway.openai.grammar.overlap import overlap
 from llmops.gateway.openai.grammar.patterns import finds
@@ -41,6 +41,7 @@ class Compiler:
         self._root = root
         self._references: dict[str, str] = {}
         self._resolved: dict[str, Schema] = {}
+        self._ways = Ways(self.resolve, self._exclusive)
         self._waiting: list[str] = []
         self._direct: dict[str, set[str]] = {}
         self._inside: str | None = None
@@ -76,7 +77,7 @@ class Compiler:
                 if key == "oneOf":
                     self._exclusive(given[key])
                 return self._either([(part, f"{path}/{key}/{at}") for at, part in enumerate(given[key])], direct)
-        return self._flat(ways(given, self.resolve, self._exclusive), path)
+        return self._flat(self._ways(given), path)
 
     def _either(self, parts: Sequence[tuple[Schema, str]], direct: bool) -> str:
         """Containers and references are rules of their own; everything else becomes one rule."""
@@ -86,7 +87,7 @@ class Compiler:
                 if own(part).keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
                     apart.append(self.value(part, path, direct))
                 else:
-                    flats += ways(part, self.resolve, self._exclusive)
+                    flats += self._ways(part)
             except NothingError as error:
                 problem = error
         if flats:
@@ -207,7 +208,7 @@ class Compiler:
             self.refuse(f"'{found}'")
 
     def _exclusive(self, parts: Sequence[Schema]) -> None:
-        if self.strict and overlap(parts, lambda part: ways(part, self.resolve, self._exclusive)):
+        if self.strict and overlap(parts, self._ways):
             self.refuse("'oneOf' whose parts may hold at the same time")
 
     def _reference(self, reference: str, direct: bool) -> str:
