@@ -43,6 +43,7 @@ class EngineRequest:
     """One validated, tokenised request: what the tensor contract (docs/contract.md) can say.
 
     `end_ids` all end a sequence (empty: nothing does but the length); `stop_words` and `bad_words` are token sequences.
+    `caller`: who asks, for fair turns among those whose grammars are new to the engine.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class EngineRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: bool = False
     guide: Guide | None = None
+    caller: str = ""
     lora_id: int | None = None
     streaming: bool = True
 
@@ -117,6 +119,7 @@ class Capabilities:
     guided: tuple[GuideKind, ...] = ()
     bad_words: bool = False
     min_p: bool = False
+    callers: bool = False
     seed: bool = True
     penalties: bool = True
     lora: bool = False

@@ -98,6 +98,7 @@ ENGINE_OUTPUTS: list[Tensor] = [
 
 # What only the models of this project have, on top of NVIDIA's.
 MIN_P = scalars(FP32, "runtime_min_p")
+CALLER = scalars(STRING, "caller")
 RETURN_CONTEXT = scalars(BOOL, "return_context_ids")
 CONTEXT_IDS = Tensor("context_ids", INT32, (-1, -1))
 FINISHED = Tensor("finished", BOOL)
@@ -120,7 +121,7 @@ STEP_OUTPUTS: list[Tensor] = [
 ]
 
 # All that an engine model of ours takes and gives, whatever library runs in it.
-OUR_INPUTS: list[Tensor] = [*ENGINE_INPUTS, *MIN_P, *RETURN_CONTEXT, *STEP_INPUTS]
+OUR_INPUTS: list[Tensor] = [*ENGINE_INPUTS, *MIN_P, *CALLER, *RETURN_CONTEXT, *STEP_INPUTS]
 OUR_OUTPUTS: list[Tensor] = [*ENGINE_OUTPUTS, CONTEXT_IDS, FINISHED, *STEP_OUTPUTS]
 
 PREPROCESSING_INPUTS: list[Tensor] = [

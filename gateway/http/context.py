@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -32,6 +33,15 @@ class RequestContext:
     marked: float = 0.0
     size: int = 0
     held: int = 0
+    client: str = ""
+    authorization: bytes = b""
+
+    @property
+    def caller(self) -> str:
+        """Who asks, as far as it is known: the address, and what was given as a key in a form that gives none away."""
+        if not self.authorization:
+            return self.client
+        return f"{self.client}/{hashlib.sha256(self.authorization).hexdigest()[:16]}"
 
     def mark(self, stage: str) -> None:
         """`stage` ends now; it began where the last one ended."""

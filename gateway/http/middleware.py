@@ -25,9 +25,12 @@ class ContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
+        headers = dict(reversed(scope["headers"]))
+        given = headers.get(_REQUEST_ID)
         context = scope[KEY] = new_context(given.decode("latin-1") if given else None)
         current_request.set(context.request_id)
+        context.client = (scope.get("client") or ("",))[0]
+        context.authorization = headers.get(b"authorization", b"")
 
         started = False
 

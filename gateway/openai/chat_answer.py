@@ -110,6 +110,7 @@ async def _start(
         logprobs=bool(body.logprobs),
         bad_words=plan.bad_words,
         guide=plan.guide,
+        caller=context.caller,
         lora_id=model.lora_id,
     )
     end_ids = frozenset(endings.end_ids)

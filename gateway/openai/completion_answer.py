@@ -102,7 +102,7 @@ async def _start(
     encoded, guide = await service.workers.run(prepare, context.size + work_of(body))
     context.mark("tokenise")
     endings = endings_of(body, model.card, service.limits)
-    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide)
+    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context.caller)
     choices = [
         Choice(
             at * request.n + sequence,
@@ -137,6 +137,7 @@ def _engine_requests(
     answer_id: str,
     service: Service,
     guide: Guide | None,
+    caller: str,
 ) -> list[EngineRequest]:
     sampling = sampling_of(body, model.card)
     bad_words = bad_words_of(body, model.tokenizer, service.limits)
@@ -153,6 +154,7 @@ def _engine_requests(
             logprobs=body.logprobs is not None or sequences_of(body) > (body.n or 1),
             bad_words=bad_words,
             guide=guide,
+            caller=caller,
             lora_id=model.lora_id,
         )
         for at, ids in enumerate(prompts)

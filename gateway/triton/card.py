@@ -25,6 +25,7 @@ class _Capabilities(BaseModel):
     guided: tuple[GuideKind, ...] = ()
     bad_words: bool = False
     min_p: bool = False
+    callers: bool = False
     seed: bool = True
     penalties: bool = True
     lora: bool = False

@@ -25,7 +25,9 @@ class RequestStreams(Transport):
     def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
         """`start_call` starts one ModelStreamInfer call (the stub's method)."""
         self._start_call = start_call
-        self._writer = RequestWriter(engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id)
+        self._writer = RequestWriter(
+            engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id, callers=card.capabilities.callers
+        )
 
     async def open(self, request: EngineRequest) -> TokenStream:
         message = self._writer.write(request)

@@ -18,10 +18,11 @@ from llmops.gateway.triton.tensors import EMPTY_FINAL
 class RequestWriter:
     """Builds the requests of one engine model."""
 
-    def __init__(self, model: str, *, vocab_size: int, pad_id: int | None) -> None:
+    def __init__(self, model: str, *, vocab_size: int, pad_id: int | None, callers: bool = False) -> None:
         self.model = model
         self._vocab_size = vocab_size
         self._pad_id = pad_id
+        self._callers = callers
 
     def write(self, request: EngineRequest) -> service_pb2.ModelInferRequest:
         message = service_pb2.ModelInferRequest(model_name=self.model, id=request.request_id)
@@ -82,6 +83,8 @@ class RequestWriter:
         if request.guide is not None:
             tensors.text("guided_decoding_guide_type", request.guide.kind)
             tensors.text("guided_decoding_guide", request.guide.text)
+            if self._callers and request.caller:
+                tensors.text("caller", request.caller)
         if request.lora_id is not None:
             tensors.scalar("lora_task_id", "UINT64", request.lora_id)
 

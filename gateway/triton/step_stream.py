@@ -45,7 +45,9 @@ class StepStreams(Transport):
     def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
         """`start_call` starts one ModelStreamInfer call (the stub's method)."""
         self._start_call = start_call
-        self._requests = RequestWriter(engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id)
+        self._requests = RequestWriter(
+            engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id, callers=card.capabilities.callers
+        )
         self._subscription: Subscription | None = None
         self._opening = asyncio.Lock()
 

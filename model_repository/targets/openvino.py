@@ -56,6 +56,7 @@ class OpenVINOTarget(RepositoryTarget):
             "guided": list(GUIDES),
             "bad_words": False,
             "min_p": True,
+            "callers": True,
             "seed": True,
             "penalties": True,
             "lora": False,

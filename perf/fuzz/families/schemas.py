@@ -24,8 +24,8 @@ _KEYWORDS = (
     "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "propertyNames",
     "unevaluatedProperties", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
     "contains", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum", "multipleOf", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$defs", "minProperties",
-    "maxProperties", "dependentRequired", "dependentSchemas",
+    "exclusiveMaximum", "multipleOf", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$defs",
+    "minProperties", "maxProperties", "dependentRequired", "dependentSchemas",
 )  # fmt: skip
 
 

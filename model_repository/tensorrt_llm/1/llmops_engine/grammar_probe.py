@@ -30,7 +30,8 @@ class GrammarLimits:
     """CPU seconds to compile, to join a batch and per token; bytes of memory for the compiled grammar, and for all
     that are kept in `total`.
 
-    `niceness` of whatever compiles: at 19, the lowest priority, running streams hardly notice.
+    `waiting`: how many may wait to be compiled, in all and `waiting_per_caller`. `niceness` of whatever compiles: at 19,
+    the lowest priority, running streams hardly notice.
     """
 
     compile_seconds: float = 20.0
@@ -39,6 +40,8 @@ class GrammarLimits:
     memory: int = 512 << 20
     total: int = 2 << 30
     niceness: int = 19
+    waiting: int = 256
+    waiting_per_caller: int = 64
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ def _python() -> str:
 
 
 def _serve(lines: BinaryIO, answer: BinaryIO, pipeline: Any) -> None:
+    pipeline.compile(("regex", "a"))  # the first one takes the whole vocabulary in
     answer.write(b"ready\n")
     answer.flush()
     for line in lines:

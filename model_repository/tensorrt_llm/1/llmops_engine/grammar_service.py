@@ -2,14 +2,14 @@
 
 Two lanes, each a thread with a probe process. A grammar is measured in the quick lane's process; one that takes longer
 than a moment goes on to the slow lane, so that it does not hold up others. What passes is compiled once more in this
-process, into the memory that the engine's own pipeline looks in. Everything runs at a low priority.
+process, into the memory that the engine's own pipeline looks in. Everything runs at a low priority. In each lane those
+who ask take turns, so whoever brings many waits for them alone; and no more than so many wait.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,11 +19,12 @@ from typing import Protocol
 from .grammar_probe import GrammarLimits, GrammarProbe, Measured, OverLimitError
 from .request import Refused
 from .runtime import Preparation
+from .turns import Turns
 
 # grammars whose fate is remembered
 REMEMBERED = 1000
 # how long a grammar may take in the quick lane (CPU seconds), and how long an idle lane keeps its process (s)
-_MOMENT, _IDLE = 1.0, 120.0
+_MOMENT, _IDLE = 0.25, 120.0
 
 Guide = tuple[str, str]
 
@@ -42,7 +43,7 @@ class GrammarService:
         wake: Callable[[], None],
         limits: GrammarLimits | None = None,
     ) -> None:
-        limits = limits or GrammarLimits()
+        self._limits = limits = limits or GrammarLimits()
         self._known: OrderedDict[bytes, _Task] = OrderedDict()
         slow = _Lane("grammar-slow", limits, new_probe, new_compiler, wake)
         quick = replace(limits, compile_seconds=min(_MOMENT, limits.compile_seconds))
@@ -53,12 +54,16 @@ class GrammarService:
         """Bytes of all grammars that were compiled, about; the library keeps them as long as its tokenizer."""
         return sum(lane.memory for lane in self._lanes)
 
-    def prepare(self, guide: Guide) -> Preparation | None:
-        """None when `guide` can join the batch at once. Raises Refused when it is known to be no good."""
+    def prepare(self, guide: Guide, caller: str = "") -> Preparation | None:
+        """None when `guide` can join the batch at once. `caller`: who asks, `a/b` for `b` of `a`'s.
+
+        Raises Refused when it is known to be no good, and when too many wait.
+        """
         key = _key(guide)
         known = self._known.get(key)
         if known is None or not known.join():
-            known = self._known[key] = _Task(guide)
+            self._refuse_beyond_bounds(caller)
+            known = self._known[key] = _Task(guide, caller)
             known.join()
             self._lanes[0].put(known)
             self._forget_oldest()
@@ -71,6 +76,15 @@ class GrammarService:
         """Whether it is compiled, or refused."""
         known = self._known.get(_key(guide))
         return known is not None and known.done and not known.dropped
+
+    def _refuse_beyond_bounds(self, caller: str) -> None:
+        name = caller.split("/")[0]
+        if sum(lane.waiting(name) for lane in self._lanes) >= self._limits.waiting_per_caller:
+            raise Refused(
+                f"unavailable for new grammars: {self._limits.waiting_per_caller} of this client wait already"
+            )
+        if sum(lane.waiting() for lane in self._lanes) >= self._limits.waiting:
+            raise Refused(f"unavailable for new grammars: {self._limits.waiting} wait already")
 
     def _forget_oldest(self) -> None:
         if len(self._known) > REMEMBERED:
@@ -92,9 +106,10 @@ def _key(guide: Guide) -> bytes:
 
 
 class _Task(Preparation):
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guide, caller: str) -> None:
         super().__init__()
         self.guide = guide
+        self.path = caller.split("/", 1)
 
 
 class _Lane:
@@ -116,32 +131,45 @@ class _Lane:
         self._wake = wake
         self._slower = slower
         self.memory = 0
-        self._tasks: queue.Queue[_Task | None] = queue.Queue()
+        self._tasks: Turns[_Task] = Turns()
+        self._changed = threading.Condition()
+        self._open = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def put(self, task: _Task) -> None:
-        self._tasks.put(task)
-        if not self._thread.is_alive():
-            self._thread.start()
+        with self._changed:
+            self._tasks.put(task.path, task)
+            self._changed.notify()
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def waiting(self, name: str | None = None) -> int:
+        """How many wait here, of `name` or of all."""
+        with self._changed:
+            return self._tasks.size if name is None else self._tasks.waiting(name)
 
     def close(self, wait: bool) -> None:
-        self._tasks.put(None)
+        with self._changed:
+            self._open = False
+            self._changed.notify()
         self._probe.close()
         if wait and self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._limits.niceness)
-        while True:
-            try:
-                task = self._tasks.get(timeout=_IDLE)
-            except queue.Empty:
-                self._probe.close()
-                continue
+        while self._open:
+            task = self._next()
             if task is None:
-                return
-            if not task.drop_unless_wanted():
+                self._probe.close()
+            elif not task.drop_unless_wanted():
                 self._settle(task)
+
+    def _next(self) -> _Task | None:
+        """None when there was nothing to do for long, and when the lane ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._tasks.size or not self._open, _IDLE)
+            return self._tasks.take() if self._tasks.size and self._open else None
 
     def _settle(self, task: _Task) -> None:
         try:

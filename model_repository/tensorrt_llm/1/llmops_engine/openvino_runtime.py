@@ -97,7 +97,7 @@ class OpenVINORuntime(EngineRuntime):
         structured_output(request.guide)
         if self._grammars.memory > self._options.grammars.total and not self._grammars.knows(request.guide):
             self._renew()
-        return self._grammars.prepare(request.guide)
+        return self._grammars.prepare(request.guide, request.caller)
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
         config = generation_config(request, sequence)

@@ -50,6 +50,7 @@ UNDERSTOOD = frozenset(
         "embedding_bias",
         "guided_decoding_guide_type",
         "guided_decoding_guide",
+        "caller",
         "lora_task_id",
         "streaming",
         "stop",
@@ -64,6 +65,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "seed": {"seed": None},
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
 }
+_LONGEST_CALLER = 256
 GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
 
 
@@ -98,6 +100,7 @@ def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
         sampling=_sampling(tensors),
         log_probs=flag(tensors, "return_log_probs"),
         guide=_guide(tensors, limits),
+        caller=text(tensors, "caller")[:_LONGEST_CALLER],
         adapter=_adapter(tensors, limits),
         streaming=flag(tensors, "streaming"),
         context_ids=flag(tensors, "return_context_ids"),

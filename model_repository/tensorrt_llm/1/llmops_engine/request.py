@@ -45,6 +45,8 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     log_probs: bool = False
     guide: tuple[str, str] | None = None
+    # who asks, for turns: `a/b` is `b` of `a`'s
+    caller: str = ""
     # LoRA adapter by its task id; 0 is the base model
     adapter: int = 0
     streaming: bool = False

@@ -115,13 +115,14 @@ class StepService:
         sender.send(flags=FINAL)
         for slot, request in requests:
             if subscription.claim(slot):
-                self._start(subscription, slot, request)
+                self._start(name, subscription, slot, request)
 
-    def _start(self, subscription: Subscription, slot: int, request: GenerationRequest | Refused) -> None:
+    def _start(self, name: str, subscription: Subscription, slot: int, request: GenerationRequest | Refused) -> None:
         sink = StepSink(subscription, slot)
         if self._draining or isinstance(request, Refused):
             sink.fail(DRAINING if self._draining else str(request))
             return
+        request.caller = request.caller or name
         job = subscription.open[slot] = Job("", request, sink)
         self._loop.admit(job)
 
