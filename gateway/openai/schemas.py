@@ -159,6 +159,8 @@ def _kind_problem(node: Mapping[str, Any]) -> str | None:
     for key in _BOUNDS:
         if isinstance(node.get(key), bool) or not isinstance(node.get(key), int | float | None):
             return f"'{key}' must be a number"
+    if not isinstance(node.get("patternProperties"), dict | None):
+        return "'patternProperties' must be an object"
     if not isinstance(node.get("format"), str | None):
         return "'format' must be a text"
     return None
@@ -215,7 +217,7 @@ def _pattern_repeats(pattern: str) -> int:
 def _pattern_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
     if node.get("pattern") is not None and (problem := pattern_problem(node["pattern"], limits)):
         return problem
-    for name in _typed(node, "patternProperties", dict, ""):
+    for name in node.get("patternProperties") or ():
         if problem := _size_problem(name, limits) or _syntax_problem(name):
             return f"'patternProperties': {problem}"
     return None

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("openvino_genai")
 
-from llmops_engine.grammar_probe import GrammarLimits
+from llmops_engine.grammar_probe import GrammarLimits, GrammarProbe, Measured
 from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.openvino_runtime import OpenVINOOptions, OpenVINORuntime
 from llmops_engine.request import GenerationRequest, Sampling
@@ -80,11 +80,13 @@ class Engine:
         self.loop = EngineLoop(runtime, lambda stats: None, self.errors.append, max_open=1000)
         self.loop.start()
 
-    def ask(self, new: int = 32, guide: tuple[str, str] | None = None, sink: Sink | None = None) -> Sink:
+    def ask(
+        self, new: int = 32, guide: tuple[str, str] | None = None, sink: Sink | None = None, caller: str = ""
+    ) -> Sink:
         sink = sink or Sink()
         request = GenerationRequest(
             np.array(self.prompt), new, end_ids=frozenset([2]) if guide else frozenset(), guide=guide,
-            sampling=Sampling(temperature=0.0),
+            sampling=Sampling(temperature=0.0), caller=caller,
         )  # fmt: skip
         self.loop.submit(Job("", request, sink))
         return sink
@@ -144,6 +146,50 @@ def test_a_slow_grammar_does_not_hold_up_a_quick_one(start: Callable[..., Engine
     assert quick.ids
     assert not slow.over.is_set()
     assert (slow.finish().error, len(slow.ids)) == (None, 8)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of the grammars that the quick lane took, in order."""
+    order: list[str] = []
+    measure = GrammarProbe.measure
+
+    def noted(self: GrammarProbe, guide: tuple[str, str], limits: GrammarLimits) -> Measured:
+        if threading.current_thread().name == "grammar":
+            order.append(guide[0])
+        return measure(self, guide, limits)
+
+    monkeypatch.setattr(GrammarProbe, "measure", noted)
+    return order
+
+
+def test_who_brings_many_heavy_grammars_waits_for_them_alone(start: Callable[..., Engine], measured: list[str]) -> None:
+    engine = start(compile_seconds=0.1)
+    heavy = [engine.ask(8, bounded(250 + at, 30), caller="10.0.0.1") for at in range(20)]
+    while not measured:
+        threading.Event().wait(0.01)
+    quick = engine.ask(8, ("regex", "yes|no"), caller="10.0.0.2").finish()
+    assert quick.error is None
+    assert measured.index("regex") <= 2, "it waited for the one that was being measured and not for the others"
+    assert sum(sink.over.is_set() for sink in heavy) < 5
+    for sink in heavy:
+        sink.cancelled = True
+
+
+def test_no_more_than_so_many_grammars_wait(start: Callable[..., Engine]) -> None:
+    engine = start(waiting=3, waiting_per_caller=2)
+    working = engine.ask(8, bounded(250, 30), caller="a")
+    while not probes():
+        threading.Event().wait(0.01)
+    waiting = [engine.ask(8, bounded(251 + at, 30), caller="a/key") for at in range(2)]
+    third = engine.ask(8, bounded(254, 30), caller="a").finish()
+    assert third.error == "unavailable for new grammars: 2 of this client wait already"
+    others = engine.ask(8, bounded(255, 30), caller="b")
+    fourth = engine.ask(8, bounded(256, 30), caller="c").finish()
+    assert fourth.error == "unavailable for new grammars: 3 wait already"
+    assert engine.ask(8).finish().error is None, "what needs no grammar goes on"
+    for sink in (working, *waiting, others):
+        sink.cancelled = True
 
 
 def test_what_takes_too_long_is_refused_once_and_for_all(start: Callable[..., Engine]) -> None:

@@ -118,6 +118,8 @@ def _properties_of(compiler: Compiler, flat: Flat) -> dict[str, Schema]:
         if compiler.finds(pattern, name, "patternProperties"):
             properties[name] = {"allOf": [properties[name], patterns[pattern]]}
     names = flat.get("propertyNames", True)
+    if names is False:
+        return {}
     if names is not True and properties:
         properties = {name: schema for name, schema in properties.items() if _name_allowed(compiler, names, name)}
     return properties
@@ -163,6 +165,8 @@ def _extra(compiler: Compiler, flat: Flat, path: str, properties: Mapping[str, S
     # a function without arguments is declared with no properties; an object that may be anything has no such keyword
     anything = not properties and ("properties" not in flat or bool(flat.get("minProperties")))
     rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", anything))
+    if names is False:
+        return None
     if names is not True and not properties and not patterns and rest is not False:
         key = rules.add(compiler.value({"type": "string", **names}, f"{path}/propertyNames"))
         value = rules.add(compiler.value(rest, f"{path}/additionalProperties"))

@@ -256,7 +256,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
             found[-1] = (found[-1][0], max(found[-1][1], high))
         elif low <= high:
             found.append((low, high))
-    spend(len(found) // 8)
+    spend(len(found) // 2)
     return tuple(found)
 
 

@@ -75,7 +75,8 @@ def pattern_language(pattern: str, encode: Encode, *, whole: bool = False) -> La
 def parsed(pattern: str) -> list[Any]:
     """What Python's parser makes of it; its matcher never sees what comes from a client. Raises NotEnforceableError."""
     try:
-        return list(parser.parse(pattern))
+        tree: Any = parser.parse(pattern)
+        return list(tree)
     except (re.error, RecursionError, OverflowError) as error:
         raise NotEnforceableError(f"the pattern is no regular expression: {error}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 
 from llmops.gateway.openai.grammar.errors import NotEnforceableError, NothingError, TooCostlyError
@@ -17,7 +18,7 @@ from llmops.gateway.openai.grammar.language import (
     Ranges,
     after,
     alphabet,
-    chars,
+    merged,
 )
 from llmops.gateway.openai.grammar.work import spend
 
@@ -105,18 +106,19 @@ class Rules:
         """All states that can be reached, with the characters that lead on."""
         edges: Edges = {}
         groups, stack = alphabet(start), [start]
+        joined = lru_cache(maxsize=None)(lambda which: merged(part for at in which for part in groups[at]))
         while stack:
             state = stack.pop()
             if state in edges:
                 continue
             if len(edges) >= _MAX_STATES:
                 raise NotEnforceableError("it would take a grammar that is too large")
-            targets: dict[Language, list[tuple[int, int]]] = {}
-            for group in groups:
+            targets: dict[Language, tuple[int, ...]] = {}
+            for at, group in enumerate(groups):
                 target = after(state, group[0][0])
                 if target is not NOTHING:
-                    targets.setdefault(target, []).extend(group)
-            edges[state] = {chars(ranges).parts: target for target, ranges in targets.items()}
+                    targets[target] = (*targets.get(target, ()), at)
+            edges[state] = {joined(which): target for target, which in targets.items()}
             stack.extend(targets)
         return edges
 
@@ -173,6 +175,7 @@ def _single(ranges: Ranges) -> str | None:
     return chr(ranges[0][0]) if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else None
 
 
+@lru_cache(maxsize=256)
 def _class(ranges: Ranges) -> str:
     """xgrammar 0.1.25 knows characters beyond ASCII only as part of what a class does not exclude; and classes that
     exclude some of them are not known to any version."""

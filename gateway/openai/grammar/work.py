@@ -6,7 +6,7 @@ Whatever may grow faster than what a client sent calls `spend`, so a thread that
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import thread_time
 
@@ -29,12 +29,13 @@ _meter = _Meter()
 
 
 @contextmanager
-def metered(steps: float, seconds: float = SECONDS) -> Iterator[None]:
-    """Raises TooCostlyError from the `spend` that goes over `steps` or `seconds` of CPU."""
+def metered(steps: float, seconds: float = SECONDS) -> Iterator[Callable[[], float]]:
+    """Raises TooCostlyError from the `spend` that goes over `steps` or `seconds` of CPU. Gives what says how much was
+    spent."""
     before = _meter.left, _meter.clock, _meter.deadline
     _meter.left, _meter.clock, _meter.deadline = steps, steps - _LOOKED_AT, thread_time() + seconds
     try:
-        yield
+        yield lambda: steps - _meter.left
     finally:
         _meter.left, _meter.clock, _meter.deadline = before
 

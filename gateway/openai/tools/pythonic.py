@@ -14,6 +14,8 @@ _ENDS = ("<|python_end|>", "<|tool_call_end|>")
 _OPENING = re.compile(r"<\|python_start\|>|<\|tool_call_start\|>|\[(?=\s{0,16}[A-Za-z_][\w.\-]{0,127}\()")
 _HALF_CALL = re.compile(r"\[\s{0,16}(?:[A-Za-z_][\w.\-]{0,127})?$")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}")
+_ARGUMENT = re.compile(r"([A-Za-z_]\w{0,127})\s{0,16}(=?)")
+_IN_STRING = {"'": re.compile(r"'|\\"), '"': re.compile(r'"|\\')}
 _VALUE_STEP = re.compile(r"""["'()\[\]{},\\]""")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
 _HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
@@ -109,7 +111,7 @@ class PythonicParser(ToolParser):
             self._arguments("}")
             self._pos, self._state = self._pos + 1, _State.NEXT
             return True
-        match = re.compile(r"([A-Za-z_]\w{0,127})\s{0,16}(=?)").match(self._buffer, self._pos)
+        match = _ARGUMENT.match(self._buffer, self._pos)
         if match and not match[2] and match.end() == len(self._buffer):
             return False
         if not match or not match[2]:
@@ -147,7 +149,7 @@ class PythonicParser(ToolParser):
 
     def _string(self) -> bool:
         quote, text, start = self._quote, self._buffer, self._pos
-        match = re.compile(rf"{quote[0]}|\\").search(text, start)
+        match = _IN_STRING[quote[0]].search(text, start)
         end = match.start() if match else len(text)
         if end > start:
             self._arguments(json.dumps(text[start:end], ensure_ascii=False)[1:-1])

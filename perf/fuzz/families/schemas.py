@@ -19,7 +19,24 @@ PATTERNS = (
     "[" + "".join(chr(200 + 2 * at) for at in range(900)) + "]{1,9}",
 )  # fmt: skip
 # what no keyword takes
-_ODD = (None, True, False, -1, 5, 0.5, 1e308, 10**300, "", "x", [], {}, [[]], [None], {"": 5}, ["a"] * 50)
+_ODD: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    -1,
+    5,
+    0.5,
+    1e308,
+    10**300,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    [None],
+    {"": 5},
+    ["a"] * 50,
+)
 _KEYWORDS = (
     "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "propertyNames",
     "unevaluatedProperties", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",

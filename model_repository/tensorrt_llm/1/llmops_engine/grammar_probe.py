@@ -30,8 +30,8 @@ class GrammarLimits:
     """CPU seconds to compile, to join a batch and per token; bytes of memory for the compiled grammar, and for all
     that are kept in `total`.
 
-    `waiting`: how many may wait to be compiled, in all and `waiting_per_caller`. `niceness` of whatever compiles: at 19,
-    the lowest priority, running streams hardly notice.
+    `waiting`: how many may wait to be compiled, in all and `waiting_per_caller`. `niceness` of whatever compiles: at
+    19, the lowest priority, running streams hardly notice.
     """
 
     compile_seconds: float = 20.0
