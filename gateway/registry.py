@@ -204,16 +204,21 @@ class ModelRegistry:
         with _part("its tokenizer cannot be read"):
             tokenizer = TextTokenizer(Path(card.tokenizer_dir))
         with _part("its chat template cannot be used"):
-            template = self._template(tokenizer)
+            template = self._template(tokenizer, card.name)
         transport = StepStreams if StepStreams.name in card.transports else RequestStreams
         engine = transport(self._triton.start_call, engine_model, card)
         return ServedModel(card.name, card, tokenizer, template, engine)
 
-    def _template(self, tokenizer: TextTokenizer) -> ChatTemplate | None:
+    def _template(self, tokenizer: TextTokenizer, name: str) -> ChatTemplate | None:
         if tokenizer.chat_template is None:
             return None
-        seconds = self._settings.limits.template_seconds
-        return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, seconds=seconds)
+        meant = self._settings.models.get(name, ModelOverrides()).control_tokens_in_messages
+        return ChatTemplate(
+            tokenizer.chat_template,
+            tokenizer.special_tokens,
+            seconds=self._settings.limits.template_seconds,
+            controls=None if meant else tokenizer.keep_controls_apart(),
+        )
 
 
 @contextmanager

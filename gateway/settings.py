@@ -25,6 +25,7 @@ class ModelOverrides(_Section):
 
     Unset fields are the card's. A model without a card (not made by `llmops repo`) needs tokenizer_dir, max_seq_len,
     vocab_size and end_ids, and `engine_model` where the Triton model is not called NAME-tensorrt_llm.
+    `control_tokens_in_messages`: text such as `<|im_end|>` in a message becomes the token, as the template's own does.
     """
 
     engine_model: str | None = None
@@ -37,10 +38,11 @@ class ModelOverrides(_Section):
     target: str | None = None
     sampling: dict[str, float] | None = None
     capabilities: dict[str, Any] | None = None
+    control_tokens_in_messages: bool = False
 
     def card_fields(self) -> dict[str, Any]:
         """The overrides in the card's own terms."""
-        fields = self.model_dump(exclude_none=True, exclude={"engine_model"})
+        fields = self.model_dump(exclude_none=True, exclude={"engine_model", "control_tokens_in_messages"})
         return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
 
 

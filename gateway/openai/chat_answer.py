@@ -142,13 +142,13 @@ def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Calla
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)
     guide = _enforced(body, tools, own_guide, model)
     prompt = render_chat(model, body, tools.definitions)
-    if tools.guide is not None and is_harmony(template):
-        prompt += FINAL
+    if tools.guide is not None and is_harmony(template) and model.template is not None:
+        prompt = prompt.then(model.template.own(FINAL))
     mark("template")
-    check_text(prompt, model, "messages")
-    input_ids = model.tokenizer.encode(prompt, add_special_tokens=False)
+    check_text(prompt.text, model, "messages")
+    input_ids = model.tokenizer.encode_prompt(prompt)
     mark("tokenise")
-    reading = _reading(tools, template, prompt)
+    reading = _reading(tools, template, prompt.text)
     visible = (*tools.special_tokens, *reading.markers)
     return ChatPlan(
         input_ids=input_ids,

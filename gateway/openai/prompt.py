@@ -11,12 +11,13 @@ from llmops.gateway.openai.tools.families import family_of, knows_tools
 from llmops.gateway.openai.tools.prompting import for_template, through_system_message
 from llmops.gateway.openai.types.chat import ChatRequest, ContentPart, Message, MessageToolCall
 from llmops.gateway.serving import ServedModel
+from llmops.gateway.text.prompt import Prompt
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
-def render_chat(model: ServedModel, body: ChatRequest, tools: Sequence[dict[str, Any]] | None = None) -> str:
-    """The prompt text. Raises InvalidRequestError for messages that this model or its template does not take."""
+def render_chat(model: ServedModel, body: ChatRequest, tools: Sequence[dict[str, Any]] | None = None) -> Prompt:
+    """The prompt. Raises InvalidRequestError for messages that this model or its template does not take."""
     if model.template is None:
         raise InvalidRequestError(
             f"The model '{model.name}' has no chat template; use /v1/completions.", param="messages", code="no_template"
@@ -27,7 +28,7 @@ def render_chat(model: ServedModel, body: ChatRequest, tools: Sequence[dict[str,
     if body.documents:
         variables.setdefault("documents", body.documents)
 
-    def render(as_text: bool) -> str:
+    def render(as_text: bool) -> Prompt:
         assert model.template is not None
         return model.template.render(
             _with_tools(messages, tools or (), model.template.source, as_text),
@@ -46,16 +47,16 @@ def render_chat(model: ServedModel, body: ChatRequest, tools: Sequence[dict[str,
     return _open_ended(prompt, messages[-1]) if body.continue_final_message else prompt
 
 
-def _open_ended(prompt: str, last: dict[str, Any]) -> str:
+def _open_ended(prompt: Prompt, last: dict[str, Any]) -> Prompt:
     """The prompt without what the template writes after the last message, which the answer then goes on with."""
     text = last["content"].strip()
-    at = prompt.rfind(text) if last["role"] == "assistant" and text else -1
+    at = prompt.text.rfind(text) if last["role"] == "assistant" and text else -1
     if at < 0:
         raise InvalidRequestError(
             "continue_final_message needs a last message of the assistant that the template shows as it is.",
             param="continue_final_message",
         )
-    return prompt[: at + len(text)]
+    return prompt.cut(at + len(text))
 
 
 def _plain(message: Message, position: int, knows_developer: bool) -> dict[str, Any]:

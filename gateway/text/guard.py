@@ -36,9 +36,16 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
     concat = staticmethod(joined)  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, filters: Mapping[str, Callable[..., Any]], **kwargs: Any) -> None:
-        """`filters` are there besides Jinja's own, or in place of them."""
+    def __init__(
+        self,
+        *args: Any,
+        filters: Mapping[str, Callable[..., Any]],
+        prepare: Callable[[nodes.Template], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`filters` are there besides Jinja's own, or in their place. `prepare` changes trees before the guard."""
         super().__init__(*args, **kwargs)
+        self._prepare = prepare
         self.filters = bounded_filters(dict(filters))
         self.filters.update({_TIME: within_time, _CHARGED: charged, _TEXTED: texted, _COMPARED: compared})
         self.tests: dict[str, Any] = bounded_tests(dict(self.tests))
@@ -47,11 +54,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     # not public in jinja2, but the only place where a tree can be changed before it is compiled
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        self.prepare(template)
+        if self._prepare is not None:
+            self._prepare(template)
         return _measured(template).set_environment(self)  # type: ignore[return-value]
-
-    def prepare(self, template: nodes.Template) -> None:
-        """For subclasses: change the tree before the guard does."""
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         check_operator(operator, left, right)

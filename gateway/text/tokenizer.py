@@ -11,7 +11,9 @@ from tokenizers import Tokenizer
 
 from llmops.errors import InputError
 from llmops.gateway.text.bound import bound_of
+from llmops.gateway.text.controls import ControlTokens, control_tokens
 from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
+from llmops.gateway.text.prompt import Prompt
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -37,6 +39,8 @@ class TextTokenizer:
         self.chat_template = _read_template(directory, self.config)
         self._detokenizers = DetokenizerFactory(self._tokenizer)
         self._bound = bound_of(self._tokenizer)
+        self._vocab_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self.controls: ControlTokens | None = None
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -46,7 +50,14 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        return self._vocab_size
+
+    def keep_controls_apart(self) -> ControlTokens:
+        """From now on, prompts can tell the template's control tokens from their text in clients' messages."""
+        if self.controls is None:
+            tokens = control_tokens(self._tokenizer, self.special_tokens.get("unk_token"))
+            self.controls = ControlTokens(self._tokenizer, tokens)
+        return self.controls
 
     def least_tokens(self, text: str, enough: int) -> int:
         """Tokens that `text` has at the least, told without tokenising it; counting stops above `enough`."""
@@ -58,11 +69,27 @@ class TextTokenizer:
         ids: list[int] = encoded[0].ids
         return ids
 
+    def encode_prompt(self, prompt: Prompt, *, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a rendered prompt. Raises InvalidRequestError for what cannot be told from control tokens."""
+        if prompt.own is None or self.controls is None:
+            return self.encode(prompt.text, add_special_tokens=add_special_tokens)
+        ids = self.encode(prompt.text, add_special_tokens=False)
+        apart = self.controls.encode(prompt, ids)
+        if not add_special_tokens:
+            return apart
+        # what the tokenizer puts around every text
+        whole = self.encode(prompt.text)
+        before = next(at for at in range(len(whole) + 1) if whole[at : at + len(ids)] == ids)
+        return [*whole[:before], *apart, *whole[before + len(ids) :]]
+
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        known = ids if self.controls is None else [i for i in ids if i != self.controls.alias_id]
+        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, or None when there is no such id."""
+        if self.controls is not None and token_id == self.controls.alias_id:
+            return None
         text: str | None = self._tokenizer.id_to_token(token_id)
         return text
 

@@ -34,7 +34,7 @@ def test_renders_as_transformers_does(name):
     expected, _ = render_jinja_template(
         conversations=[MESSAGES], tools=TOOLS, chat_template=TEMPLATES[name], add_generation_prompt=True, **tokens
     )
-    rendered = ChatTemplate(TEMPLATES[name], tokens).render(MESSAGES, tools=TOOLS)
+    rendered = ChatTemplate(TEMPLATES[name], tokens).render(MESSAGES, tools=TOOLS).text
     assert rendered == expected[0]
 
 
@@ -61,7 +61,7 @@ def test_the_sandbox_holds(source):
 
 def test_variables_do_not_replace_the_messages():
     template = ChatTemplate("{{ messages | length }} {{ thinking }}", {})
-    assert template.render(MESSAGES, variables={"messages": [], "thinking": True}) == "3 True"
+    assert template.render(MESSAGES, variables={"messages": [], "thinking": True}).text == "3 True"
 
 
 SLOW = {
@@ -92,4 +92,4 @@ def test_loop_variables_work_under_the_guard():
         "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ';' if not loop.last }}"
         "{{ loop.previtem.role if loop.previtem is defined }}{% endfor %}"
     )
-    assert ChatTemplate(source, {}).render(MESSAGES) == "1/3;2/3;user3/3assistant"
+    assert ChatTemplate(source, {}).render(MESSAGES).text == "1/3;2/3;user3/3assistant"

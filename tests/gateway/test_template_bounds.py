@@ -117,7 +117,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for source in eval(sys.stdin.read()):
     used = time.process_time()
     try:
-        outcome = f"rendered {len(ChatTemplate(source, {}).render([]))}"
+        outcome = f"rendered {len(ChatTemplate(source, {}).render([]).text)}"
     except LlmopsError as error:
         outcome = "refused" if "MemoryError" not in repr(error.__cause__) else "out of memory"
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -160,7 +160,7 @@ def test_what_is_small_comes_out_as_without_the_guard(expression, x, y):
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     plain.filters["tojson"] = to_json
     expected = plain.from_string(source).render(x=x, y=y)
-    assert ChatTemplate(source, {}).render([], variables={"x": x, "y": y}) == expected
+    assert ChatTemplate(source, {}).render([], variables={"x": x, "y": y}).text == expected
 
 
 def test_a_refusal_names_the_template_not_the_gateway():

@@ -88,12 +88,10 @@ class Tokens:
         return "".join(parts).encode("utf-8", "replace")
 
     def _encode(self, model: ServedModel, body: TokenizeRequest) -> list[int]:
-        if body.messages is None:
-            text = body.prompt or ""
-        else:
-            fields = {name: getattr(body, name) for name in ("model", "messages", "tools", "chat_template_kwargs")}
-            chat = ChatRequest.model_construct(**fields, add_generation_prompt=body.add_generation_prompt)
-            tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None
-            text = render_chat(model, chat, tools)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        return model.tokenizer.encode(text, add_special_tokens=special)
+        if body.messages is None:
+            return model.tokenizer.encode(body.prompt or "", add_special_tokens=special)
+        fields = {name: getattr(body, name) for name in ("model", "messages", "tools", "chat_template_kwargs")}
+        chat = ChatRequest.model_construct(**fields, add_generation_prompt=body.add_generation_prompt)
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None
+        return model.tokenizer.encode_prompt(render_chat(model, chat, tools), add_special_tokens=special)
