@@ -7,7 +7,6 @@ import logging
 import math
 import resource
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from llmops.gateway.openai.responses.table import ResponseTable
 from llmops.gateway.peers import ALONE, Peers, crew
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.supervisor import Supervisor
+from llmops.gateway.workplace import workplace
 
 log = logging.getLogger(__name__)
 
@@ -92,18 +92,21 @@ def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = 
 
 def _run_workers(settings: GatewaySettings, listener: socket.socket) -> None:
     """Each worker also listens on a Unix socket, where the others read its metrics and reach what it generates."""
-    with tempfile.TemporaryDirectory(prefix="llmops-gateway-") as folder:
-        places = crew(Path(folder), settings.workers)
+    # first of all, so that a signal finds somebody who tidies up
+    supervisor = Supervisor(settings.workers)
+    with workplace() as place:
+        places = crew(place.folder, settings.workers)
         # made once, before there is anyone to make it at the same time
         ResponseTable(places[0].responses).close()
 
         def work(index: int) -> None:
+            place.enter()
             own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             Path(places[index].own).unlink(missing_ok=True)
             own.bind(places[index].own)
             _serve(settings, [listener, own], places[index])
 
-        Supervisor(settings.workers, work).run()
+        supervisor.run(work, place.leave)
 
 
 def _serve(settings: GatewaySettings, sockets: list[socket.socket], peers: Peers = ALONE) -> bool:

@@ -7,70 +7,103 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 log = logging.getLogger(__name__)
 
 # a worker that dies at once must not be forked in a busy loop (s)
 RESTART_PAUSE = 0.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
 class Supervisor:
-    """Runs `work(index)` in `count` child processes, and again in place of one that dies, until SIGTERM or Ctrl-C.
+    """Keeps `count` child processes at work until SIGTERM or Ctrl-C, which counts from the moment this is made.
 
     Signals are handed on to the workers, which drain; a second one ends them at once.
     """
 
-    def __init__(self, count: int, work: Callable[[int], None]) -> None:
+    def __init__(self, count: int) -> None:
         self._count = count
-        self._work = work
         self._workers: dict[int, int] = {}
         self._stopping = False
-
-    def run(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             signal.signal(number, self._hand_on)
+
+    def run(self, work: Callable[[int], None], orphaned: Callable[[], None]) -> None:
+        """Each worker does `work(index)`, and another one in place of one that dies.
+
+        `orphaned` is called in a worker that ends later than its supervisor.
+        """
+        self._work, self._orphaned = work, orphaned
         for index in range(self._count):
             self._start(index)
         while self._workers:
-            pid, status = os.wait()
-            index = self._workers.pop(pid)
-            if not self._stopping:
-                log.error("worker %d ended with code %d; starting it again", index, os.waitstatus_to_exitcode(status))
-                time.sleep(RESTART_PAUSE)
-                self._start(index)
+            self._replace_one()
+
+    def _replace_one(self) -> None:
+        # nobody else waits for children, so the one that has ended can be looked at before its id is free again
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        with _held_signals():
+            _, status = os.waitpid(ended.si_pid, 0)
+            index = self._workers.pop(ended.si_pid)
+        if not self._stopping:
+            log.error("worker %d ended with code %d; starting it again", index, os.waitstatus_to_exitcode(status))
+            time.sleep(RESTART_PAUSE)
+            self._start(index)
 
     def _start(self, index: int) -> None:
-        if self._stopping:
-            return
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            self._workers[pid] = index
-            return
+        """A signal comes before the fork, and there is none, or after it, and the worker is known."""
+        with _held_signals():
+            if self._stopping:
+                return
+            parent = os.getpid()
+            pid = os.fork()
+            if pid:
+                self._workers[pid] = index
+            else:
+                self._be_worker(index, parent)
+
+    def _be_worker(self, index: int, parent: int) -> None:
+        """Never returns."""
         code = 1
         try:
-            self._become_worker(parent)
+            self._leave_supervisor(parent)
             self._work(index)
             code = 0
         except Exception:
             log.exception("worker %d", index)
         finally:
+            if os.getppid() != parent:
+                self._orphaned()
             os._exit(code)
 
-    def _become_worker(self, parent: int) -> None:
+    def _leave_supervisor(self, parent: int) -> None:
+        """Signals are still held: none of them is handled as the supervisor would."""
         # Ctrl-C goes to a whole process group; a worker must hear it once, from its supervisor
         os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if os.getppid() != parent:
-            os._exit(1)
+            raise SystemExit
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
         self._stopping = True
         for pid in self._workers:
             os.kill(pid, signal.SIGTERM)
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """What comes in this block is handled after it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

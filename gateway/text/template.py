@@ -93,7 +93,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._controls = controls
         self._template = _compiled(source, seconds)
-        self._marked, self._composed = None, frozenset[str]()
+        self._marked: jinja2.Template | None = None
+        self._composed = frozenset[str]()
         if controls is not None:
             self._follow(controls)
 

@@ -134,3 +134,110 @@ async def test_every_worker_knows_the_models_from_its_first_answer_on(card, tmp_
         assert await asyncio.to_thread(listed) == [["tiny"]] * 48
     finally:
         await triton.stop()
+
+
+def environment_of(pid: Path) -> bytes:
+    try:
+        return (pid / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def alive(mark: str) -> list[int]:
+    """Processes that were started with this mark in their environment."""
+    needle = f"LLMOPS_TEST_MARK={mark}".encode()
+    return [int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal() and needle in environment_of(one)]
+
+
+@pytest.fixture
+def marked(tmp_path):
+    """Starts marked gateways whose temporary files are in tmp_path/t; whatever they leave behind is ended."""
+    mark, place = f"{os.getpid()}-{tmp_path.name}", tmp_path / "t"
+    place.mkdir()
+    environment = {**os.environ, "LLMOPS_TEST_MARK": mark, "TMPDIR": str(place)}
+    started_ones = []
+
+    def start(count: int, **more: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "llmops.cli", "gateway", "--triton", "127.0.0.1:9", "--port", "0"]
+        process = subprocess.Popen(
+            [*command, "--workers", str(count)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**environment, **more},
+        )
+        started_ones.append(process)
+        assert process.stdout is not None
+        process.url = re.search(r"http://\S+", process.stdout.readline())[0]
+        return process
+
+    yield start, mark, place
+    for pid in alive(mark):
+        os.kill(pid, signal.SIGKILL)
+    for process in started_ones:
+        process.wait()
+        process.stdout.close()
+
+
+def until(holds, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("milliseconds", [0, 1, 3, 6, 10, 15, 20, 30, 50])
+def test_sigterm_while_workers_are_being_started_leaves_none(marked, milliseconds) -> None:
+    start, mark, place = marked
+    process = start(16)
+    time.sleep(milliseconds / 1000)
+    process.send_signal(signal.SIGTERM)
+    # before it has its handlers, the signal ends it at once: then there is nothing to tidy up either
+    assert process.wait(60) in (0, -signal.SIGTERM)
+    until(lambda: alive(mark) == [])
+    assert list(place.iterdir()) == []
+
+
+def test_a_supervisor_that_is_killed_leaves_no_worker_and_no_file(marked) -> None:
+    start, mark, place = marked
+    process = start(4)
+    until(lambda: len(list(place.glob("*/*.sock"))) == 4)
+    get(f"{process.url}/health/live")
+    process.kill()
+    process.wait()
+    until(lambda: alive(mark) == [])
+    assert list(place.iterdir()) == []
+
+
+def test_what_was_killed_all_at_once_is_removed_by_the_next_gateway(marked) -> None:
+    start, mark, place = marked
+    process = start(3)
+    until(lambda: len(list(place.glob("*/*.sock"))) == 3)
+    get(f"{process.url}/health/live")
+    (lost,) = place.iterdir()
+    for pid in [process.pid, *workers(process.pid)]:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in alive(mark):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: alive(mark) == [])
+    assert (lost / "responses.db").exists()
+    second = start(2)
+    until(lambda: len(list(place.glob("*/*.sock"))) == 2)
+    assert not lost.exists()
+    third = start(2)
+    until(lambda: len(list(place.glob("*/*.sock"))) == 4)
+    for one in (second, third):
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(60) == 0
+
+
+@pytest.mark.parametrize("length", [60, 100, 200])
+def test_a_long_path_of_temporary_files(marked, tmp_path, length) -> None:
+    start, _, _ = marked
+    long = tmp_path / "l" / ("x" * max(1, length - len(str(tmp_path))))
+    long.mkdir(parents=True)
+    process = start(2, TMPDIR=str(long))
+    get(f"{process.url}/health/live")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert list(long.iterdir()) == []
