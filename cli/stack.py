@@ -23,10 +23,10 @@ def build_engine(
     checkpoint: str, target: str, quant: str | None, tp: int, name: str | None, folder: Path | None
 ) -> Path:
     """The engine folder of `checkpoint`, built unless it is there already."""
-    from llmops.build.checkpoint.hashing import cache_dir
     from llmops.build.engine import build
     from llmops.build.progress import make_progress
     from llmops.build.spec import BuildSpec
+    from llmops.cache import cache_dir
     from llmops.model_repository.match import check_target
 
     if Path(checkpoint, FILE_NAME).is_file():

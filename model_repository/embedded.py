@@ -15,6 +15,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmops.cache import cache_dir
 from llmops.errors import MissingDependencyError
 
 CONTAINER_ROOT = Path("/opt/tritonserver")
@@ -139,8 +140,3 @@ def _assemble_backends(root: Path, stub: Path) -> Path:
             scratch.symlink_to(source)
             scratch.replace(link)
     return backends
-
-
-def cache_dir() -> Path:
-    """Where llmops keeps what it can make again: $XDG_CACHE_HOME/llmops."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmops"

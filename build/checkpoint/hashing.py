@@ -10,15 +10,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from llmops.cache import cache_dir
+
 _CHUNK = 4 << 20
-
-
-def cache_dir() -> Path:
-    """`$LLMOPS_CACHE`, or `llmops` in the user's cache folder."""
-    if own := os.environ.get("LLMOPS_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "llmops"
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:

@@ -1,0 +1,76 @@
+"""Homes that are not there, caches that cannot be written: it works all the same, or says in a sentence what to set."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llmops.cache import cache_dir
+from llmops.errors import ResourceError
+from llmops.model_repository.embedded import find_installation
+
+# not even root can make a folder there
+NOWHERE = "/proc/nowhere"
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nothing set but TMPDIR, and a home that cannot be written."""
+    for name in ("LLMOPS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", NOWHERE)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_first_that_can_be_written_is_taken(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = places / f"llmops-cache-{os.getuid()}"
+    assert cache_dir() == private
+    assert private.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("HOME", str(places / "home"))
+    assert cache_dir() == places / "home" / ".cache" / "llmops"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(places / "xdg"))
+    assert cache_dir() == places / "xdg" / "llmops"
+    monkeypatch.setenv("LLMOPS_CACHE", str(places / "own"))
+    assert cache_dir() == places / "own"
+    monkeypatch.setenv("LLMOPS_CACHE", NOWHERE)
+    assert cache_dir() == places / "xdg" / "llmops"
+
+
+def test_a_folder_that_others_may_write_is_not_used(places: Path) -> None:
+    (places / f"llmops-cache-{os.getuid()}").mkdir()
+    (places / f"llmops-cache-{os.getuid()}").chmod(0o777)
+    with pytest.raises(ResourceError, match=r"not a folder of yours alone.*set LLMOPS_CACHE"):
+        cache_dir()
+
+
+def test_a_link_is_not_followed(places: Path) -> None:
+    (places / "elsewhere").mkdir(mode=0o700)
+    (places / f"llmops-cache-{os.getuid()}").symlink_to(places / "elsewhere")
+    with pytest.raises(ResourceError, match="set LLMOPS_CACHE"):
+        cache_dir()
+
+
+def test_no_place_at_all(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", NOWHERE)
+    with pytest.raises(ResourceError, match=r"no folder for llmops' cache .*set LLMOPS_CACHE"):
+        cache_dir()
+
+
+def test_the_embedded_server_is_found_with_a_home_that_cannot_be_written(places: Path) -> None:
+    pytest.importorskip("pytriton")
+    installation = find_installation()
+    assert (installation.backends / "python" / "triton_python_backend_stub").exists()
+
+
+def test_a_user_that_the_system_does_not_know(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert cache_dir() == places / f"llmops-cache-{os.getuid()}"
