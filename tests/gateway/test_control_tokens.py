@@ -120,7 +120,7 @@ MESSAGES = st.lists(TEXT, min_size=1, max_size=4).map(
 
 
 def template_of(name: str, tokenizer: TextTokenizer) -> ChatTemplate:
-    return ChatTemplate(TEMPLATES[name], tokenizer.special_tokens, controls=tokenizer.controls)
+    return ChatTemplate(TEMPLATES[name], tokenizer.special_tokens, seconds=60, controls=tokenizer.controls)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
