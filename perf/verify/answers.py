@@ -109,13 +109,16 @@ async def chat_template(desk: Desk) -> Finding:
     if source is None:
         expect(not templated, f"{desk.card.tokenizer_dir} has no chat template, the source checkpoint has one")
         return works("the model has none, as its source")
-    template = ChatTemplate(source, desk.tokenizer.special_tokens)
+    try:
+        template = ChatTemplate(source, desk.tokenizer.special_tokens)
+    except LlmopsError as error:
+        return wrong(f"{error.message} ({desk.card.tokenizer_dir})")
     for one in golden.answers:
         try:
             rendered = template.render([{"role": "user", "content": one.text}], variables=fixed_date())
         except LlmopsError as error:
             return wrong(f"{error.message} The template in {desk.card.tokenizer_dir} is not the source's")
-        found = desk.tokenizer.encode(rendered, add_special_tokens=False)
+        found = desk.tokenizer.encode_prompt(rendered)
         expect(
             found == one.ids,
             f"the chat template makes another prompt of {one.text[:40]!r} than the source's "
