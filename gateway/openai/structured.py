@@ -17,6 +17,8 @@ from llmops.gateway.workers import INLINE_CHARACTERS
 # engines' own guide `json` lets any JSON value through, a bare string as well
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
 _MAX_CHOICES = 1024
+# a schema that is a text may be laid out for people
+_SPACED = 8
 GUIDE_CHARACTERS = INLINE_CHARACTERS + 1
 
 
@@ -98,6 +100,8 @@ def _from_format(value: ResponseFormat, param: str, limits: SchemaLimits) -> Gui
 
 def _from_json(value: str | dict[str, Any], param: str, limits: SchemaLimits) -> Guide:
     if isinstance(value, str):
+        if len(value) > _SPACED * limits.size:
+            raise InvalidRequestError(f"'{param}' has more than {_SPACED * limits.size} characters.", param=param)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):

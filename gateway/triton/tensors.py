@@ -126,6 +126,9 @@ def error_of(message: str) -> ApiError:
         # some engines compile a grammar only when they get to it
         refused = "guided_decoding_guide: the engine cannot compile it."
         return UnsupportedError(refused, param="guided_decoding_guide", detail=message)
+    if "maximum queue size" in lowered:
+        # Triton's own bound in front of a model
+        return UnavailableError(CONDITIONS["queue"], code="overloaded", detail=message)
     if (
         "unknown model" in lowered
         or "not ready" in lowered
