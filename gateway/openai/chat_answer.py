@@ -95,7 +95,7 @@ async def _start(
     limits = service.limits
     # a message costs its template some work however short it is
     size = context.size + 64 * len(body.messages) + (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
-    plan = await service.workers.run(lambda: plan_chat(model, body, limits, context.mark), size)
+    plan = await service.workers.run(lambda: plan_chat(model, body, limits, context.mark), size, context.caller)
     wanted, field = _wanted_length(body)
     length = output_length(wanted, len(plan.input_ids), model.card, default=service.default_tokens, param=field)
     endings = endings_of(body, model.card, limits)

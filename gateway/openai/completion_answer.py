@@ -99,7 +99,7 @@ async def _start(
     def prepare() -> tuple[list[list[int]], Guide | None]:
         return [encode(model, one, body) for one in prompts], _guide(body, model, service)
 
-    encoded, guide = await service.workers.run(prepare, context.size + work_of(body))
+    encoded, guide = await service.workers.run(prepare, context.size + work_of(body), context.caller)
     context.mark("tokenise")
     endings = endings_of(body, model.card, service.limits)
     requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context.caller)

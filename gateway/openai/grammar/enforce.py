@@ -13,10 +13,15 @@ from llmops.gateway.openai.grammar.patterns import as_it_is, pattern_language
 from llmops.gateway.openai.grammar.rules import Rules
 from llmops.gateway.openai.grammar.schema import Compiler
 from llmops.gateway.openai.grammar.work import STEPS, metered
+from llmops.gateway.workers import TooLongError, is_brief
 
 # characters of grammars, and of what they were made of, that are kept
 _REMEMBERED = 32_000_000
+_ENTRY = 200
+# steps of a moment
+BRIEF = 50_000
 _Made = str | NotEnforceableError
+_Key = tuple[str, str, bool]
 
 
 def grammar_of(schema: str, strict: bool) -> str:
@@ -44,42 +49,59 @@ def _language_grammar(language: Language) -> str:
     return rules.text(rules.language(language))
 
 
-_Key = tuple[str, str, bool]
-_memory: OrderedDict[_Key, _Made] = OrderedDict()
-_lock = threading.Lock()
+class Memory:
+    """What was made, and why something was not, up to `size` characters; what was not asked for longest goes first."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._kept: OrderedDict[_Key, _Made] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: _Key) -> _Made | None:
+        with self._lock:
+            made = self._kept.get(key)
+            if made is not None:
+                self._kept.move_to_end(key)
+            return made
+
+    def put(self, key: _Key, made: _Made) -> None:
+        with self._lock:
+            if key in self._kept:
+                return
+            self._kept[key] = made
+            self._left -= _size(key, made)
+            while self._left < 0:
+                self._left += _size(*self._kept.popitem(last=False))
+
+
+def _size(key: _Key, made: _Made) -> int:
+    return len(key[1]) + len(str(made)) + _ENTRY
+
+
+_memory = Memory(_REMEMBERED)
 
 
 def _remembered(key: _Key, make: Callable[[], str]) -> str:
-    with _lock:
-        made = _memory.get(key)
-        if made is not None:
-            _memory.move_to_end(key)
+    made = _memory.get(key)
     if made is None:
         made = _tried(make)
-        _remember(key, made)
+        _memory.put(key, made)
     if isinstance(made, str):
         return made
     raise type(made)(str(made))
 
 
-def _remember(key: _Key, made: _Made) -> None:
-    with _lock:
-        _memory[key] = made
-        size = sum(map(_size, _memory.items()))
-        while size > _REMEMBERED:
-            size -= _size(_memory.popitem(last=False))
-
-
-def _size(kept: tuple[_Key, _Made]) -> int:
-    key, made = kept
-    return len(key[1]) + len(str(made))
-
-
 def _tried(make: Callable[[], str]) -> _Made:
+    """Raises TooLongError where it should be brief and is not."""
+    brief = is_brief()
     try:
-        with metered(STEPS):
+        with metered(min(BRIEF, STEPS) if brief else STEPS):
             return make()
-    except (NotEnforceableError, TooCostlyError) as error:
+    except NotEnforceableError as error:
+        return NotEnforceableError(str(error))
+    except TooCostlyError as error:
+        if brief and BRIEF < STEPS:
+            raise TooLongError from None
         return NotEnforceableError(str(error))
     except RecursionError:
         return NotEnforceableError("it is nested too deeply")

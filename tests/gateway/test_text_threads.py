@@ -1,0 +1,121 @@
+"""The threads for text and grammars: whoever brings much waits for it alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.workers import INLINE_CHARACTERS, TooLongError, Workers, is_brief
+
+LONG = INLINE_CHARACTERS + 1
+PATIENCE = 60
+
+
+class Held:
+    """Work that goes on until it is let go; `begun` when it is on its thread."""
+
+    def __init__(self) -> None:
+        self.begun, self.end = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.end.wait(PATIENCE)
+        return "held"
+
+
+@pytest.fixture
+def workers():
+    workers = Workers(threads=1, backlog=60)
+    yield workers
+    workers.close()
+
+
+async def begun(held: Held) -> None:
+    assert await asyncio.to_thread(held.begun.wait, PATIENCE)
+
+
+async def test_clients_take_turns(workers):
+    order: list[str] = []
+    held = Held()
+    first = asyncio.create_task(workers.run(held, LONG, "many"))
+    await begun(held)
+    names = ["many"] * 40 + ["one", "other"]
+    rest = [asyncio.create_task(workers.run(lambda name=name: order.append(name), LONG, name)) for name in names]
+    await asyncio.sleep(0)
+    held.end.set()
+    await asyncio.gather(first, *rest)
+    assert order[:4] == ["many", "one", "other", "many"]
+    assert len(order) == len(names)
+
+
+async def test_what_is_not_brief_goes_on_elsewhere_and_holds_up_only_its_like(workers):
+    held = Held()
+
+    def heavy() -> str:
+        if is_brief():
+            raise TooLongError
+        return held()
+
+    long = asyncio.create_task(workers.run(heavy, LONG, "a"))
+    await begun(held)
+    assert await workers.run(lambda: is_brief(), LONG, "b") is True
+    assert not long.done()
+    held.end.set()
+    assert await long == "held"
+    assert await workers.run(is_brief, 1) is False, "what is done at once is not asked to be brief"
+
+
+async def test_clients_that_leave_give_their_turn_to_the_next(workers):
+    held = Held()
+    first = asyncio.create_task(workers.run(held, LONG, "a"))
+    await begun(held)
+    left = [asyncio.create_task(workers.run(held, LONG, "a")) for _ in range(5)]
+    await asyncio.sleep(0)
+    stays = asyncio.create_task(workers.run(lambda: "stays", LONG, "b"))
+    await asyncio.sleep(0)
+    for task in (first, *left):
+        task.cancel()
+    held.end.set()
+    assert await asyncio.wait_for(stays, PATIENCE) == "stays"
+    assert await asyncio.wait_for(workers.run(lambda: "next", LONG, "a"), PATIENCE) == "next"
+
+
+async def test_a_turn_that_is_cancelled_as_it_comes_is_not_lost(workers):
+    held = Held()
+    first = asyncio.create_task(workers.run(held, LONG, "a"))
+    await begun(held)
+    second = asyncio.create_task(workers.run(lambda: None, LONG, "b"))
+    await asyncio.sleep(0)
+    workers._brief._next()  # its turn comes, and it leaves before it knows
+    second.cancel()
+    held.end.set()
+    assert await first == "held"
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert await asyncio.wait_for(workers.run(lambda: "next", LONG, "a"), PATIENCE) == "next"
+
+
+async def test_no_more_than_so_many_wait():
+    workers, held = Workers(threads=1, backlog=1), Held()
+    try:
+        open_ones = [asyncio.create_task(workers.run(held, LONG)) for _ in range(2)]
+        await begun(held)
+        with pytest.raises(UnavailableError, match="Too many long prompts") as refused:
+            await workers.run(held, LONG)
+        assert refused.value.headers()["retry-after"] == "2"
+        held.end.set()
+        assert await asyncio.gather(*open_ones) == ["held", "held"]
+        assert await workers.run(lambda: 1, LONG) == 1
+    finally:
+        held.end.set()
+        workers.close()
+
+
+async def test_work_that_fails_frees_its_thread(workers):
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            await workers.run(lambda: 1 // 0, LONG)
+    assert await workers.run(lambda: 1, LONG) == 1
