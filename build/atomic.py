@@ -159,6 +159,18 @@ def replace_folder(new: Path, place: Path) -> None:
         shutil.rmtree(rubbish, ignore_errors=True)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """A file that is the old one or the new one, also after a crash. Raises InputError where it cannot be written."""
+    scratch = _sibling(path, _SUFFIX)
+    try:
+        scratch.write_text(text)
+        _sync(scratch)
+        os.replace(scratch, path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise InputError(f"{path} cannot be written ({error.strerror}); run this as its owner.") from error
+
+
 def sync_tree(folder: Path) -> None:
     """All files and folders below are on the disk when this returns."""
     for path in sorted(folder.rglob("*"), reverse=True):

@@ -19,6 +19,7 @@ from llmops.errors import LlmopsError
 COMMANDS = {
     "plan": "Will it fit, how to shard it, how fast, what will it cost.",
     "build": "Checkpoint to engine folder.",
+    "upgrade": "An engine on another release of TensorRT-LLM.",
     "repo": "Engine folders to a Triton model repository.",
     "serve": "The real Triton server on a model repository.",
     "gateway": "OpenAI requests to Triton gRPC streams.",

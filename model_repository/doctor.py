@@ -49,9 +49,11 @@ def examine() -> Iterator[Check]:
     """All checks, in the order in which `serve` would stumble over them."""
     in_container = embedded.CONTAINER_ROOT.is_dir()
     yield _python()
-    yield from _gpu(required=in_container)
+    yield from _gpu(required=in_container or embedded.has_tensorrt_llm())
     if in_container:
         yield _image()
+    elif embedded.has_tensorrt_llm():
+        yield _release_image()
     yield from _triton()
     yield from _extras()
     yield from (_port(name, port) for name, port in PORTS.items())
@@ -121,6 +123,20 @@ def _image() -> Check:
     return Check("container image", "ok", f"{tag}, TensorRT-LLM {installed}, targets: {targets}")
 
 
+def _release_image() -> Check:
+    """TensorRT-LLM without a Triton of NVIDIA's beside it: its release image, with the wheel's Triton in ours."""
+    from llmops.build.trtllm.llm_releases import CHECKED
+    from llmops.build.trtllm.versions import release
+
+    installed = installed_version("tensorrt_llm")
+    if release(installed) in CHECKED:
+        detail = f"{installed}, targets: pytorch; its LLM API was checked at {CHECKED[release(installed)]}"
+        return Check("TensorRT-LLM", "ok", detail)
+    known = ", ".join(CHECKED.values())
+    fix = f"checked were {known}; arguments go through the library's own check when an engine starts"
+    return Check("TensorRT-LLM", "note", f"{installed}, not checked", fix)
+
+
 def _triton() -> Iterator[Check]:
     if embedded.CONTAINER_ROOT.is_dir():
         yield _attempt("Triton", lambda: f"{embedded.find_installation().binary} (container)")
@@ -164,7 +180,8 @@ def _extras() -> Iterator[Check]:
         if find_spec(module) is not None:
             yield Check(f"extra {extra}", "ok", "installed")
         else:
-            needed = extra == "embedded" and not embedded.CONTAINER_ROOT.is_dir()
+            elsewhere = embedded.CONTAINER_ROOT.is_dir() or embedded.has_tensorrt_llm()
+            needed = extra == "embedded" and not elsewhere
             status: Status = "not ok" if needed else "note"
             yield Check(f"extra {extra}", status, f"not installed; for {use}", f"pip install 'llmops[{extra}]'")
 

@@ -34,6 +34,8 @@ def describe_launch(
     check_repository(repository)
     marker = Marker.load(repository)
     plan, image = plan_launch(marker, launch), needed_image(marker)
+    if image is not None and image.base:
+        return _in_own_image(image, marker, plan, repository.resolve(), host, ports, exit_timeout)
     installation = container_installation() if image else find_installation()
     options = ServerOptions(
         binary=str(installation.binary),
@@ -53,6 +55,24 @@ def describe_launch(
     if image is not None:
         lines += [f"# {line}" for line in _where(image, marker, plan, repository.resolve(), host)]
     return "\n".join([*lines, "", shell_text(command, environment)])
+
+
+def _in_own_image(
+    image: Image, marker: Marker, plan: LaunchPlan, repository: Path, host: str, ports: Ports, exit_timeout: int
+) -> str:
+    """`llmops serve` inside the image: it starts the wheel's tritonserver as it does everywhere else."""
+    serve = [
+        *("serve", str(repository), "--host", host, "--http-port", str(ports.http), "--grpc-port", str(ports.grpc)),
+        *("--metrics-port", str(ports.metrics), "--exit-timeout", str(exit_timeout)),
+    ]
+    lines = [
+        *(_engine(name, engine) for name, engine in marker.engines.items()),
+        f"# {_MEANING[plan.launch]}, inside {image.reference} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}",
+        f"# made with {image.recipe}",
+        "",
+        shlex.join([*docker_words(image, marker, repository, {}), *serve]),
+    ]
+    return "\n".join(lines)
 
 
 def shell_text(command: list[str], environment: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmops.build.installed import installed_version
 from llmops.cache import cache_dir
 from llmops.errors import MissingDependencyError
 
@@ -54,13 +55,19 @@ def find_installation() -> Installation:
     return Installation("embedded", binary, _assemble_backends(root, stub), _environment(root, library))
 
 
+def has_tensorrt_llm() -> bool:
+    """Whether this is a place for engines of TensorRT-LLM, such as our image on NVIDIA's release image."""
+    return bool(installed_version("tensorrt_llm"))
+
+
 def find_wheel() -> Path:
     """The `tritonserver` folder inside the installed nvidia-pytriton wheel."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
+        # its pin of numpy < 2 is for its Python API, and would break what TensorRT-LLM needs
+        how = "pip install --no-deps nvidia-pytriton" if has_tensorrt_llm() else "pip install 'llmops[embedded]'"
         raise MissingDependencyError(
-            "no Triton server: neither /opt/tritonserver nor the nvidia-pytriton wheel is here; "
-            "`pip install 'llmops[embedded]'` brings one"
+            f"no Triton server: neither /opt/tritonserver nor the nvidia-pytriton wheel is here; `{how}` brings one"
         )
     return Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
 

@@ -75,7 +75,8 @@ def _check_engine(name: str, engine: ServedEngine, config: Any, backends: Path) 
 
 def _elsewhere(name: str, engine: ServedEngine, what: str) -> str:
     image = image_for(engine.target, engine.tensorrt_llm)
+    made = f" (`{image.recipe}`)" if image.recipe else ""
     return (
         f"{name} (target {engine.target}, TensorRT-LLM {engine.tensorrt_llm}) needs {what}, which is not here: serve "
-        f"it in {image.reference}; `llmops serve REPOSITORY --dry-run` prints the command."
+        f"it in {image.reference}{made}; `llmops serve REPOSITORY --dry-run` prints the command."
     )

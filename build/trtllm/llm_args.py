@@ -22,6 +22,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
+class FieldError(InputError):
+    """A field, or its value, that a release does not take; `path` is its dotted name."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 @dataclass(frozen=True)
 class Parallel:
     """GPUs; `ep` spreads experts over the tensor-parallel ones."""
@@ -175,11 +183,11 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
         if field is None:
             near = difflib.get_close_matches(name, table, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"it has {', '.join(sorted(table)[:6])}, …"
-            raise InputError(f"the LLM API of TensorRT-LLM has no field {path}; {hint}")
+            raise FieldError(path, f"the LLM API of TensorRT-LLM has no field {path}; {hint}")
         if minor < field.since or (field.until is not None and minor >= field.until):
             instead = _instead(name, table, minor)
-            raise InputError(
-                f"the LLM API of TensorRT-LLM {minor[0]}.{minor[1]} has no field {path}; {instead}leave it out."
+            raise FieldError(
+                path, f"the LLM API of TensorRT-LLM {minor[0]}.{minor[1]} has no field {path}; {instead}leave it out."
             )
         if value is not None:
             _check_value(path, value, field, minor)
@@ -195,19 +203,19 @@ def _instead(name: str, table: Table, minor: tuple[int, int]) -> str:
 def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) -> None:
     wanted: Any = _TYPES[field.kind]  # Any: a tuple of types would narrow `value` to object
     if not isinstance(value, wanted) or (isinstance(value, bool) and field.kind != "bool"):
-        raise InputError(f"{path} is {value!r}; the LLM API wants {field.kind}.")
+        raise FieldError(path, f"{path} is {value!r}; the LLM API wants {field.kind}.")
     if field.config is not None:
         _check_table(value, TABLES[field.config], minor, f"{path}.")
     choices = field.choices_of(minor)
     if choices and (value.lower() if field.any_case else value) not in {
         c.lower() if field.any_case else c for c in choices
     }:
-        raise InputError(f"{path} is {value!r}; the LLM API takes {', '.join(choices)}.")
+        raise FieldError(path, f"{path} is {value!r}; the LLM API takes {', '.join(choices)}.")
     too_small = field.minimum is not None and value < field.minimum
     if too_small or (field.maximum is not None and value > field.maximum):
         least = field.minimum if field.minimum is not None else "-∞"
         most = field.maximum if field.maximum is not None else "∞"
-        raise InputError(f"{path} is {value!r}; it must lie between {least} and {most}.")
+        raise FieldError(path, f"{path} is {value!r}; it must lie between {least} and {most}.")
 
 
 def _check_rules(arguments: Mapping[str, Any]) -> None:

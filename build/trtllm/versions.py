@@ -1,7 +1,8 @@
 """Image tag -> Triton -> TensorRT-LLM -> which targets it can build and serve.
 
 Source: triton-inference-server/server `docs/introduction/compatibility.md`; TensorRT engines end with 1.3.0rc20
-(NVIDIA/TensorRT-LLM release notes).
+(NVIDIA/TensorRT-LLM release notes), and 26.07 is the last Triton image with TensorRT-LLM. From 1.3 on the image is our
+own: NVIDIA's release image of TensorRT-LLM with the tritonserver of the nvidia-pytriton wheel (Dockerfile.trtllm).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 from llmops.errors import VersionMismatchError
 
 REGISTRY = "nvcr.io/nvidia/tritonserver"
+RELEASES = "nvcr.io/nvidia/tensorrt-llm/release"
 DEFAULT_TAG = "26.07"
 
 
 @dataclass(frozen=True)
 class Image:
-    """One `tritonserver:<tag>-trtllm-python-py3`."""
+    """One `tritonserver:<tag>-trtllm-python-py3`, or with a `base` our own on it. Empty: not known."""
 
     tag: str
     triton: str
@@ -25,10 +27,18 @@ class Image:
     tensorrt: str
     cuda: str
     driver: str
+    base: str = ""
 
     @property
     def reference(self) -> str:
-        return f"{REGISTRY}:{self.tag}-trtllm-python-py3"
+        return f"llmops:{self.tag}" if self.base else f"{REGISTRY}:{self.tag}-trtllm-python-py3"
+
+    @property
+    def recipe(self) -> str:
+        """How it is made, for an image that is not pulled."""
+        return (
+            f"docker build -f Dockerfile.trtllm --build-arg BASE={self.tag} -t {self.reference} ." if self.base else ""
+        )
 
     @property
     def targets(self) -> frozenset[str]:
@@ -52,6 +62,7 @@ IMAGES = {
         Image("25.12", "2.64.0", "1.1.0", "3.12", "10.13.3.9", "13.0.2.006", "580.95.05"),
         Image("25.11", "2.63.0", "1.0.3.2510", "3.12", "10.13.3.9", "13.0.2.006", "580.95.05"),
         Image("25.10", "2.62.0", "1.0.0", "3.12", "10.11.0.33", "12.9.1.010", "575.57.08"),
+        Image("trtllm-1.3", "2.51.0", "1.3.0rc29", "3.12", "", "13.2", "", f"{RELEASES}:1.3.0rc29"),
     )
 }
 

@@ -25,13 +25,38 @@ def arguments(name: str) -> list[str]:
     return [line.split(maxsplit=1)[1] for line in INSTRUCTIONS if line.startswith(f"{name} ")]
 
 
-def test_the_image_and_its_labels_are_those_of_the_matrix() -> None:
-    image = IMAGES[DEFAULT_TAG]
-    assert arguments("ARG") == [f"IMAGE={image.reference}"]
-    labels = dict(re.findall(r'(\S+)="([^"]*)"', arguments("LABEL")[0]))
-    assert labels["llmops.tensorrt-llm"] == image.tensorrt_llm
-    assert labels["llmops.triton"] == image.triton
-    assert f"== '{image.tensorrt_llm}'" in arguments("RUN")[0]
+def test_both_bases_and_their_labels_are_those_of_the_matrix() -> None:
+    """`BASE` names a stage, and a stage is an image of the matrix."""
+    given = dict(one.split("=") for one in arguments("ARG") if "=" in one)
+    assert given == {"BASE": f"triton-{DEFAULT_TAG}", "RELEASE": IMAGES["trtllm-1.3"].tensorrt_llm}
+    filled = {name: text.replace("${RELEASE}", given["RELEASE"]) for name, text in stages().items()}
+    bases = {f"triton-{DEFAULT_TAG}": IMAGES[DEFAULT_TAG], "trtllm-1.3": IMAGES["trtllm-1.3"]}
+    for stage, image in bases.items():
+        reference, body = filled[stage].split("\n", 1)
+        assert reference == (image.base or image.reference)
+        labels = dict(re.findall(r'(\S+)="([^"]*)"', body))
+        assert (labels["llmops.tensorrt-llm"], labels["llmops.triton"]) == (image.tensorrt_llm, image.triton)
+        assert f"ENV LLMOPS_BASE_TENSORRT_LLM={image.tensorrt_llm}\n" in body + "\n"
+    assert IMAGES["trtllm-1.3"].recipe.split()[4:6] == ["--build-arg", "BASE=trtllm-1.3"]
+    assert "assert v('tensorrt_llm') == os.environ['LLMOPS_BASE_TENSORRT_LLM']" in arguments("RUN")[-1]
+
+
+def test_the_wheels_triton_comes_without_what_it_pins() -> None:
+    wheel = re.search(r"pip install (.*) (nvidia-pytriton==\S+)", stages()["trtllm-1.3"])
+    assert "--no-deps" in wheel[1]
+    assert f"{wheel[2]}\n" in (ROOT / "constraints.txt").read_text()
+
+
+def stages() -> dict[str, str]:
+    """name -> what follows FROM, the reference first."""
+    found: dict[str, str] = {}
+    for line in INSTRUCTIONS:
+        if line.startswith("FROM "):
+            reference, _, name = line.removeprefix("FROM ").partition(" AS ")
+            found[name] = reference
+        elif found:
+            found[name] += f"\n{line}"
+    return found
 
 
 def test_what_is_copied_makes_the_whole_package(tmp_path: Path) -> None:
@@ -60,7 +85,7 @@ def test_what_is_copied_makes_the_whole_package(tmp_path: Path) -> None:
 
 def test_it_runs_as_nobody_special_and_is_reachable() -> None:
     assert arguments("USER") == ["10001"]
-    assert "useradd --create-home --uid 10001" in arguments("RUN")[0]
+    assert "useradd --create-home --uid 10001" in arguments("RUN")[-1]
     assert json.loads(arguments("ENTRYPOINT")[0])[-1] == "llmops"
     command = json.loads(arguments("CMD")[0])
     serve = cli.get_command(None, command[0])

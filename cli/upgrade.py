@@ -1,0 +1,40 @@
+"""`llmops upgrade`: an engine on another release of TensorRT-LLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--to", required=True, metavar="VERSION", help="TensorRT-LLM to serve it with: 1.3, or exactly 1.2.1.")
+@click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
+def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
+    """Say what changes when ENGINE is served by another TensorRT-LLM, what is lost, and rewrite what can be.
+
+    The weights of a `pytorch` engine stay as they are. A TensorRT engine cannot be taken along: the command that builds
+    the model anew is printed instead.
+    """
+    import json
+
+    from llmops.build.upgrade import apply_upgrade, plan_upgrade
+
+    upgrade = plan_upgrade(engine, to)
+    if not dry_run:
+        apply_upgrade(engine, upgrade)
+    version = upgrade.manifest.extra["tensorrt_llm"]
+    if as_json:
+        found = {"tensorrt_llm": version, "changes": upgrade.changes, "lost": upgrade.lost, "gained": upgrade.gained}
+        click.echo(json.dumps({**found, "image": upgrade.image.reference, "written": not dry_run}, indent=2))
+        return
+    for title, lines in (("Changes", upgrade.changes), ("Lost", upgrade.lost), ("Gained", upgrade.gained)):
+        if lines:
+            click.echo("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
+    verb = "would be" if dry_run else "is now"
+    click.echo(f"{engine} {verb} for TensorRT-LLM {version}, in {upgrade.image.reference}.")
+    if upgrade.image.recipe:
+        click.echo(f"The image: {upgrade.image.recipe}")
+    click.echo("Make its repository again: llmops repo")
