@@ -1,6 +1,7 @@
 # The two that matter: `make serve` and `make test`. Each sets itself up in .venv on a machine with Python >= 3.10.
 PYTHON ?= python3
 VENV   ?= .venv
+PYTHON312 ?= python3.12
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.installed
 LOG    := $(VENV)/install.log
@@ -14,16 +15,22 @@ FOLDERS := build model_repository gateway cli perf
 export PIP_NO_COMPILE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint fmt bench docs clean
+.PHONY: help serve test test312 lint fmt bench docs clean
 
 help: ## This list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
 serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http://127.0.0.1:9000
 	$(BIN)/llmops up $(MODEL)
 
 test: $(STAMPS)/test ## All tests, with the real Triton server
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.12, numpy 2 in the library's own Python
+	$(PYTHON312) -m venv .cache/py312/llmops && .cache/py312/llmops/bin/pip install -q -e . nvidia-pytriton==0.7.0
+	$(PYTHON312) -m venv .cache/py312/library && .cache/py312/library/bin/pip install -q 'numpy>=2' pydantic
+	LLMOPS_OTHER_PYTHON=$(CURDIR)/.cache/py312/llmops/bin/python LLMOPS_LIBRARY_PYTHON=$(CURDIR)/.cache/py312/library/bin/python \
+	  $(BIN)/python -m pytest tests/trtllm/test_other_python.py
 
 lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the code
 	$(BIN)/ruff check .

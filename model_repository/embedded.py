@@ -64,10 +64,9 @@ def find_wheel() -> Path:
     """The `tritonserver` folder inside the installed nvidia-pytriton wheel."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
-        # its pin of numpy < 2 is for its Python API, and would break what TensorRT-LLM needs
-        how = "pip install --no-deps nvidia-pytriton" if has_tensorrt_llm() else "pip install 'llmops[embedded]'"
         raise MissingDependencyError(
-            f"no Triton server: neither /opt/tritonserver nor the nvidia-pytriton wheel is here; `{how}` brings one"
+            "no Triton server: neither /opt/tritonserver nor the nvidia-pytriton wheel is here; "
+            "`pip install 'llmops[embedded]'` brings one"
         )
     return Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -64,20 +67,25 @@ def install(repository: Path, version: str) -> None:
         (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
 
 
+# version, and the Python that runs the library in a process of its own (empty: Triton's stub does)
+PLACES = [("1.2.1", ""), ("1.3.0rc29", ""), ("1.3.0rc29", sys.executable)]
+
+
 @contextmanager
-def running(made: Path, folder: Path, version: str):
+def running(made: Path, folder: Path, version: str, python: str = ""):
     repository = shutil.copytree(made, folder)
     install(repository, version)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(match, "installed_version", lambda name: version)
+        patch.setenv("LLMOPS_TRTLLM_PYTHON", python)
         with start_triton(repository, ports=Ports(0, 0, 0)) as server:
             server.wait_ready(120)
             yield server
 
 
-@pytest.fixture(scope="module", params=["1.2.1", "1.3.0rc29"])
+@pytest.fixture(scope="module", params=PLACES, ids=str)
 def server(request: pytest.FixtureRequest, made: Path, tmp_path_factory: pytest.TempPathFactory):
-    with running(made, tmp_path_factory.mktemp("served") / "repository", request.param) as started:
+    with running(made, tmp_path_factory.mktemp("served") / "repository", *request.param) as started:
         yield started
 
 
@@ -142,9 +150,9 @@ def test_what_the_llm_is_made_with_is_in_the_configuration(made):
         assert one["arguments"]["lora_config"]["max_lora_rank"] == 4
 
 
-@pytest.mark.parametrize("version", ["1.2.1", "1.3.0rc29"])
-async def test_an_engine_that_dies_is_told_to_everybody(made, tmp_path, version):
-    with running(made, tmp_path / "repository", version) as server:
+@pytest.mark.parametrize("place", PLACES, ids=str)
+async def test_an_engine_that_dies_is_told_to_everybody(made, tmp_path, place):
+    with running(made, tmp_path / "repository", *place) as server:
         settings = GatewaySettings(triton=server.grpc_address, refresh_seconds=0.5)
         async with serving(settings) as (client, _):
             # the token 510 kills the stand-in's worker
@@ -177,3 +185,13 @@ def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path, speculative,
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(ServerError, match=says), running(changed, tmp_path / "repository", version):
         pass
+
+
+def test_a_library_whose_process_is_killed_is_a_dead_engine(made, tmp_path):
+    with running(made, tmp_path / "repository", *PLACES[2]) as server:
+        listed = subprocess.run(["ps", "-eo", "pid,pgid,args"], capture_output=True, text=True, check=True).stdout
+        rows = [line.split(maxsplit=2) for line in listed.splitlines() if "llmops_engine.remote_worker" in line]
+        (worker,) = [int(pid) for pid, group, _ in rows if int(group) == server.pid]
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(ServerError, match=r"tiny-tensorrt_llm has ended: its process ended with code -9"):
+            server.wait(threading.Event())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from llmops.build.installed import TRTLLM_PYTHON
 from llmops.build.trtllm.versions import DEFAULT_TAG, IMAGES
 from llmops.cli.main import cli
 
@@ -36,15 +37,18 @@ def test_both_bases_and_their_labels_are_those_of_the_matrix() -> None:
         assert reference == (image.base or image.reference)
         labels = dict(re.findall(r'(\S+)="([^"]*)"', body))
         assert (labels["llmops.tensorrt-llm"], labels["llmops.triton"]) == (image.tensorrt_llm, image.triton)
-        assert f"ENV LLMOPS_BASE_TENSORRT_LLM={image.tensorrt_llm}\n" in body + "\n"
+        assert f"ENV LLMOPS_BASE_TENSORRT_LLM={image.tensorrt_llm} " in body
     assert IMAGES["trtllm-1.3"].recipe.split()[4:6] == ["--build-arg", "BASE=trtllm-1.3"]
     assert "assert v('tensorrt_llm') == os.environ['LLMOPS_BASE_TENSORRT_LLM']" in arguments("RUN")[-1]
 
 
-def test_the_wheels_triton_comes_without_what_it_pins() -> None:
-    wheel = re.search(r"pip install (.*) (nvidia-pytriton==\S+)", stages()["trtllm-1.3"])
-    assert "--no-deps" in wheel[1]
+def test_the_wheels_triton_and_tensorrt_llm_each_get_their_python() -> None:
+    stage = stages()["trtllm-1.3"]
+    wheel = re.search(r'(\S+)/bin/pip install \S+ "numpy<2" (nvidia-pytriton==\S+)', stage)
     assert f"{wheel[2]}\n" in (ROOT / "constraints.txt").read_text()
+    assert f"LLMOPS_PYTHON={wheel[1]}/bin/python " in stage
+    assert f"{TRTLLM_PYTHON}=/usr/bin/python3 " in stage
+    assert f"PATH={wheel[1]}/bin:" in stage
 
 
 def stages() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,18 @@ def _openvino(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime
 
 
 def _trtllm(name: str, parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
+    from .remote_runtime import PYTHON_VARIABLE, RemoteRuntime
     from .trtllm_runtime import TrtllmOptions, TrtllmRuntime
 
-    return TrtllmRuntime(
-        TrtllmOptions(
-            model=parameters["gpt_model_path"],
-            tokenizer=card["tokenizer_dir"],
-            profiles=json.loads(parameters["llm_profiles"]),
-            engine=name == "tensorrt",
-            max_batch_size=card["max_batch_size"],
-            end_ids=tuple(card["end_ids"]),
-            capabilities=card["capabilities"],
-            adapters=tuple(json.loads(parameters.get("lora_adapters", "[]"))),
-        )
+    options = TrtllmOptions(
+        model=parameters["gpt_model_path"],
+        tokenizer=card["tokenizer_dir"],
+        profiles=json.loads(parameters["llm_profiles"]),
+        engine=name == "tensorrt",
+        max_batch_size=card["max_batch_size"],
+        end_ids=tuple(card["end_ids"]),
+        capabilities=card["capabilities"],
+        adapters=tuple(json.loads(parameters.get("lora_adapters", "[]"))),
     )
+    python = os.environ.get(PYTHON_VARIABLE)
+    return RemoteRuntime(python, options) if python else TrtllmRuntime(options)

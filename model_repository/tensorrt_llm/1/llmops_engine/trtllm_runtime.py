@@ -21,8 +21,8 @@ from .stop_words import StopWordMatcher
 from .trtllm_library import Library, check_announced, choose_profile, final_arguments, load_library
 
 _REASONS = {"stop": STOP, "length": LENGTH}
-# how long a step may wait for the first token, and between two looks for statistics that ended (s)
-_STEP_WAIT, _STATS_PERIOD = 0.05, 1.0
+# between two looks for statistics that ended (s)
+_STATS_PERIOD = 1.0
 # what OpenAI's API says for a token that is not among those whose log-probability was computed
 _NOT_COMPUTED = -9999.0
 _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
@@ -56,7 +56,12 @@ class _Sequence:
 
 
 class TrtllmRuntime(EngineRuntime):
-    """Token ids in, token ids out: nothing is tokenised or detokenised by the library."""
+    """Token ids in, token ids out: nothing is tokenised or detokenised by the library.
+
+    `step_wait`: how long a step waits for the first token (s).
+    """
+
+    step_wait = 0.05
 
     def __init__(self, options: TrtllmOptions, library: Library | None = None) -> None:
         self._api = library or load_library(options.engine)
@@ -122,9 +127,9 @@ class TrtllmRuntime(EngineRuntime):
         return [read for read in map(self._read, outputs) if read is not None]
 
     def _waiting_outputs(self) -> list[StepOutput]:
-        """At least one if any comes within 50 ms, and all that are there by then."""
+        """At least one if any comes within `step_wait`, and all that are there by then."""
         try:
-            outputs = [self._outputs.get(timeout=_STEP_WAIT)]
+            outputs = [self._outputs.get(timeout=self.step_wait)]
         except queue.Empty:
             return []
         while not self._outputs.empty():

@@ -1,0 +1,119 @@
+"""Triton from the wheel as in our TensorRT-LLM 1.3 image: Python 3.12, and a Python of its own, with numpy 2, for the
+library. In the library's place: the stand-in, as 1.3.
+
+`make test312` makes both virtual environments and runs this: LLMOPS_OTHER_PYTHON has llmops and nvidia-pytriton,
+LLMOPS_LIBRARY_PYTHON has numpy >= 2 and none of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from llmops.build.manifest import EngineManifest, Limits, Source, TokenizerInfo
+
+PYTHON, LIBRARY = (os.environ.get(f"LLMOPS_{name}_PYTHON", "") for name in ("OTHER", "LIBRARY"))
+pytestmark = [
+    pytest.mark.skipif(not (PYTHON and LIBRARY), reason="LLMOPS_OTHER_PYTHON names no other Python"),
+    pytest.mark.stack,
+    pytest.mark.xdist_group("stack"),
+]
+TESTS = Path(__file__).parents[1]
+VERSION = "1.3.0rc29"
+
+
+def evaluate(python: str, expression: str) -> str:
+    code = f"import sys, numpy; from importlib.util import find_spec; print({expression})"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_environments_are_what_they_are_for() -> None:
+    found = "sys.version_info[:2], int(numpy.__version__[0]), bool(find_spec('pytriton'))"
+    assert evaluate(PYTHON, found) == "(3, 12) 1 True"
+    assert evaluate(LIBRARY, found) == "(3, 12) 2 False"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A TensorRT-LLM as far as `llmops` looks at it: the name and version of an installed distribution."""
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "tensorrt_llm.dist-info").mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {VERSION}\n"
+    (folder / "tensorrt_llm.dist-info" / "METADATA").write_text(metadata)
+    return {
+        **os.environ, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", "LLMOPS_TRTLLM_PYTHON": LIBRARY,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """`llmops repo` by the other Python, of an engine without weights."""
+    root = tmp_path_factory.mktemp("other")
+    engine = root / "engine"
+    (engine / "model").mkdir(parents=True)
+    (engine / "tokenizer").mkdir()
+    (engine / "model" / "config.json").write_text("{}")
+    _models().write_tokenizer(engine / "tokenizer")
+    EngineManifest(
+        key="k", name="tiny", target="pytorch", architecture="LlamaForCausalLM", versions={},
+        source=Source(checkpoint="x", format="huggingface", files=[]),
+        limits=Limits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
+        tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=0, chat_template=False),
+        extra={"tensorrt_llm": VERSION, "llm_args": {"backend": "pytorch", "guided_decoding_backend": "xgrammar"}},
+    ).save(engine)  # fmt: skip
+    words = [PYTHON, "-m", "llmops.cli", "repo", str(engine), "-o", str(root / "repository")]
+    subprocess.run(words, env=environment, check=True, capture_output=True)
+    library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
+    (library / "llmapi").mkdir(parents=True)
+    shutil.copyfile(TESTS / "trtllm" / "standin.py", library / "__init__.py")
+    (library / "VERSION").write_text(VERSION)
+    for name in ("executor", "llmapi/__init__", "llmapi/llm_args"):
+        (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
+    return root / "repository"
+
+
+def _models():
+    spec = importlib.util.spec_from_file_location("tiny_models", TESTS / "quantize" / "models.py")
+    module = sys.modules["tiny_models"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_doctor_knows_the_image(environment: dict[str, str]) -> None:
+    command = [PYTHON, "-m", "llmops.cli", "doctor", "--json"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert checks["TensorRT-LLM"]["status"] == "ok"
+    assert checks["TensorRT-LLM"]["detail"].startswith(f"{VERSION}, targets: pytorch")
+    assert (checks["Triton"]["status"], checks["libpython"]["status"]) == ("ok", "ok")
+    assert checks["Python backend stub"]["detail"] == "for Python 3.12"
+    assert checks["extra embedded"]["status"] == "note"
+
+
+def test_serve_starts_the_wheels_triton_and_answers(repository: Path, environment: dict[str, str]) -> None:
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    command = [PYTHON, "-m", "llmops.cli", "serve", str(repository), *ports]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:
+        try:
+            ready = serve.stdout.readline()
+            url = re.search(r"HTTP (http://[\d.:]+)", ready)
+            assert url, ready + serve.stderr.read()
+            body = json.dumps({"text_input": "ab", "max_tokens": 3, "temperature": 0.0}).encode()
+            with urllib.request.urlopen(f"{url[1]}/v2/models/tiny/generate", body, timeout=60) as response:
+                text = json.loads(response.read())["text_output"]
+        finally:
+            serve.send_signal(signal.SIGTERM)
+            serve.communicate(timeout=90)
+    # the stand-in counts on from the last token of the prompt, and the tokenizer's tokens are bytes in order
+    assert text == "cde"
+    assert serve.returncode == 0
