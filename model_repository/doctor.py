@@ -148,12 +148,18 @@ def _triton() -> Iterator[Check]:
     root = embedded.find_wheel()
     yield _attempt("libpython", lambda: str(embedded.find_libpython() or "found by the loader"))
     yield _stub(root)
+    yield _attempt("numpy", _numpy)
     yield _python_on_path()
 
 
 def _wheel_binary() -> str:
     binary = embedded.find_binary(embedded.find_wheel())
     return f"{binary} (nvidia-pytriton {installed_version('nvidia-pytriton')})"
+
+
+def _numpy() -> str:
+    embedded.check_numpy()
+    return f"{installed_version('numpy')}, which the wheel's Python backend needs below 2"
 
 
 def _stub(root: Path) -> Check:

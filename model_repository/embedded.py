@@ -50,6 +50,7 @@ def find_installation() -> Installation:
     if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
         return container_installation()
     root = find_wheel()
+    check_numpy()
     binary = find_binary(root)
     stub, library = find_stub(root), find_libpython()
     return Installation("embedded", binary, _assemble_backends(root, stub), _environment(root, library))
@@ -69,6 +70,16 @@ def find_wheel() -> Path:
             "`pip install 'llmops[embedded]'` brings one"
         )
     return Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
+
+
+def check_numpy() -> None:
+    """Raises MissingDependencyError where the wheel's Python backend would crash on the first string it is sent."""
+    found = installed_version("numpy")
+    if found and int(found.partition(".")[0]) >= 2:
+        raise MissingDependencyError(
+            f"numpy {found} is installed, and the Python backend of nvidia-pytriton's Triton crashes with it: "
+            "`pip install 'numpy<2'`; a library that wants numpy 2 gets a Python of its own (see docs/tensorrt-llm.md)"
+        )
 
 
 def find_binary(root: Path) -> Path:

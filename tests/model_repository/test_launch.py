@@ -303,3 +303,12 @@ def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'llmops\[embedded\]'"):
         start_triton(repository, ports=ANY)
+
+
+def test_numpy_2_beside_the_wheel_is_refused_before_it_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmops.model_repository import embedded
+
+    embedded.check_numpy()
+    monkeypatch.setattr(embedded, "installed_version", lambda name: "2.5.5")
+    with pytest.raises(MissingDependencyError, match=r"numpy 2\.5\.5 is installed, .* `pip install 'numpy<2'`"):
+        embedded.check_numpy()

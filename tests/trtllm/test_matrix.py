@@ -1,0 +1,178 @@
+"""Everything that `build` accepts, to the last argument: every family x weights x KV cache x target, with and without
+grammars, adapters and speculation. What comes out is put through what the other side does with it.
+
+`tensorrt`: config.pbtxt is read as NVIDIA's C++ backend reads it. `pytorch`: the arguments go through the classes of
+1.2.1 and 1.3 in the stand-in, and where TensorRT-LLM is installed through its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.families import FAMILIES
+from llmops.build.manifest import EngineManifest, Parallelism, Quantisation, Source, TokenizerInfo
+from llmops.build.quantize.formats import FORMATS
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.nvidia.request import make_request
+from llmops.build.targets.registry import get_target as build_target
+from llmops.errors import LlmopsError
+from llmops.model_repository.generate import EngineEntry, card, model_folders
+from llmops.model_repository.pbtxt import parse_config
+from llmops.model_repository.targets import find_target
+from tests.trtllm import cpp_backend
+
+TESTS = Path(__file__).parents[1]
+KV_CACHES = ("auto", "fp8", "int8")
+SPECULATION: dict[str, tuple[dict[str, Any], ...]] = {
+    "tensorrt": ({}, {"speculative_mode": "lookahead_decoding", "lookahead": "7,7,7"},
+                 {"speculative_mode": "draft_tokens_external"}),
+    "pytorch": ({}, {"llm.speculative_config": '{"decoding_type": "NGram", "max_draft_len": 4}'},
+                {"llm.speculative_config": '{"decoding_type": "MTP"}'},
+                {"llm.speculative_config": '{"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/d"}'}),
+}  # fmt: skip
+GUIDED = {
+    "tensorrt": ({}, {"guided": "false"}),
+    "pytorch": ({}, {"llm.guided_decoding_backend": "null"}),
+}
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"matrix_{path.stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+standin = _load(TESTS / "trtllm" / "standin.py")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """family -> a checkpoint with a config.json alone, and one adapter for all."""
+    models = _load(TESTS / "quantize" / "models.py")
+    transformers = pytest.importorskip("transformers")
+    root = tmp_path_factory.mktemp("configs")
+    for family, (name, extra) in models.CLASSES.items():
+        config = getattr(transformers, name)(**{**models.SIZES, **extra})
+        config.architectures = [name.replace("TextConfig", "ForCausalLM").replace("Config", "ForCausalLM")]
+        quantised = {"deepseek_v3": models.FP8, "gpt_oss": {"quant_method": "mxfp4"}}.get(family)
+        config.save_pretrained(root / family)
+        if quantised:
+            path = root / family / "config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantised}))
+    _load(TESTS / "trtllm" / "test_adapters.py").write_adapter(root / "adapter")
+    return root
+
+
+def cells(target: str) -> Any:
+    for quant, form in FORMATS.items():
+        if target in form.targets:
+            yield from itertools.product([quant], KV_CACHES, GUIDED[target], (False, True), SPECULATION[target])
+
+
+def manifest_of(spec: BuildSpec, checkpoint: Any, tmp_path: Path) -> EngineManifest:
+    """What `build` would write into engine.json, as far as the repository reads it."""
+    request = make_request(spec, checkpoint)
+    module = sys.modules[build_target(spec.target).__module__]
+    if spec.target == "tensorrt":
+        extra = {"guided": module.switch(spec, "guided", True), "speculative": module.lookahead_sizes(spec)}
+        extra |= {"serve": module.serve_parameters(spec), "lora_bytes": 1 << 20}
+    else:
+        extra = {"llm_args": module.llm_args(spec, checkpoint, request)}
+    adapters = [{"name": "sql", "id": 1}] if "adapters" in spec.options else []
+    return EngineManifest(
+        key="k", name="tiny", target=spec.target, architecture=checkpoint.architecture.hf_class, versions={},
+        source=Source(checkpoint="x", format="huggingface", files=[]), limits=request.limits,
+        quantisation=Quantisation(weights=request.form.name, kv_cache=request.kv_cache),
+        parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
+        tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
+        extra={"tensorrt_llm": request.image.tensorrt_llm, "adapters": adapters, **extra},
+    )  # fmt: skip
+
+
+def check_cpp(config: Any, announced: dict[str, Any], manifest: EngineManifest) -> None:
+    read = cpp_backend.load({name: one.string_value for name, one in config.parameters.items()})
+    assert cpp_backend.as_table(config.input) == cpp_backend.table(cpp_backend.INPUTS)
+    assert bool(read["guided_decoding_backend"]) == bool(announced["guided"]) == manifest.extra["guided"]
+    assert ("lora_prefetch_dir" in read) == announced["lora"]
+    if manifest.extra["speculative"]:
+        names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+        assert [read["decoding_mode"], *(read[name] for name in names)] == ["lookahead", 7, 7, 7]
+
+
+def check_llm_api(config: Any, announced: dict[str, Any], engine: Any) -> None:
+    profiles = json.loads(config.parameters["llm_profiles"].string_value)
+    assert [one["since"] for one in profiles] == [[1, 2], [1, 3]]
+    for version in ("1.2.1", "1.3.0rc29"):
+        library = standin.api(version)
+        if version != "1.2.1" and profiles[-1]["refused"]:
+            continue
+        profile = engine.choose_profile(profiles, version)
+        arguments = engine.final_arguments(library, profile, "model", "tokenizer")
+        library.LLM(**arguments)
+        if version == "1.2.1":
+            engine.check_announced(announced, profile, version)
+        assert (arguments.get("guided_decoding_backend") == "xgrammar") == bool(announced["guided"])
+        assert bool(arguments.get("enable_lora")) == announced["lora"]
+        speculative = arguments.get("speculative_config")
+        assert announced["min_p"] is (version == "1.2.1" and speculative is None) or version != "1.2.1"
+    if importlib.util.find_spec("tensorrt_llm") is not None:
+        library = engine.load_library(False)
+        engine.final_arguments(library, engine.choose_profile(profiles, library.version), "model", "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    """The part of the engine model that chooses and checks arguments."""
+    folder = str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1")
+    sys.path.insert(0, folder)
+    try:
+        yield importlib.import_module("llmops_engine.trtllm_library")
+    finally:
+        sys.path.remove(folder)
+
+
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "pytorch"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_all_that_build_accepts_is_what_the_other_side_takes(
+    checkpoints: Path, engine: Any, tmp_path: Path, family: str, target: str
+) -> None:
+    assert (checkpoints / family).is_dir(), "tests/quantize/models.py knows every family"
+    checkpoint = open_checkpoint(str(checkpoints / family), weights=False)
+    builder, repository_target = build_target(target), find_target(target)
+    seen: dict[str, str] = {}
+    accepted = 0
+    for quant, kv_cache, guided, lora, speculation in cells(target):
+        options = {**guided, **speculation, **({"adapters": {"sql": str(checkpoints / "adapter")}} if lora else {})}
+        try:
+            spec = BuildSpec("x", tmp_path / "e", target, "tiny", quant, kv_cache, options=options)
+            builder.validate(spec, checkpoint)
+        except LlmopsError as error:
+            assert error.message.strip(), (quant, kv_cache, options)
+            continue
+        accepted += 1
+        manifest = manifest_of(spec, checkpoint, tmp_path)
+        key = manifest.model_dump_json(include={"extra"})
+        if key in seen:
+            continue
+        seen[key] = quant
+        entry = EngineEntry("tiny", tmp_path / "e", manifest, repository_target)
+        (text,) = [one.config for one in model_folders(entry) if one.name == "tiny-tensorrt_llm"]
+        config, announced = parse_config(text, "tiny"), card(entry)["capabilities"]
+        if target == "tensorrt":
+            check_cpp(config, announced, manifest)
+        else:
+            check_llm_api(config, announced, engine)
+    assert bool(accepted) == (target in FAMILIES[family].targets)
+    print(f"{family} {target}: {accepted} accepted, {len(seen)} different")
