@@ -35,7 +35,8 @@ def describe_launch(
     marker = Marker.load(repository)
     plan, image = plan_launch(marker, launch), needed_image(marker)
     if image is not None and image.base:
-        return _in_own_image(image, marker, plan, repository.resolve(), host, ports, exit_timeout)
+        serve = ["serve", str(repository.resolve()), *_serve_options(host, ports, exit_timeout, http, metrics)]
+        return _in_own_image(image, marker, plan, repository.resolve(), serve)
     installation = container_installation() if image else find_installation()
     options = ServerOptions(
         binary=str(installation.binary),
@@ -57,14 +58,16 @@ def describe_launch(
     return "\n".join([*lines, "", shell_text(command, environment)])
 
 
-def _in_own_image(
-    image: Image, marker: Marker, plan: LaunchPlan, repository: Path, host: str, ports: Ports, exit_timeout: int
-) -> str:
-    """`llmops serve` inside the image: it starts the wheel's tritonserver as it does everywhere else."""
-    serve = [
-        *("serve", str(repository), "--host", host, "--http-port", str(ports.http), "--grpc-port", str(ports.grpc)),
-        *("--metrics-port", str(ports.metrics), "--exit-timeout", str(exit_timeout)),
+def _serve_options(host: str, ports: Ports, exit_timeout: int, http: bool, metrics: bool) -> list[str]:
+    return [
+        *("--host", host, "--grpc-port", str(ports.grpc), "--exit-timeout", str(exit_timeout)),
+        *(("--http", "--http-port", str(ports.http)) if http else ()),
+        *(("--metrics-port", str(ports.metrics)) if metrics else ("--no-metrics",)),
     ]
+
+
+def _in_own_image(image: Image, marker: Marker, plan: LaunchPlan, repository: Path, serve: list[str]) -> str:
+    """`llmops serve` inside the image: it starts the wheel's tritonserver as it does everywhere else."""
     lines = [
         *(_engine(name, engine) for name, engine in marker.engines.items()),
         f"# {_MEANING[plan.launch]}, inside {image.reference} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}",

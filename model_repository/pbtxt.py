@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ TEMPLATES = Path(__file__).parent
 
 def render_config(template: str, values: dict[str, Any]) -> str:
     """Render `<template>/config.pbtxt.j2`; a value that is missing is an error, not an empty string."""
+    text = _environment().get_template(f"{template}/config.pbtxt.j2").render(values)
+    parse_config(text, f"{template}/config.pbtxt.j2")
+    return text
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -24,9 +32,7 @@ def render_config(template: str, values: dict[str, Any]) -> str:
         autoescape=False,
     )
     environment.filters["quoted"] = quote
-    text = environment.get_template(f"{template}/config.pbtxt.j2").render(values)
-    parse_config(text, f"{template}/config.pbtxt.j2")
-    return text
+    return environment
 
 
 def quote(value: object) -> str:

@@ -101,7 +101,7 @@ def test_doctor_knows_the_image(environment: dict[str, str]) -> None:
 
 
 def test_serve_starts_the_wheels_triton_and_answers(repository: Path, environment: dict[str, str]) -> None:
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    ports = ["--http", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     command = [PYTHON, "-m", "llmops.cli", "serve", str(repository), *ports]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:
         try:
