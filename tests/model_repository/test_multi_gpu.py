@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -227,3 +229,16 @@ class TestRealMpirun:
         while leader.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         assert leader.process.poll() is not None
+
+
+def test_an_engine_for_1_3_is_served_in_an_image_of_our_own(tmp_path: Path) -> None:
+    repository = parking_repository(tmp_path)
+    for_1_3 = replace(engine(2, "python", directory=str(tmp_path)), tensorrt_llm="1.3.0rc29", runtime="pytorch")
+    marker(tiny=for_1_3).save(repository)
+    text = describe_launch(repository, "0.0.0.0", Ports(), exit_timeout=60, metrics=False)
+    assert "# made with docker build -f Dockerfile.trtllm --build-arg BASE=trtllm-1.3 -t llmops:trtllm-1.3 ." in text
+    command = shlex.split(text.splitlines()[-1])
+    assert command[:3] == ["docker", "run", "--rm"]
+    assert command[command.index("llmops:trtllm-1.3") + 1 :] == [
+        "serve", str(repository), "--host", "0.0.0.0", "--grpc-port", "8001", "--exit-timeout", "60", "--no-metrics",
+    ]  # fmt: skip
