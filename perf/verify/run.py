@@ -99,7 +99,7 @@ async def verify(options: VerifyOptions, progress: Progress) -> tuple[Report, Me
 
 
 @contextlib.contextmanager
-def _served(engine: Path) -> Iterator[tuple[str, str]]:
+def _served(engine: Path) -> Iterator[tuple[str, str | None]]:
     """(gRPC address, metrics URL) of a Triton with that engine alone."""
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.launch import Ports, start_triton
