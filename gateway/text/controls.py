@@ -70,9 +70,9 @@ class ControlTokens:
     def read(self, rendered: str) -> Prompt:
         """What a marked template rendered. A mark that no control token follows says nothing."""
         pieces = rendered.split(self._mark)
-        own, at = [], len(pieces[0])
+        own, at, match = [], len(pieces[0]), self._pattern.match
         for piece in pieces[1:]:
-            found = self._pattern.match(piece)
+            found = match(piece)
             if found:
                 own.append((at, self._tokens[found[0]]))
             at += len(piece)
@@ -104,8 +104,7 @@ class ControlTokens:
         return [i for one in encoded for i in (self._plain[next(texts)] if one == self.alias_id else (one,))]
 
     def _controls(self, ids: list[int]) -> list[int]:
-        known = self._ids
-        return [i for i in ids if i in known]
+        return list(filter(self._ids.__contains__, ids))
 
     def _aliased(self, prompt: Prompt) -> tuple[str, list[str]]:
         """The text with the alias for each control token that is not the template's, and those tokens' texts."""

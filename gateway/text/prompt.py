@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """`own`: where the template's control tokens start in `text`, and their ids, in order.
 
     What else reads like one came with a request and is text. None: whatever reads like a control token is one.
