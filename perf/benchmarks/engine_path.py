@@ -28,6 +28,7 @@ from llmops.perf.peers.llamacpp import llamacpp, tokens_per_second
 
 STREAMS = {1: 3, 8: 16, 32: 64}  # concurrency: requests
 ROUNDS = 2
+WARM_UP = (4, 8)
 COMPARING = 0.9  # share of the part's time; the prefix cache takes the rest
 # against llama.cpp, by streams; against the bare pipeline at 32 streams
 AIMS = {8: 1.1, 32: 1.5}
@@ -86,23 +87,27 @@ def _tokens_per_second(url: str, via: str, streams: int, requests: int) -> float
 
 
 def compare(systems: dict[str, Measure], section: Section) -> None:
-    """Median tokens/s of each system; the systems take turns. Every figure stands after its first round, and how long
-    that took says how long the rest will take here."""
-    for measure in systems.values():
-        measure(4, 8)
-    done = 0.0
-    rounds: dict[int, list[dict[str, float]]] = {streams: [] for streams in STREAMS}
-    for streams, requests in [*STREAMS.items()] * ROUNDS:
-        found = rounds[streams]
-        found.append({name: measure(streams, requests) for name, measure in systems.items()})
-        _report(streams, {name: statistics.median(one[name] for one in found) for name in systems}, section)
-        done += _work(streams) / sum(_work(streams) for streams in STREAMS) / ROUNDS
-        section.progress(COMPARING * done)
+    """Median tokens/s of each system; the systems take turns. Every figure stands after its first round, and each
+    measurement says how long the rest will take here."""
+    plan = [WARM_UP, *[*STREAMS.items()] * ROUNDS]
+    whole, done = len(systems) * sum(map(_work, plan)), 0.0
+    rounds: dict[int, list[dict[str, float]]] = {streams: [] for streams, _ in plan}
+    for load in plan:
+        found: dict[str, float] = {}
+        for name, measure in systems.items():
+            found[name] = measure(*load)
+            done += _work(load)
+            section.progress(COMPARING * done / whole)
+        rounds[load[0]].append(found)
+        if load != WARM_UP:
+            medians = {name: statistics.median(one[name] for one in rounds[load[0]]) for name in systems}
+            _report(load[0], medians, section)
 
 
-def _work(streams: int) -> float:
-    """How long the requests at so many streams take, up to a factor: throughput grows about as the root."""
-    return STREAMS[streams] / math.sqrt(streams)
+def _work(load: tuple[int, int]) -> float:
+    """How long (streams, requests) take, up to a factor: throughput grows about as the root of the streams."""
+    streams, requests = load
+    return requests / math.sqrt(streams)
 
 
 def prefix_cache(front: Service, section: Section) -> None:

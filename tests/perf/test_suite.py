@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llmops.perf.benchmarks import engine_path
 from llmops.perf.harness.figures import Section
 from llmops.perf.suite import __main__ as suite
 from llmops.perf.suite import results
@@ -18,6 +19,7 @@ from llmops.perf.suite.parts import Part
 CHILD = """
 import os, signal, sys
 from pathlib import Path
+from llmops.perf.benchmarks import engine_path
 from llmops.perf.harness.figures import Section, keep
 keep(Path(sys.argv[1]))
 with Section("Engine path", "command", "text") as section:
@@ -82,3 +84,21 @@ def test_a_part_without_progress_is_ended_at_its_limit(folder):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_the_engine_path_says_how_far_it_is_from_its_first_measurement_on():
+    """Two systems: the pace is known after the first warm-up, and a figure after its first round."""
+    section, seen = Section("Engine path", "command", "text"), []
+
+    def measure(streams: int, requests: int) -> float:
+        seen.append((section.done, [figure.name for figure in section.figures]))
+        return 100.0
+
+    engine_path.compare({"bare pipeline": measure, "gateway": measure}, section)
+    shares = [done for done, _ in seen]
+    assert shares[0] == 0.0
+    assert 0 < shares[1] < 0.1
+    assert shares == sorted(set(shares))
+    assert section.done == pytest.approx(engine_path.COMPARING)
+    assert "gateway, 1 streams" in seen[4][1]
+    assert [figure.name for figure in section.figures].count("gateway, 32 streams") == 1
