@@ -93,8 +93,9 @@ def main() -> None:
         gate(given.gate)
         return
     with tempfile.TemporaryDirectory(prefix="llmops-gate-") as scratch:
-        count = write_llama(Path(scratch), max(round((given.billion * 1e9 - 2 * 49152 * 2048) / _LAYER), 1))
-        command = [sys.executable, "-m", "llmops.perf.benchmarks.gate_memory", "--gate", scratch]
+        folder = Path(scratch) / "model"
+        count = write_llama(folder, max(round((given.billion * 1e9 - 2 * 49152 * 2048) / _LAYER), 1))
+        command = [sys.executable, "-m", "llmops.perf.benchmarks.gate_memory", "--gate", str(folder)]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     over = (found["peak"] - found["base"]) / 1e9
     print(
