@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from llmops.errors import InputError
-
-PARTS = ("contract", "answers", "capacity", "speed", "gateway")
+from llmops.perf.verify.base import PARTS
 
 
 @click.command(name="verify")

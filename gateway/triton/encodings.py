@@ -42,27 +42,28 @@ class MessageTensors(TensorWriter):
         self._message = message
 
     def scalar(self, name: str, datatype: str, value: float) -> None:
-        self._add(name, datatype, (1, 1), struct.pack("<" + _SIZES[datatype], value))
+        self.add(name, datatype, (1, 1), struct.pack("<" + _SIZES[datatype], value))
 
     def text(self, name: str, value: str) -> None:
         self.texts(name, [value.encode()])
 
     def texts(self, name: str, values: Sequence[bytes]) -> None:
         """BYTES [1, n]"""
-        self._add(name, "BYTES", (1, len(values)), b"".join(struct.pack("<I", len(one)) + one for one in values))
+        self.add(name, "BYTES", (1, len(values)), b"".join(struct.pack("<I", len(one)) + one for one in values))
 
     def ids(self, name: str, values: Sequence[int]) -> None:
         """INT32 [1, n]"""
-        self._add(name, "INT32", (1, len(values)), array("i", values).tobytes())
+        self.add(name, "INT32", (1, len(values)), array("i", values).tobytes())
 
     def floats(self, name: str, values: Sequence[float]) -> None:
-        self._add(name, "FP32", (1, len(values)), array("f", values).tobytes())
+        self.add(name, "FP32", (1, len(values)), array("f", values).tobytes())
 
     def words(self, name: str, words: Sequence[Sequence[int]]) -> None:
         flat, ends = _rows(words)
-        self._add(name, "INT32", (1, 2, len(flat)), array("i", flat + ends).tobytes())
+        self.add(name, "INT32", (1, 2, len(flat)), array("i", flat + ends).tobytes())
 
-    def _add(self, name: str, datatype: str, shape: Sequence[int], data: bytes) -> None:
+    def add(self, name: str, datatype: str, shape: Sequence[int], data: bytes) -> None:
+        """Any tensor; `data` is what travels, little-endian."""
         self._message.inputs.add(name=name, datatype=datatype, shape=shape)
         self._message.raw_input_contents.append(data)
 

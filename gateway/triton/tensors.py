@@ -95,11 +95,12 @@ class ResponseReader:
 
     def _floats(self, raw: Sequence[bytes], count: int) -> list[float] | None:
         at = self._positions.get("output_log_probs")
-        if at is None:
-            return None
-        # NVIDIA's C++ backend sends the new ids of a stream with the log-probs of all: the last ones are theirs
-        values = raw[at]
-        return list(struct.unpack_from(f"<{count}f", values, max(0, len(values) - 4 * count)))
+        return None if at is None else last_floats(raw[at], count)
+
+
+def last_floats(data: bytes, count: int) -> list[float]:
+    """The log-probs of the `count` new ids. NVIDIA's C++ backend sends those of a stream's earlier ids before them."""
+    return list(struct.unpack_from(f"<{count}f", data, max(0, len(data) - 4 * count)))
 
 
 def _ints(data: bytes) -> list[int]:

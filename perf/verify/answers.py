@@ -89,8 +89,8 @@ async def text(desk: Desk) -> Finding:
         message = service_pb2.ModelInferRequest(model_name=model)
         ids = [token for token in one.tokens if token not in desk.card.end_ids]
         tensors = MessageTensors(message)
-        tensors._add("TOKENS_BATCH", "INT32", (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
-        tensors._add("SEQUENCE_LENGTH", "INT32", (1, 1), len(ids).to_bytes(4, "little"))
+        tensors.add("TOKENS_BATCH", "INT32", (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
+        tensors.add("SEQUENCE_LENGTH", "INT32", (1, 1), len(ids).to_bytes(4, "little"))
         response = await desk.probe.client.infer(message)
         found = strings(response.raw_output_contents[0])[0]
         expect(found == desk.tokenizer.decode(ids), f"the ensemble makes {found[:40]!r} of an answer's tokens")

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
 from llmops.gateway.triton.encodings import MessageTensors
-from llmops.gateway.triton.tensors import EMPTY_FINAL, FINAL_FLAG
+from llmops.gateway.triton.tensors import EMPTY_FINAL, FINAL_FLAG, last_floats
 from llmops.perf.verify.base import WrongError
 
 # seconds without any response after which a request counts as stuck
@@ -157,10 +157,10 @@ class Probe:
                 return
 
     def _take(self, response: Any, heard: Heard) -> None:
-        values = {
-            output.name: _values(output.datatype, raw)
-            for output, raw in zip(response.outputs, response.raw_output_contents, strict=False)
-        }
+        pairs = zip(response.outputs, response.raw_output_contents, strict=False)
+        raws = {output.name: (output.datatype, raw) for output, raw in pairs}
+        scores = raws.pop("output_log_probs", None)
+        values = {name: _values(*raw) for name, raw in raws.items()}
         heard.after_final += bool(heard.finals)
         heard.finals += FINAL_FLAG in response.parameters and response.parameters[FINAL_FLAG].bool_param
         ids = values.pop("output_ids", None)
@@ -172,8 +172,9 @@ class Probe:
         heard.sizes.append(len(ids))
         heard.lengths.append(length)
         heard.tokens.setdefault(sequence, []).extend(ids)
-        if "output_log_probs" in values:
-            heard.log_probs.setdefault(sequence, []).extend(values.pop("output_log_probs")[: len(ids)])
+        if scores is not None:
+            count = min(len(ids), len(scores[1]) // 4)
+            heard.log_probs.setdefault(sequence, []).extend(last_floats(scores[1], count))
         if values.get("cum_log_probs"):
             heard.cum_log_probs[sequence] = values.pop("cum_log_probs")[0]
         heard.others.update(values)

@@ -21,7 +21,7 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.card import parse_card
 from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
 from llmops.perf.verify import answers, capacity, contract, speed, surface
-from llmops.perf.verify.base import PARTS, Check, Finding, Result, WrongError, wrong
+from llmops.perf.verify.base import Check, Finding, Result, WrongError, wrong
 from llmops.perf.verify.calibrate import calibrate
 from llmops.perf.verify.contract.steps import DRAIN
 from llmops.perf.verify.desk import Desk
@@ -229,6 +229,3 @@ async def _finding(check: Check, subject: Any) -> Finding:
         return wrong(str(error))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return wrong(f"the answer is not of the form that the contract says ({type(error).__name__}: {error})")
-
-
-__all__ = ["PARTS", "Progress", "VerifyOptions", "verify"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,8 +151,17 @@ def _chunked(desk: Desk) -> str | None:
     plan = (desk.manifest.plan or {}) if desk.manifest else {}
     if not plan.get("chunked_prefill"):
         return None
-    parameters = desk.probe.config.parameters
-    names = ("enable_chunked_context", "llm_args")
-    texts = [str(parameters[name].string_value) for name in names if name in parameters]
-    off = any(text == "false" or '"enable_chunked_prefill": false' in text for text in texts)
-    return "chunked prefill is off, the plan counts on it" if off else None
+    return "chunked prefill is off, the plan counts on it" if _chunks(desk.probe.config.parameters) is False else None
+
+
+def _chunks(parameters: Mapping[str, Any]) -> bool | None:
+    """Whether the engine model was told to cut prompts; None where it says nothing of it."""
+    if "enable_chunked_context" in parameters:
+        return str(parameters["enable_chunked_context"].string_value) == "true"
+    if "llm_profiles" not in parameters:
+        return None
+    # one for each release line, and which of them runs is not told: they are made of the same settings
+    for profile in reversed(json.loads(parameters["llm_profiles"].string_value)):
+        if "enable_chunked_prefill" in profile["arguments"]:
+            return bool(profile["arguments"]["enable_chunked_prefill"])
+    return None

@@ -89,16 +89,21 @@ def wrong_scale(exported: Path) -> None:
 
 def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
     """The checkpoint that an engine of these rank files would compute, as a Hugging Face folder."""
-    import torch
+    from safetensors.torch import save_file
 
     from llmops.build.checkpoint import open_checkpoint
     from llmops.build.quality.exported import load_exported
 
-    model = load_exported(exported, "tensorrt", open_checkpoint(str(checkpoint))).model
-    shutil.copytree(checkpoint, folder)
-    for weights in folder.glob("*.safetensors"):
-        weights.unlink()
-    model.to(torch.float32).save_pretrained(folder)
+    read = load_exported(exported, "tensorrt", open_checkpoint(str(checkpoint)))
+    weights = {name: value.contiguous() for name, value in read.outer.items()}
+    weights |= {name: table.rows(slice(None)).contiguous() for name, table in read.tables.items()}
+    for _ in read.log_probs(
+        [[1, 2, 3]], lambda layer: weights.update({name: value.clone() for name, value in layer.items()})
+    ):
+        pass
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    read.module.config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

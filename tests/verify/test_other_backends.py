@@ -1,0 +1,127 @@
+"""What NVIDIA's C++ backend does otherwise than our engine model: `verify` must not call it a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from grpc import aio
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from llmops.build.trtllm.llm_releases import profiles
+from llmops.gateway.messages import Capabilities
+from llmops.perf.verify.base import Finding, WrongError
+from llmops.perf.verify.contract import sampling
+from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.probe import Probe
+from llmops.perf.verify.speed import Measured, suspects
+
+INPUTS = {
+    "input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32", "streaming": "BOOL",
+    "end_id": "INT32", "runtime_top_k": "INT32", "num_return_sequences": "INT32", "return_log_probs": "BOOL",
+}  # fmt: skip
+
+
+def response(sequence: int, ids: list[int], log_probs: list[float]) -> service_pb2.ModelStreamInferResponse:
+    made = service_pb2.ModelStreamInferResponse()
+    outputs = {
+        "output_ids": ("INT32", "i", ids), "output_log_probs": ("FP32", "f", log_probs),
+        "sequence_index": ("INT32", "i", [sequence]), "sequence_length": ("INT32", "i", [len(ids)]),
+    }  # fmt: skip
+    for name, (datatype, kind, values) in outputs.items():
+        made.infer_response.outputs.add(name=name, datatype=datatype, shape=[1, len(values)])
+        made.infer_response.raw_output_contents.append(struct.pack(f"<{len(values)}{kind}", *values))
+    return made
+
+
+def accumulating(request: service_pb2.ModelInferRequest) -> list[service_pb2.ModelStreamInferResponse]:
+    """The new ids of a stream, the log-probabilities of all so far; each sequence that was asked for."""
+    asked = dict(zip((one.name for one in request.inputs), request.raw_input_contents, strict=True))
+    many = struct.unpack("<i", asked.get("num_return_sequences", struct.pack("<i", 1)))[0]
+    new = struct.unpack("<i", asked["request_output_len"])[0]
+    scores = [-0.5 - at for at in range(new)]
+    return [response(one, [100 + at], scores[: at + 1]) for at in range(new) for one in range(many)]
+
+
+class Call:
+    """One ModelStreamInfer call to a backend that answers with `answer(request)`."""
+
+    def __init__(self, answer: Callable[[Any], list[Any]]) -> None:
+        self._answer, self._responses = answer, []
+
+    async def write(self, message: service_pb2.ModelInferRequest) -> None:
+        self._responses = [*self._answer(message), aio.EOF]
+
+    async def done_writing(self) -> None: ...
+
+    async def read(self) -> Any:
+        return self._responses.pop(0)
+
+    def cancel(self) -> None: ...
+
+
+def desk(answer: Callable[[Any], list[Any]], **parameters: str) -> Desk:
+    """At a model without `subscription`, so not one of ours, whose card says `n: 1`."""
+    config = model_config_pb2.ModelConfig()
+    for name, datatype in INPUTS.items():
+        config.input.add(name=name, data_type=model_config_pb2.DataType.Value(f"TYPE_{datatype}"))
+    for name, value in parameters.items():
+        config.parameters[name].string_value = value
+    client: Any = SimpleNamespace(start_call=lambda: Call(answer))
+    card: Any = SimpleNamespace(capabilities=Capabilities(n=1, seed=True), max_batch_size=8)
+    plain = [100 + at for at in range(16)]
+    manifest: Any = SimpleNamespace(plan={"chunked_prefill": True})
+    return Desk(Probe(client, "m-tensorrt_llm", config), card, manifest, prompt=[1, 2, 3], plain=plain)
+
+
+def test_log_probabilities_that_accumulate_over_a_stream() -> None:
+    heard = asyncio.run(desk(accumulating).same(4, return_log_probs=True))
+    assert heard.ids == [100, 101, 102, 103]
+    assert heard.scores == [-0.5, -1.5, -2.5, -3.5]
+
+
+def sequences(answer: Callable[[Any], list[Any]]) -> Finding:
+    (check,) = [one for one in sampling.CHECKS if one.name == "n sequences"]
+    return asyncio.run(check.run(desk(answer)))
+
+
+def test_sequences_that_are_honoured_though_not_announced() -> None:
+    assert sequences(accumulating).verdict == "works"
+
+
+def test_sequences_that_are_refused_in_other_words() -> None:
+    refusal = service_pb2.ModelStreamInferResponse(error_message="[TensorRT-LLM][ERROR] not with this engine")
+    assert sequences(lambda request: [refusal]).verdict == "refused"
+
+
+def test_sequences_that_are_dropped() -> None:
+    def dropped(request: service_pb2.ModelInferRequest) -> list[service_pb2.ModelStreamInferResponse]:
+        return [one for one in accumulating(request) if one.infer_response.raw_output_contents[2] == b"\0\0\0\0"]
+
+    with pytest.raises(WrongError, match="greedy sequence 1"):
+        sequences(dropped)
+
+
+def llm_api(**arguments: bool) -> dict[str, str]:
+    """What `llmops repo` writes for the LLM API: a profile for each of its release lines."""
+    return {"llm_profiles": json.dumps([one.as_json() for one in profiles(arguments)])}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"enable_chunked_context": "false"}, True),
+        ({"enable_chunked_context": "true"}, False),
+        (llm_api(enable_chunked_prefill=False), True),
+        (llm_api(enable_chunked_prefill=True), False),
+        ({}, False),
+    ],
+)
+def test_chunked_prefill_among_the_suspects(parameters: dict[str, str], named: bool) -> None:
+    found = asyncio.run(suspects(desk(accumulating, **parameters), 1, Measured(1.0, 1.0, 1.0, 1)))
+    assert ("chunked prefill is off, the plan counts on it" in found) == named
