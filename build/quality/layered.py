@@ -74,15 +74,18 @@ class Layered:
         `visit` gets the weights of each layer while they are in memory.
         """
         places = [_Place(layer) for layer in self._layers]
-        with torch.inference_mode(), quiet():
+        with self._standing_in(places):
+            for ids in texts:
+                self._record(ids)
+        states = self._run(places, visit)
+        for ids, state in zip(texts, states, strict=True):
+            places[-1].result = state
             with self._standing_in(places):
-                for ids in texts:
-                    self._logits(ids)
-            states = self._run(places, visit)
-            with self._standing_in(places):
-                for ids, state in zip(texts, states, strict=True):
-                    places[-1].result = state
-                    yield torch.log_softmax(self._logits(ids)[0, :-1].float(), dim=-1).cpu()
+                found = torch.log_softmax(self._logits(ids)[0, :-1].float(), dim=-1).cpu()
+            yield found
+
+    def _record(self, ids: list[int]) -> None:
+        self.module.get_decoder()(torch.tensor([ids], device=self.device), use_cache=False)
 
     def _logits(self, ids: list[int]) -> Tensor:
         logits: Tensor = self.module(torch.tensor([ids], device=self.device), use_cache=False).logits
@@ -97,7 +100,8 @@ class Layered:
                 if visit is not None:
                     visit(weights)
                 calls = zip(states, place.calls, strict=True)
-                results = [self._layers[index](state, *args, **kwargs) for state, (_, args, kwargs) in calls]
+                with torch.inference_mode(), quiet():
+                    results = [self._layers[index](state, *args, **kwargs) for state, (_, args, kwargs) in calls]
             states = [result[0] if isinstance(result, tuple) else result for result in results]
             place.calls.clear()
         return results
@@ -107,7 +111,8 @@ class Layered:
         decoder = self.module.get_decoder()
         decoder.layers = nn.ModuleList(places)
         try:
-            yield
+            with torch.inference_mode(), quiet():
+                yield
         finally:
             decoder.layers = self._layers
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.weights import WeightSource, open_weights
+from llmops.build.checkpoint.weights import Weight, WeightSource, open_weights
 from llmops.build.quality.layered import Layered, ModelWeights
 from llmops.build.quantize.experts import split_experts
-from llmops.build.quantize.loading import empty_model, source_config
+from llmops.build.quantize.loading import empty_model, has_gpu, source_config
 from llmops.build.quantize.reading import ExportedModel
 from llmops.build.quantize.tables import EMBEDDING, HEAD, StoredTable, Table, kept
 
@@ -30,13 +32,12 @@ class _SourceWeights(ModelWeights):
     def __init__(self, checkpoint: Checkpoint, tied: bool) -> None:
         self.weights: WeightSource = open_weights(checkpoint)
         self.tied = tied
+        self.device = "cuda" if has_gpu() else "cpu"
 
     def layer(self, shapes: Mapping[str, tuple[int, ...]]) -> ExportedModel:
         found = ExportedModel()
         for name in shapes:
-            value = self.weights.get(self._stored(name)).float32()
-            # a copy: what is read must not keep the file's pages
-            found.weights[name] = torch.from_numpy(np.array(value, np.float32, order="C"))
+            found.weights[name] = _float32(self.weights.get(self._stored(name)), self.device)
         self.weights.forget()
         return found
 
@@ -49,3 +50,16 @@ class _SourceWeights(ModelWeights):
     def _stored(self, name: str) -> str:
         older = [name.replace(ours, theirs) for ours, theirs in _OLDER]
         return next((one for one in (name, *older) if self.weights.has(one)), name)
+
+
+def _float32(weight: Weight, device: str) -> Tensor:
+    """A copy, so that nothing keeps the file's pages. 16-bit numbers cross to a GPU as they are, and widen there."""
+    if weight.blocks:
+        return torch.from_numpy(np.array(weight.float32(), order="C")).to(device)
+    bits = weight.data.view(np.int16) if weight.element == "bf16" else weight.data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the file is read-only: it is only read
+        stored = torch.from_numpy(bits)
+    if weight.element == "bf16":
+        stored = stored.view(torch.bfloat16)
+    return stored.to(device, torch.float32, copy=True)

@@ -99,7 +99,22 @@ def _from_gguf(checkpoint: Checkpoint) -> Any:
     for name in parameter_names(model):
         put_parameter(model, name, torch.from_numpy(np.require(weights.get(name).float32(), requirements=["C", "W"])))
     model.tie_weights()
-    return (model.to("cuda", torch.bfloat16) if has_gpu() else model).eval()
+    return (_on_gpus(model.to(torch.bfloat16)) if has_gpu() else model).eval()
+
+
+def _on_gpus(model: Any) -> Any:
+    """Spread over all of them, as transformers does with a checkpoint of its own (device_map "auto")."""
+    import torch
+
+    if torch.cuda.device_count() == 1:
+        return model.to("cuda")
+    from accelerate import dispatch_model, infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole = model._no_split_modules
+    memory = get_balanced_memory(model, dtype=torch.bfloat16, no_split_module_classes=whole)
+    places = infer_auto_device_map(model, memory, no_split_module_classes=whole, dtype=torch.bfloat16)
+    return dispatch_model(model, places)
 
 
 def source_config(checkpoint: Checkpoint) -> Any:

@@ -2,7 +2,8 @@
 
 Rough on purpose (a factor of two either way): whether to wait or to go home is the question. Rates: a third of the
 dense bfloat16 peak of an H100 SXM (989 TFLOP/s, NVIDIA's datasheet), one GPU at a time, because each GPU holds some of
-the layers; 40 GFLOP/s in float32 per CPU core; disks and PCIe as they are usually reached.
+the layers; 40 GFLOP/s in float32 per CPU core; disks of 1 GB/s; 4 GB/s from the page cache to a GPU, 1 GB/s of 16-bit
+numbers to float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.kept import KEPT_LAYERS
 from llmops.build.targets.nvidia.request import Request
 
-_DISK, _PCIE, _MEMORY = 1.0e9, 20e9, 4e9
+_DISK, _TO_GPU, _ON_CPU = 1.0e9, 4e9, 1e9
 _GPU_RATE, _CORE_RATE = 330e12, 40e9
 # AWQ quantises and compares eleven times
 _AWQ_PASSES = 12
@@ -42,7 +43,7 @@ class Minutes:
         """The source once for the texts and once per token of the golden answers, the export once."""
         texts = len(bundled_texts("evaluation")) + len(golden_texts())
         reads = 1 + (TOKENS if self.checkpoint.parameters * 4 > KEPT_LAYERS else 1)
-        bandwidth = _PCIE if self.gpu else _MEMORY
+        bandwidth = _TO_GPU if self.gpu else _ON_CPU
         traffic = (self.checkpoint.weight_bytes * reads + self.stored) / bandwidth
         first = (self.checkpoint.weight_bytes + self.stored) / _DISK
         return (traffic + first + self._compute(2 * texts * EVALUATION_LENGTH) * (4 if self.gpu else 1)) / 60
