@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from llmops.build.atomic import replace_text
+from llmops.build.lock import sole_build
 from llmops.build.manifest import FILE_NAME, EngineManifest
 from llmops.build.quantize.formats import FORMATS
 from llmops.build.targets.pytorch import ARGS_FILE
@@ -16,6 +17,9 @@ from llmops.build.trtllm.llm_args import FieldError, neutral, resolve
 from llmops.build.trtllm.llm_releases import CHECKED, profile_of
 from llmops.build.trtllm.versions import Image, image_for, release
 from llmops.errors import InputError, VersionMismatchError
+
+# what means nothing without this field goes with it
+_WHOLE = {"speculative_config.decoding_type": "speculative_config"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
     if manifest.target == "tensorrt":
         raise InputError(
             f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.extra['tensorrt_llm']} only, and 1.3 "
-            f"has no engines any more. Build the model again for the PyTorch backend:\n  {_again(manifest, directory)}"
+            f"no longer has engines. Build the model again for the PyTorch backend:\n  {_again(manifest, directory)}"
         )
     if manifest.quantisation.weights == "int8_wo" and release(version) >= (1, 3):
         raise InputError(
@@ -49,11 +53,16 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
     return _upgraded(manifest, version)
 
 
-def apply_upgrade(directory: Path, upgrade: Upgrade) -> None:
-    """Rewrite the folder: engine.json last, so that a crash leaves the old engine."""
-    arguments = json.dumps(upgrade.manifest.extra["llm_args"], indent=2) + "\n"
-    replace_text(directory / ARGS_FILE, arguments)
-    replace_text(directory / FILE_NAME, upgrade.manifest.text())
+def apply_upgrade(directory: Path, to: str, say: Callable[[str], None]) -> Upgrade:
+    """Plan and rewrite while no build works in the folder: engine.json last, so that a crash leaves the old engine.
+    `say` tells of waiting. Raises what `plan_upgrade` does."""
+    plan_upgrade(directory, to)
+    with sole_build(directory, say, inside=True):
+        upgrade = plan_upgrade(directory, to)
+        arguments = json.dumps(upgrade.manifest.extra["llm_args"], indent=2) + "\n"
+        replace_text(directory / ARGS_FILE, arguments)
+        replace_text(directory / FILE_NAME, upgrade.manifest.text())
+    return upgrade
 
 
 def _known(to: str) -> str:
@@ -70,7 +79,7 @@ def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
     before, after = profile_of(old, old_version), profile_of(kept, version)
     changes = [
         *_differences(resolve(old, release(old_version)), resolve(kept, release(version)), lost),
-        *(f"{name} = {value} is set at start no more" for name, value in before.wishes.items() - after.wishes.items()),
+        *(f"{name} = {value} is no longer set at start" for name, value in before.wishes.items() - after.wishes.items()),
         *(f"{name} = {value} is set at start" for name, value in after.wishes.items() - before.wishes.items()),
     ]
     names = [field.name for field in fields(before.sampling)]
@@ -97,12 +106,13 @@ def _without_lost(arguments: Mapping[str, Any], minor: tuple[int, int]) -> tuple
         try:
             resolve(kept, minor)
         except FieldError as error:
-            *parents, last = error.path.split(".")
+            path = _WHOLE.get(error.path, error.path)
+            *parents, last = path.split(".")
             holder = kept
             for parent in parents:
                 holder = holder[parent]
             value = holder.pop(last)
-            lost[error.path] = f"{error.path} = {json.dumps(value)}: {error.message.removesuffix(', or leave it out.')}"
+            lost[path] = f"{path} = {json.dumps(value)}: {error.message.removesuffix(', or leave it out.')}"
         else:
             return kept, lost
 
@@ -110,7 +120,7 @@ def _without_lost(arguments: Mapping[str, Any], minor: tuple[int, int]) -> tuple
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], lost: Mapping[str, str]) -> Iterator[str]:
     before, after = dict(_flat(old)), dict(_flat(new))
     for name in [*before, *(name for name in after if name not in before)]:
-        if name in lost or before.get(name) == after.get(name):
+        if _is_lost(name, lost) or before.get(name) == after.get(name):
             continue
         if name not in after:
             yield f"{name} = {json.dumps(before[name])} is left out: its field is gone, and nothing with it"
@@ -118,6 +128,10 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], lost: Mapping[s
             yield f"{name} = {json.dumps(after[name])} is set"
         else:
             yield f"{name}: {json.dumps(before[name])} becomes {json.dumps(after[name])}"
+
+
+def _is_lost(name: str, lost: Mapping[str, str]) -> bool:
+    return any(name == path or name.startswith(f"{path}.") for path in lost)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -22,9 +22,10 @@ def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
 
     from llmops.build.upgrade import apply_upgrade, plan_upgrade
 
-    upgrade = plan_upgrade(engine, to)
-    if not dry_run:
-        apply_upgrade(engine, upgrade)
+    if dry_run:
+        upgrade = plan_upgrade(engine, to)
+    else:
+        upgrade = apply_upgrade(engine, to, lambda line: click.echo(line, err=True))
     version = upgrade.manifest.extra["tensorrt_llm"]
     if as_json:
         found = {"tensorrt_llm": version, "changes": upgrade.changes, "lost": upgrade.lost, "gained": upgrade.gained}

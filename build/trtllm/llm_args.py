@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from llmops.build.manifest import Limits
-from llmops.build.trtllm.llm_fields import DECODING_TYPES, TABLES, TOP, Field, Table
+from llmops.build.trtllm.llm_fields import DECODING_TYPES, SPECULATIVE, TABLES, TOP, Field, Table
 from llmops.build.trtllm.versions import release
 from llmops.errors import InputError
 
@@ -115,7 +115,7 @@ def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
 
 def neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments in the names that an engine keeps: speculation's types and draft model are called differently by
-    different releases. Raises InputError for a type that none has."""
+    different releases. A type that none has stays as it is, for `resolve` to refuse."""
     made = dict(arguments)
     speculative = made.get("speculative_config")
     if isinstance(speculative, Mapping):
@@ -129,10 +129,7 @@ def _neutral_speculation(given: dict[str, Any]) -> dict[str, Any]:
     name = given.get("decoding_type")
     if name is not None:
         names = {_plain(known): known for known in DECODING_TYPES} | {"eagle": "Eagle3"}
-        found = names.get(_plain(str(name)))
-        if found is None:
-            raise InputError(f"speculative_config.decoding_type is {name!r}; use {', '.join(DECODING_TYPES)}.")
-        given["decoding_type"] = found
+        given["decoding_type"] = names.get(_plain(str(name)), name)
     return given
 
 
@@ -148,7 +145,7 @@ def resolve(arguments: Mapping[str, Any], minor: tuple[int, int]) -> dict[str, A
             table = TABLES[field.config]
             made[name] = {k: v for k, v in made[name].items() if not _harmless(table.get(k), minor)}
     _check_table(made, TOP, minor, "")
-    _check_rules(made)
+    _check_rules(made, minor)
     if made.get("speculative_config"):
         made["speculative_config"] = _speculation_of(made["speculative_config"], minor)
     return made
@@ -218,12 +215,12 @@ def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) ->
         raise FieldError(path, f"{path} is {value!r}; it must lie between {least} and {most}.")
 
 
-def _check_rules(arguments: Mapping[str, Any]) -> None:
+def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
     """What the validators of the library refuse, or quietly change."""
     windows = (arguments.get("kv_cache_config") or {}).get("max_attention_window")
     if windows is not None and (not windows or any(not isinstance(w, int) or w < 1 for w in windows)):
         raise InputError("kv_cache_config.max_attention_window must be a list of whole numbers of at least 1.")
-    _check_speculation(arguments.get("speculative_config") or {})
+    _check_speculation(arguments.get("speculative_config") or {}, minor)
     graphs = arguments.get("cuda_graph_config") or {}
     sizes = graphs.get("batch_sizes")
     if sizes and graphs.get("max_batch_size") and max(sizes) != graphs["max_batch_size"]:
@@ -232,10 +229,11 @@ def _check_rules(arguments: Mapping[str, Any]) -> None:
         raise InputError("lora_config needs enable_lora true.")
 
 
-def _check_speculation(given: Mapping[str, Any]) -> None:
+def _check_speculation(given: Mapping[str, Any], minor: tuple[int, int]) -> None:
     kind = given.get("decoding_type")
     if given and kind is None:
-        raise InputError(f"speculative_config needs its decoding_type: {', '.join(DECODING_TYPES)}.")
+        types = SPECULATIVE["decoding_type"].choices_of(minor)
+        raise InputError(f"speculative_config needs its decoding_type: {', '.join(types)}.")
     if kind in ("Eagle3", "Draft_Target") and not (given.get("max_draft_len") and given.get("speculative_model")):
         raise InputError(f"speculative_config {kind} needs max_draft_len and speculative_model, a draft model.")
     if kind in ("NGram", "SA") and not given.get("max_draft_len"):

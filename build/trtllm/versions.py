@@ -122,7 +122,7 @@ def check_installed(target: str, tensorrt_llm: str, installed: str) -> None:
     removed = target == "tensorrt" and release(installed) >= (1, 3)
     if same or (target == "pytorch" and release(installed) >= release(tensorrt_llm)):
         return
-    why = "which has no TensorRT engines any more" if removed else "which cannot load it"
+    why = "which no longer has TensorRT engines" if removed else "which cannot load it"
     raise VersionMismatchError(
         f"the engine (target {target}) was made for TensorRT-LLM {tensorrt_llm}, but {installed} is installed, {why}: "
         f"use {image_for(target, tensorrt_llm).reference}."

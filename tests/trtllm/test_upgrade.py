@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from llmops.build.lock import sole_build
 from llmops.build.manifest import EngineManifest, Limits, Parallelism, Quantisation, Source, TokenizerInfo
+from llmops.build.upgrade import apply_upgrade
 from llmops.cli.main import cli
 from llmops.errors import InputError, VersionMismatchError
 
@@ -38,7 +42,7 @@ def test_the_plain_case_says_what_happens_and_rewrites(tmp_path: Path) -> None:
     folder = engine(tmp_path / "e")
     assert run(folder, "--to", "1.3").splitlines() == [
         "Changes:",
-        "  sampler_type = TRTLLMSampler is set at start no more",
+        "  sampler_type = TRTLLMSampler is no longer set at start",
         "  generation_config = trtllm is set at start",
         f"{folder} is now for TensorRT-LLM 1.3.0rc29, in llmops:trtllm-1.3.",
         "The image: docker build -f Dockerfile.trtllm --build-arg BASE=trtllm-1.3 -t llmops:trtllm-1.3 .",
@@ -105,3 +109,35 @@ def test_what_cannot_be_taken_along_names_what_to_build(tmp_path: Path, target: 
 def test_releases_that_nobody_looked_at(tmp_path: Path, to: str) -> None:
     with pytest.raises(VersionMismatchError, match=r"1\.2\.1"):
         run(engine(tmp_path / "e"), "--to", to)
+
+
+def test_downward_speculation_that_the_release_lacks_goes_as_a_whole(tmp_path: Path) -> None:
+    speculative = {"decoding_type": "SA", "max_draft_len": 4, "enable_penalty": True}
+    folder = engine(tmp_path / "e", speculative_config=speculative, max_seq_len=512)
+    manifest = EngineManifest.load(folder)
+    extra = {**manifest.extra, "tensorrt_llm": "1.3.0rc29"}
+    manifest.model_copy(update={"extra": extra}).save(folder)
+    found = json.loads(run(folder, "--to", "1.2", "--json"))
+    assert found["lost"] == [
+        f"speculative_config = {json.dumps(speculative)}: speculative_config.decoding_type is 'SA'; "
+        "the LLM API takes NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState."
+    ]
+    assert not [one for one in found["changes"] if "speculative" in one]
+    assert EngineManifest.load(folder).extra["llm_args"] == {"backend": "pytorch", "max_seq_len": 512}
+
+
+def test_it_waits_for_a_build_in_the_folder_and_reads_what_that_left(tmp_path: Path) -> None:
+    folder, waits, said = engine(tmp_path / "e"), threading.Event(), []
+    before = (folder / "engine.json").read_bytes()
+
+    def say(line: str) -> None:
+        said.append(line)
+        waits.set()
+
+    with ThreadPoolExecutor(1) as pool, sole_build(folder, print, inside=True):
+        waiting = pool.submit(apply_upgrade, folder, "1.3", say)
+        assert waits.wait(60)
+        assert (folder / "engine.json").read_bytes() == before
+        EngineManifest.load(folder).model_copy(update={"name": "renamed"}).save(folder)
+    assert waiting.result().manifest.name == EngineManifest.load(folder).name == "renamed"
+    assert "another build for" in said[0]

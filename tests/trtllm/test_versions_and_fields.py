@@ -27,7 +27,7 @@ def test_checkpoints_serve_on_every_later_release_but_not_before_1_2():
     assert image_of("26.03").targets == {"tensorrt", "pytorch"}
     assert image_of("nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3").targets == {"tensorrt"}
     check_installed("pytorch", "1.2.1", "1.3.0")
-    with pytest.raises(VersionMismatchError, match="no TensorRT engines any more"):
+    with pytest.raises(VersionMismatchError, match="no longer has TensorRT engines"):
         check_installed("tensorrt", "1.2.1", "1.3.0")
     with pytest.raises(VersionMismatchError, match=r"known tags are 26\.07"):
         image_of("27.01")
@@ -70,10 +70,10 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
         ({"max_batch_size": "64"}, "wants int"),
         ({"scheduler_config": {"capacity_scheduler_policy": "max_utilization"}}, "MAX_UTILIZATION"),
         ({"guided_decoding_backend": "outlines"}, "xgrammar, llguidance"),
-        ({"speculative_config": {"decoding_type": "Medusa"}}, "is 'Medusa'; use NGram, MTP, Eagle3, Draft_Target"),
+        ({"speculative_config": {"decoding_type": "Medusa"}}, r"is 'Medusa'; the LLM API takes NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$"),
         ({"speculative_config": {"decoding_type": "PARD", "max_draft_len": 2}}, "'PARD'; the LLM API takes NGram, MTP"),
         ({"speculative_config": {"decoding_type": "NGram"}}, "NGram needs max_draft_len"),
-        ({"speculative_config": {"max_draft_len": 2}}, "needs its decoding_type"),
+        ({"speculative_config": {"max_draft_len": 2}}, r"needs its decoding_type: NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$"),
         ({"speculative_config": {"decoding_type": "NGram", "acceptance_rate_window_size": 2}}, "use acceptance_window"),
         ({"kv_cache_config": {"dtype": "fp8_ds_mla"}}, "takes auto, fp8, nvfp4"),
         ({"kv_cache_config": {"use_kv_cache_manager_v2": "auto"}}, r"1\.2 has no field kv_cache_config.use_kv"),
