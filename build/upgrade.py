@@ -79,7 +79,10 @@ def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
     before, after = profile_of(old, old_version), profile_of(kept, version)
     changes = [
         *_differences(resolve(old, release(old_version)), resolve(kept, release(version)), lost),
-        *(f"{name} = {value} is no longer set at start" for name, value in before.wishes.items() - after.wishes.items()),
+        *(
+            f"{name} = {value} is no longer set at start"
+            for name, value in before.wishes.items() - after.wishes.items()
+        ),
         *(f"{name} = {value} is set at start" for name, value in after.wishes.items() - before.wishes.items()),
     ]
     names = [field.name for field in fields(before.sampling)]

@@ -1,4 +1,4 @@
-"""The parameters of NVIDIA's C++ backend that a user may set, how it parses each, and what it reads without a default.
+"""The parameters of NVIDIA's C++ backend that a user may set, and how it parses each.
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/model_state.cc` (`GetParameter`) and
 `model_instance_state.cc`. A value that does not parse is not refused there: the backend warns and takes its default.
@@ -22,8 +22,6 @@ _PATTERNS = {
     "lists": (_LISTS, "numbers with commas between, and ; between instances"),
     "text": (re.compile(".+"), "a text"),
 }
-# read outside any try: a model without one of them does not load ("Cannot find parameter with name: tokenizer_dir")
-REQUIRED = ("gpt_model_type", "tokenizer_dir", "xgrammar_tokenizer_info_path", "guided_decoding_backend")
 
 
 class Parameter(NamedTuple):

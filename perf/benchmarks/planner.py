@@ -22,7 +22,7 @@ MODEL = "mixtral-8x22b"
 def measure() -> Section:
     """All figures of this script."""
     text = "`llmops plan` against the throughput that NVIDIA published for TensorRT-LLM; nothing runs on a GPU here."
-    section = Section("Planner", "python -m llmops.perf.benchmarks.plan_accuracy", text)
+    section = Section("Planner", "python -m llmops.perf.benchmarks.planner", text)
     with section:
         times = {row.gpu: op_times(find_gpu(row.gpu)) for row in published()}
         rows = [predict(row, times[row.gpu]) for row in published()]

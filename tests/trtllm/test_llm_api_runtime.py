@@ -173,6 +173,26 @@ def test_statistics_come_from_the_loop_of_the_requests(engine, runtime):
     assert library.asked_too_early == 0
 
 
+def test_statistics_that_fail_are_told_once_and_asked_for_again(engine, runtime, monkeypatch, capfd):
+    library, asked, real = standin.LLM.made[-1], [], standin.LLM.made[-1].get_stats_async
+    monkeypatch.setattr(engine, "_STATS_PERIOD", 0.01)
+
+    def failing(timeout=2):
+        asked.append(timeout)
+        if len(asked) <= 2:
+            raise RuntimeError("the beta broke")
+        return real(timeout)
+
+    monkeypatch.setattr(library, "get_stats_async", failing)
+    runtime.submit(1, ask(engine, [10, 11, 12], 1_000_000), 0)
+    while not runtime.stats().kv_blocks_max:
+        list(runtime.step())
+    assert len(asked) >= 3
+    assert capfd.readouterr().err == (
+        "TensorRT-LLM's statistics cannot be read (RuntimeError: the beta broke); they are asked for again.\n"
+    )
+
+
 def test_the_token_that_ended_it_is_counted(engine, runtime):
     runtime.submit(1, ask(engine, [10], 50, stop_words=[[13]]), 0)
     ids, _, finish, _ = collect(runtime)[1]

@@ -70,10 +70,16 @@ def test_a_plan_decides_how_it_is_served_unless_the_user_does():
         ({"max_batch_size": "64"}, "wants int"),
         ({"scheduler_config": {"capacity_scheduler_policy": "max_utilization"}}, "MAX_UTILIZATION"),
         ({"guided_decoding_backend": "outlines"}, "xgrammar, llguidance"),
-        ({"speculative_config": {"decoding_type": "Medusa"}}, r"is 'Medusa'; the LLM API takes NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$"),
+        (
+            {"speculative_config": {"decoding_type": "Medusa"}},
+            r"is 'Medusa'; the LLM API takes NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$",
+        ),
         ({"speculative_config": {"decoding_type": "PARD", "max_draft_len": 2}}, "'PARD'; the LLM API takes NGram, MTP"),
         ({"speculative_config": {"decoding_type": "NGram"}}, "NGram needs max_draft_len"),
-        ({"speculative_config": {"max_draft_len": 2}}, r"needs its decoding_type: NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$"),
+        (
+            {"speculative_config": {"max_draft_len": 2}},
+            r"needs its decoding_type: NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState\.$",
+        ),
         ({"speculative_config": {"decoding_type": "NGram", "acceptance_rate_window_size": 2}}, "use acceptance_window"),
         ({"kv_cache_config": {"dtype": "fp8_ds_mla"}}, "takes auto, fp8, nvfp4"),
         ({"kv_cache_config": {"use_kv_cache_manager_v2": "auto"}}, r"1\.2 has no field kv_cache_config.use_kv"),

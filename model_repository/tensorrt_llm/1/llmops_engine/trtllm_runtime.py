@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -79,6 +80,7 @@ class TrtllmRuntime(EngineRuntime):
         self._iteration = 0
         self._latest: dict[str, Any] = {}
         self._collector: Future[None] | None = None
+        self._stats_failed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
         self._thread.start()
@@ -121,7 +123,7 @@ class TrtllmRuntime(EngineRuntime):
         outputs = self._waiting_outputs()
         if self._dead:
             raise EngineDead(f"TensorRT-LLM: {self._dead}")
-        if outputs and self._collector is None:
+        if outputs and (self._collector is None or self._collector.done()):
             self._collector = asyncio.run_coroutine_threadsafe(self._collect_stats(), self._loop)
         self._iteration += bool(outputs)
         return [read for read in map(self._read, outputs) if read is not None]
@@ -179,10 +181,21 @@ class TrtllmRuntime(EngineRuntime):
                     self._latest = json.loads(stats) if isinstance(stats, str) else stats
             except asyncio.CancelledError:
                 raise
-            except Exception:  # noqa: BLE001 - statistics are beta there; serving goes on without them
-                self._latest = {}
+            except Exception as error:  # noqa: BLE001 - statistics are beta there; serving goes on without them
+                self._without_stats(error)
+                await asyncio.sleep(_STATS_PERIOD)
                 return
             await asyncio.sleep(_STATS_PERIOD)
+
+    def _without_stats(self, error: Exception) -> None:
+        """Old figures would lie; a later step asks again, and only the first fault is told."""
+        self._latest = {}
+        if not self._stats_failed:
+            self._stats_failed = True
+            text = (
+                f"TensorRT-LLM's statistics cannot be read ({type(error).__name__}: {error}); they are asked for again."
+            )
+            print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         for key in list(self._sequences):
