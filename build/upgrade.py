@@ -77,13 +77,11 @@ def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
     old_version, old = str(manifest.extra["tensorrt_llm"]), neutral(manifest.extra["llm_args"])
     kept, lost = _without_lost(old, release(version))
     before, after = profile_of(old, old_version), profile_of(kept, version)
+    unset, newly = before.wishes.items() - after.wishes.items(), after.wishes.items() - before.wishes.items()
     changes = [
         *_differences(resolve(old, release(old_version)), resolve(kept, release(version)), lost),
-        *(
-            f"{name} = {value} is no longer set at start"
-            for name, value in before.wishes.items() - after.wishes.items()
-        ),
-        *(f"{name} = {value} is set at start" for name, value in after.wishes.items() - before.wishes.items()),
+        *(f"{name} = {value} is no longer set at start" for name, value in unset),
+        *(f"{name} = {value} is set at start" for name, value in newly),
     ]
     names = [field.name for field in fields(before.sampling)]
     can = {name: (getattr(before.sampling, name), getattr(after.sampling, name)) for name in names}
