@@ -10,7 +10,9 @@ import signal
 import socket
 import sys
 
-from gateway_conftest import Step, eventually
+import httpx
+import pytest
+from gateway_conftest import Step, eventually, eventually_async, running
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
 
@@ -46,6 +48,54 @@ async def test_port_0_prints_the_chosen_port_and_sigterm_ends_with_0(stack):
     _, err = await asyncio.wait_for(process.communicate(), 15)
     assert process.returncode == 0, err.decode()
     assert "Traceback" not in err.decode()
+
+
+def multiplied(levels: int) -> dict:
+    """References that are ten times as many on each level."""
+    parts = {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 10} for at in range(levels)}
+    return {"$defs": {**parts, f"d{levels}": {"type": "object"}}, "allOf": [{"$ref": "#/$defs/d0"}] * 2}
+
+
+HOSTILE = {
+    "pattern": (
+        {"guided_json": {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}},
+        400,
+        "no value of 'enum' is allowed",
+    ),
+    "references": ({"guided_json": multiplied(10)}, 200, "yes"),
+    "grammar": ({"guided_grammar": "root ::= " + "[" * 30_000}, 400, "is not closed"),
+}
+
+
+@pytest.mark.parametrize(("fields", "status", "says"), HOSTILE.values(), ids=HOSTILE)
+async def test_a_gateway_outlives_what_would_take_its_threads_for_ever(card, tokenizer, fields, status, says):
+    """A process of its own: a matcher that goes back would stop the test as well. Twice, as there are two threads."""
+    guided = {**card, "capabilities": {**card["capabilities"], "guided": ["json_schema", "ebnf_grammar"]}}
+    async with running(guided, tokenizer) as stack:
+        stack.say("yes")
+        process = await start("gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}")
+        try:
+            line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+            url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
+            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+                await eventually_async(lambda: ready(client), 30)
+                bodies = [{**stack.chat_body, **fields, "seed": seed} for seed in range(2)]
+                answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies))
+                assert [answer.status_code for answer in answers] == [status, status]
+                assert all(says in answer.text for answer in answers)
+                long = {"model": "tiny", "prompt": "Hello " * 1000}
+                assert (await client.post("/tokenize", json=long)).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(process.wait(), 30)
+            assert process.returncode == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+
+
+async def ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/health/ready")).status_code == 200
 
 
 async def test_a_taken_port_is_one_sentence():

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -63,12 +64,14 @@ class OverLimitError(Exception):
 
 
 class GrammarProbe:
-    """The process, started when needed. Used by one thread, but `close` may come from another."""
+    """The process, started when needed. Used by one thread, but `close` and `end` may come from another."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._command = command
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._over = False
+        self._starting = threading.Lock()
 
     def measure(self, guide: tuple[str, str], limits: GrammarLimits) -> Measured:
         """Raises OverLimitError; the process is then gone."""
@@ -102,13 +105,21 @@ class GrammarProbe:
                     with contextlib.suppress(OSError):
                         pipe.close()
 
+    def end(self) -> None:
+        """Close, and start no process any more."""
+        with self._starting:
+            self._over = True
+        self.close()
+
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            process = subprocess.Popen(
-                self._command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=True
-            )
-            self._process = process
+            with self._starting:
+                if self._over:
+                    raise RuntimeError("the engine ends")
+                process = self._process = subprocess.Popen(
+                    self._command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=True
+                )
             assert process.stdout is not None
             process.stdout.readline()  # says that it is ready
         return self._process

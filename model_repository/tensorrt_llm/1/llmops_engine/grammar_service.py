@@ -3,7 +3,8 @@
 Two lanes, each a thread with a probe process. A grammar is measured in the quick lane's process; one that takes longer
 than a moment goes on to the slow lane, so that it does not hold up others. What passes is compiled once more in this
 process, into the memory that the engine's own pipeline looks in. Everything runs at a low priority. In each lane those
-who ask take turns, so whoever brings many waits for them alone; and no more than so many wait.
+who ask take turns, so whoever brings many waits for them alone; and no more than so many wait. Each grammar that is not
+quick costs the quick lane its process: while the slow lane has three of somebody, the rest of the same goes there too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -25,6 +26,9 @@ from .turns import Turns
 REMEMBERED = 1000
 # how long a grammar may take in the quick lane (CPU seconds), and how long an idle lane keeps its process (s)
 _MOMENT, _IDLE = 0.25, 120.0
+_MANY = 3
+# the quick lane's: a tenth of a core beside an engine that takes all of them
+_NICENESS = 9
 
 Guide = tuple[str, str]
 
@@ -38,7 +42,7 @@ class GrammarService:
 
     def __init__(
         self,
-        new_probe: Callable[[], GrammarProbe],
+        new_probe: Callable[[int], GrammarProbe],
         new_compiler: Callable[[], Compiler],
         wake: Callable[[], None],
         limits: GrammarLimits | None = None,
@@ -46,7 +50,11 @@ class GrammarService:
         self._limits = limits = limits or GrammarLimits()
         self._known: OrderedDict[bytes, _Task] = OrderedDict()
         slow = _Lane("grammar-slow", limits, new_probe, new_compiler, wake)
-        quick = replace(limits, compile_seconds=min(_MOMENT, limits.compile_seconds))
+        quick = replace(
+            limits,
+            compile_seconds=min(_MOMENT, limits.compile_seconds),
+            niceness=min(_NICENESS, limits.niceness),
+        )
         self._lanes = [_Lane("grammar", quick, new_probe, new_compiler, wake, slow), slow]
 
     @property
@@ -109,6 +117,7 @@ class _Task(Preparation):
     def __init__(self, guide: Guide, caller: str) -> None:
         super().__init__()
         self.guide = guide
+        self.caller = caller
         self.path = caller.split("/", 1)
 
 
@@ -119,19 +128,20 @@ class _Lane:
         self,
         name: str,
         limits: GrammarLimits,
-        new_probe: Callable[[], GrammarProbe],
+        new_probe: Callable[[int], GrammarProbe],
         new_compiler: Callable[[], Compiler],
         wake: Callable[[], None],
         slower: _Lane | None = None,
     ) -> None:
         self._limits = limits
-        self._probe = new_probe()
+        self._probe = new_probe(limits.niceness)
         self._new_compiler = new_compiler
         self._compiler: Compiler | None = None
         self._wake = wake
         self._slower = slower
         self.memory = 0
         self._tasks: Turns[_Task] = Turns()
+        self._callers: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._open = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -139,6 +149,7 @@ class _Lane:
     def put(self, task: _Task) -> None:
         with self._changed:
             self._tasks.put(task.path, task)
+            self._callers[task.caller] += 1
             self._changed.notify()
             if self._thread.ident is None:
                 self._thread.start()
@@ -148,11 +159,16 @@ class _Lane:
         with self._changed:
             return self._tasks.size if name is None else self._tasks.waiting(name)
 
+    def of(self, caller: str) -> int:
+        """How many grammars of `caller` wait here or are at work."""
+        with self._changed:
+            return self._callers[caller]
+
     def close(self, wait: bool) -> None:
         with self._changed:
             self._open = False
             self._changed.notify()
-        self._probe.close()
+        self._probe.end()
         if wait and self._thread.is_alive():
             self._thread.join(timeout=5)
 
@@ -162,8 +178,18 @@ class _Lane:
             task = self._next()
             if task is None:
                 self._probe.close()
-            elif not task.drop_unless_wanted():
-                self._settle(task)
+            else:
+                self._handle(task)
+                with self._changed:
+                    self._callers -= Counter([task.caller])
+
+    def _handle(self, task: _Task) -> None:
+        if task.drop_unless_wanted():
+            return
+        if self._slower is not None and self._slower.of(task.caller) >= _MANY:
+            self._slower.put(task)
+        else:
+            self._settle(task)
 
     def _next(self) -> _Task | None:
         """None when there was nothing to do for long, and when the lane ends."""

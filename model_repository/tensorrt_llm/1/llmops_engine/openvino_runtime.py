@@ -75,10 +75,9 @@ class OpenVINORuntime(EngineRuntime):
             str(options.model_path), _scheduler(options, self._blocks), options.device, options.properties
         )
         self._warm_up()
-        probe = command(options.model_path, options.vocab_size, options.grammars.niceness)
         tokenizer = self._pipeline.get_tokenizer()
         self._grammars = GrammarService(
-            lambda: GrammarProbe(*probe),
+            lambda niceness: GrammarProbe(*command(options.model_path, options.vocab_size, niceness)),
             lambda: GrammarPipeline(tokenizer, options.vocab_size),
             lambda: self.wake(),
             options.grammars,
