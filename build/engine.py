@@ -15,7 +15,7 @@ from llmops.build.atomic import Workplace, check_space, followed, full_disk_name
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.encoder import build_encoder, open_encoder
-from llmops.build.lock import sole_build
+from llmops.build.lock import sole_replacement
 from llmops.build.manifest import FILE_NAME, EngineManifest, Source
 from llmops.build.plan.buildplan import BuildPlan
 from llmops.build.sampling import sampling_defaults
@@ -27,7 +27,7 @@ from llmops.build.tokenizer import check_tokenizer, write_tokenizer
 from llmops.errors import InputError
 
 # Raised when the same inputs give another engine than before.
-_REVISION = 3
+_REVISION = 4
 
 
 def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
@@ -65,7 +65,7 @@ def check_spec(spec: BuildSpec, checkpoint: Checkpoint) -> Target:
 @contextlib.contextmanager
 def _only_build(output: Path, progress: Progress) -> Iterator[None]:
     """What a killed build left is cleared away first."""
-    with full_disk_named(output), sole_build(output, progress.note):
+    with full_disk_named(output), sole_replacement(output, progress.note):
         # another build may have ended while this one waited
         _check_output(output)
         remove_leftovers(output.absolute())

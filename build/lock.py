@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from llmops.build.manifest import FILE_NAME
 from llmops.errors import InputError
 
 # a link, a directory, a socket, a pipe without a reader
@@ -45,6 +46,17 @@ def sole_build(output: Path, say: Callable[[str], None], inside: bool = False) -
         os.close(handle)
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)
+
+
+@contextlib.contextmanager
+def sole_replacement(output: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """`sole_build` for what puts another folder in the place of `output`: it also keeps a `--resume` away, which locks
+    inside the folder."""
+    with contextlib.ExitStack() as held:
+        held.enter_context(sole_build(output, say))
+        if (output / FILE_NAME).is_file() and os.access(output, os.W_OK):
+            held.enter_context(sole_build(output, say, inside=True))
+        yield
 
 
 def _unwind_on_sigterm() -> signal.Handlers | None:

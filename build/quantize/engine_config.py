@@ -32,7 +32,7 @@ def engine_config(
         "producer": _producer(),
         "architecture": "Gemma3ForCausalLM" if arch.family == "gemma3" else arch.hf_class,
         "dtype": dtype,
-        "logits_dtype": "float16" if dtype == "bfloat16" else dtype,
+        "logits_dtype": "float32",
         "vocab_size": vocab_size,
         "hidden_size": arch.hidden_size,
         "num_hidden_layers": arch.num_layers,
@@ -48,7 +48,7 @@ def engine_config(
         "qk_layernorm": arch.qk_norm,
         "use_parallel_embedding": True,
         "embedding_sharding_dim": 0,
-        "share_embedding_table": False,
+        "share_embedding_table": arch.family in ("gemma2", "gemma3") and mapping["pp_size"] == 1,
         "tie_word_embeddings": arch.tie_word_embeddings,
         "mapping": _mapping(arch, mapping),
         "quantization": quantization,
@@ -127,7 +127,6 @@ def _family(arch: Architecture, hf_config: Any) -> dict[str, Any]:
     if arch.family not in ("gemma2", "gemma3"):
         return {}
     fields = {
-        "share_embedding_table": True,
         "inter_layernorms": True,
         "query_pre_attn_scalar": hf_config.query_pre_attn_scalar,
         "final_logit_softcapping": hf_config.final_logit_softcapping,
@@ -135,10 +134,11 @@ def _family(arch: Architecture, hf_config: Any) -> dict[str, Any]:
     if arch.family == "gemma2":
         return {**fields, "attn_logit_softcapping": hf_config.attn_logit_softcapping}
     local = dict(hf_config.rope_parameters).get("sliding_attention", {})
-    pattern = hf_config.layer_types.index("full_attention") + 1 if "full_attention" in hf_config.layer_types else 0
+    # every so many layers one that sees everything; TensorRT-LLM divides by it
+    kinds = [*hf_config.layer_types, "full_attention"]
     return {
         **fields,
-        "_sliding_window_pattern": pattern,
+        "_sliding_window_pattern": kinds.index("full_attention") + 1,
         "rope_local_base_freq": local.get("rope_theta", 10000.0),
         "sliding_window": hf_config.sliding_window,
     }

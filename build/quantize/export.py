@@ -10,34 +10,28 @@ from typing import Any
 
 from llmops.build.architecture import Architecture
 from llmops.build.quantize.engine_config import DECODER_TYPES, engine_config
-from llmops.build.quantize.formats import Format
+from llmops.build.quantize.formats import Format, stored_dtype
 from llmops.build.quantize.fused_mlp import interleave_gate_up
 from llmops.build.quantize.hf_config import rewrite_config
 from llmops.build.quantize.loading import quiet
 from llmops.errors import BuildError
 
-# trtllm-build quantises these itself from 16-bit weights (examples/quantization/quantize.py does the same)
 _SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
-QUANTISED_BY_BUILD = ("int8_wo", "int4_wo", "none")
-
-
-def stored_dtype(arch: Architecture) -> str:
-    """float16 or bfloat16: what weights that are not quantised are stored in; float32 sources become float16."""
-    return arch.dtype if arch.dtype in ("bfloat16", "float16") else "float16"
 
 
 def export_engine_checkpoint(
-    model: Any, arch: Architecture, form: Format, folder: Path, tp: int, pp: int
+    model: Any, arch: Architecture, form: Format, folder: Path, tp: int, pp: int, dtype: str | None = None
 ) -> dict[str, Any]:
-    """Write config.json and rank0…rank{tp*pp-1}.safetensors; returns the config."""
+    """Write config.json and rank0…rank{tp*pp-1}.safetensors; returns the config. `dtype` (float16, bfloat16) is that of
+    weights that are not quantised, None for the source's."""
     import torch
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
-    dtype = stored_dtype(arch)
+    dtype = dtype or stored_dtype(arch)
     if arch.family == "phi3":
         interleave_gate_up(model, tp)
     try:
-        with quiet(), torch.inference_mode(), _own_config(arch, form, dtype), _experts_unpadded():
+        with quiet(), torch.inference_mode(), _own_config(arch, dtype), _experts_unpadded():
             export_tensorrt_llm_checkpoint(
                 model,
                 DECODER_TYPES[arch.family],
@@ -48,28 +42,48 @@ def export_engine_checkpoint(
             )
     except (NotImplementedError, AssertionError, ValueError, TypeError) as error:
         raise BuildError(f"ModelOpt could not export {arch.hf_class} for tp {tp}: {error}") from error
-    return _with_algorithm(folder / "config.json", form)
+    if pp > 1:
+        _add_output_matrix(folder, tp, pp)
+    return _completed(folder / "config.json", form)
 
 
-def _with_algorithm(path: Path, form: Format) -> dict[str, Any]:
-    """The exporter takes the algorithm from its own quantisers; where trtllm-build is to quantise there are none."""
+def _add_output_matrix(folder: Path, tp: int, pp: int) -> None:
+    """Gemma's output matrix is its embedding, and ModelOpt writes it once: on the first pipeline stage, while the last
+    one computes with it. Both are cut along the vocabulary."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    for part in range(tp):
+        first, last = folder / f"rank{part}.safetensors", folder / f"rank{(pp - 1) * tp + part}.safetensors"
+        tensors = load_file(last)
+        if "lm_head.weight" not in tensors:
+            with safe_open(first, "pt") as file:
+                tensors["lm_head.weight"] = file.get_tensor("transformer.vocab_embedding.weight")
+            save_file(tensors, last)
+
+
+def _completed(path: Path, form: Format) -> dict[str, Any]:
+    """The exporter takes the algorithm from its own quantisers; where trtllm-build is to quantise there are none. Its
+    list of excluded modules names lm_head only and replaces TensorRT-LLM's own, which has the routers and embeddings:
+    without a list theirs holds (`tensorrt_llm/quantization/quantize.py`, quantize_layers)."""
     config: dict[str, Any] = json.loads(path.read_text())
-    if config["quantization"]["quant_algo"] != form.algorithm:
-        config["quantization"]["quant_algo"] = form.algorithm
-        path.write_text(json.dumps(config, indent=4))
+    config["quantization"]["quant_algo"] = form.algorithm
+    config["quantization"].pop("exclude_modules", None)
+    path.write_text(json.dumps(config, indent=4))
     return config
 
 
 @contextlib.contextmanager
-def _own_config(arch: Architecture, form: Format, dtype: str) -> Iterator[None]:
+def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
     """Let ModelOpt's exporter write our config.json instead of its own (see engine_config.py for why)."""
     import modelopt.torch.export.model_config_export as exporter
 
     def convert(model_config: Any, quant_config: dict[str, Any], hf_config: Any = None) -> dict[str, Any]:
-        quantization = _quantization(form, quant_config)
-        quantization["kv_cache_quant_algo"] = next(
+        # in place: where no layer is quantised the exporter makes `quantization` from its own dict again
+        quant_config["kv_cache_quant_algo"] = next(
             (layer.attention.kv_cache_dtype for layer in model_config.layers if layer.attention), None
         )
+        quantization = {key: value for key, value in quant_config.items() if key != "quantized_layers"}
         mapping = {"tp_size": model_config.tensor_parallel, "pp_size": model_config.pipeline_parallel}
         config = engine_config(arch, hf_config, dtype, model_config.vocab_size, mapping, quantization)
         config["share_embedding_table"] |= model_config.lm_head is None and model_config.pipeline_parallel == 1
@@ -98,20 +112,12 @@ def _experts_unpadded() -> Iterator[None]:
         postprocess.pad_weights = original
 
 
-def _quantization(form: Format, quant_config: dict[str, Any]) -> dict[str, Any]:
-    if form.name in QUANTISED_BY_BUILD:
-        return {"quant_algo": form.algorithm, "exclude_modules": ["lm_head"] if form.algorithm else []}
-    quantization = {key: value for key, value in quant_config.items() if key != "quantized_layers"}
-    # one list for all ranks; the exporter fills it from what each rank reports
-    return {**quantization, "quant_algo": form.algorithm, "exclude_modules": ["lm_head"]}
-
-
-def export_hf_checkpoint(model: Any, arch: Architecture, folder: Path) -> dict[str, Any]:
+def export_hf_checkpoint(model: Any, arch: Architecture, folder: Path, dtype: str | None = None) -> dict[str, Any]:
     """Write a Hugging Face checkpoint with hf_quant_config.json; returns the latter ({} when nothing is quantised)."""
     import torch
     from modelopt.torch.export import export_hf_checkpoint as export
 
-    dtype = stored_dtype(arch)
+    dtype = dtype or stored_dtype(arch)
     try:
         with quiet(), torch.inference_mode():
             export(model, getattr(torch, dtype), folder)

@@ -7,8 +7,6 @@ from typing import Any
 
 from llmops.build.quantize.formats import Format
 
-_INT8_KV = {"num_bits": 8, "axis": None}
-
 
 def modelopt_config(form: Format, kv_cache: str, group_size: int | None) -> dict[str, Any] | None:
     """What `mtq.quantize` takes; None where nothing is quantised before the export."""
@@ -40,6 +38,5 @@ def _kv_entries(kv_cache: str) -> list[dict[str, Any]]:
     if kv_cache == "fp8":
         return copy.deepcopy(list(mtq.FP8_KV_CFG["quant_cfg"]))
     if kv_cache == "int8":
-        names = ("*.k_proj.output_quantizer", "*.v_proj.output_quantizer", "*.qkv_proj.output_quantizer")
-        return [{"quantizer_name": name, "cfg": dict(_INT8_KV)} for name in names]
+        return [{"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}, "enable": True}]
     return []

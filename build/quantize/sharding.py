@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from llmops.build.architecture import Architecture
 from llmops.errors import InputError
 
-GROUP_SIZES = (128, 64, 32)
 TP_SIZES = range(1, 17)
 
 
@@ -63,13 +62,14 @@ def refusal(arch: Architecture, tp: int, group_size: int | None) -> str | None:
     return None
 
 
-def choose_group_size(arch: Architecture, tp: int, wanted: int | None) -> int:
-    """The largest of 128, 64 and 32 that fits every cut input, or `wanted` if it fits. Raises InputError."""
-    candidates = (wanted,) if wanted else GROUP_SIZES
-    for group in candidates:
+def choose_group_size(arch: Architecture, tp: int, wanted: int | None, sizes: tuple[int, ...]) -> int:
+    """The first of `sizes` that fits every cut input, or `wanted` if it is one of them and fits. Raises InputError."""
+    if wanted and wanted not in sizes:
+        raise InputError(f"--group-size {wanted}: TensorRT-LLM has kernels for {' and '.join(map(str, sizes))} only.")
+    for group in (wanted,) if wanted else sizes:
         if refusal(arch, tp, group) is None:
             return group
-    raise InputError(_no_group(arch, tp, wanted))
+    raise InputError(_no_group(arch, tp, wanted, sizes))
 
 
 def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None = None) -> None:
@@ -83,9 +83,9 @@ def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None 
         raise InputError(f"--pp {pp} cannot be: ModelOpt cuts {arch.num_layers} layers into equal stages only.")
 
 
-def _no_group(arch: Architecture, tp: int, wanted: int | None) -> str:
-    group = wanted or GROUP_SIZES[-1]
-    fitting = [g for g in GROUP_SIZES if refusal(arch, tp, g) is None]
+def _no_group(arch: Architecture, tp: int, wanted: int | None, sizes: tuple[int, ...]) -> str:
+    group = wanted or sizes[-1]
+    fitting = [g for g in sizes if refusal(arch, tp, g) is None]
     what = f"--group-size {wanted} with --tp {tp}" if wanted else f"--tp {tp} with group-wise quantisation"
     reason = f"{what} cannot be: {refusal(arch, tp, group)}"
     if not fitting:

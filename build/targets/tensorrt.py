@@ -29,9 +29,9 @@ from llmops.build.targets.nvidia.request import (
 from llmops.build.targets.nvidia.target import NvidiaTarget
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.backend_parameters import checked_parameters
-from llmops.build.trtllm.flags import Value, from_argv, to_argv
+from llmops.build.trtllm.flags import Value, effective, from_argv, to_argv
 from llmops.build.trtllm.lora import copy_adapters, write_prefetch
-from llmops.build.trtllm.rules import Subject
+from llmops.build.trtllm.surviving import Subject, paged_context
 from llmops.build.trtllm.xgrammar import write_tokenizer_info
 from llmops.errors import InputError
 
@@ -40,6 +40,7 @@ TOKENIZER_DIR = "tokenizer"
 LOOKAHEAD = "lookahead_decoding"
 # those that a plain checkpoint can have; medusa, eagle and explicit_draft_tokens (ReDrafter) are other architectures
 SPECULATIVE_MODES = (LOOKAHEAD, "draft_tokens_external")
+_UNPAGED = "# no KV cache reuse, no chunked context: int8 caches never have them, fp8 ones with fp8 or w4a8_awq weights"
 _OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
     "max_draft_len", "lookahead", "guided",
@@ -58,13 +59,14 @@ class TensorrtTarget(NvidiaTarget):
         check_calibration(request)
         if spec.ep != 1:
             raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
-        engine_arguments(spec, checkpoint, request)
-        serve_parameters(spec)
+        _check_adapters(spec, request)
+        _check_serving(serve_parameters(spec), request, engine_arguments(spec, checkpoint, request))
         check_gpu(spec, checkpoint, request)
 
     def commands(self, spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> list[str]:
         argv = engine_arguments(spec, checkpoint, request)
         return [
+            *([] if _reads_pages(argv) else [_UNPAGED]),
             f"# in {spec.output}, inside {request.image.reference}\n" + " \\\n  ".join(engine.pairs(argv)),
             "# or on a docker host\n" + " ".join(engine.docker_command(spec.output, request.image)),
         ]
@@ -139,6 +141,32 @@ def serve_parameters(spec: BuildSpec) -> dict[str, str]:
     return checked_parameters({k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)})
 
 
+def _reads_pages(argv: list[str]) -> bool:
+    """Whether the engine reads its KV cache in pages while it takes a prompt: reuse and chunked context need that. The
+    engine's own config.json says the same (`plugin_config.use_paged_context_fmha`)."""
+    return effective(from_argv(argv[1:]))["use_paged_context_fmha"] == "enable"
+
+
+def _check_serving(given: dict[str, str], request: Request, argv: list[str]) -> None:
+    """The backend would refuse to load the engine with chunked context, and ignore reuse."""
+    asked = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if given.get(name) == "true"]
+    if asked and not _reads_pages(argv):
+        raise InputError(
+            f"--set {SERVE}{asked[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with --quant "
+            f"{request.form.name} has not; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 or w4a8_awq."
+        )
+
+
+def _check_adapters(spec: BuildSpec, request: Request) -> None:
+    """The C++ backend reads `lora_prefetch_dir` from .npy files, which know no bfloat16, and copies into a cache of the
+    engine's dtype only (`runtime/utils/numpyUtils.cpp`, `runtime/loraCache.cpp`)."""
+    if spec.options.get("adapters") and request.dtype != "float16":
+        raise InputError(
+            f"--adapter: NVIDIA's C++ backend loads adapters into float16 engines only, this one is "
+            f"{request.dtype}; add --set dtype=float16, or use --target pytorch."
+        )
+
+
 def write_script(folder: Path, argv: list[str], request: Request) -> None:
     path = folder / engine.SCRIPT
     path.write_text(engine.script(argv, request.image))
@@ -148,7 +176,7 @@ def write_script(folder: Path, argv: list[str], request: Request) -> None:
 def engine_arguments(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> list[str]:
     """`["trtllm-build", "--checkpoint_dir", …]` with paths relative to the engine folder. Raises InputError."""
     options = EngineOptions(
-        subject=Subject(checkpoint.architecture.family, request.form.name, spec.tp, spec.pp),
+        subject=Subject(checkpoint.architecture.family, request.form.name, spec.tp, spec.pp, request.kv_cache),
         max_batch_size=request.limits.max_batch_size,
         max_input_len=_max_input_len(spec, request),
         max_seq_len=request.limits.max_seq_len,
@@ -163,8 +191,11 @@ def engine_arguments(spec: BuildSpec, checkpoint: Checkpoint, request: Request) 
 
 
 def _max_input_len(spec: BuildSpec, request: Request) -> int:
-    """With paged context a prompt may take all but one token of the sequence."""
-    return whole(spec, "max_input_len", request.limits.max_seq_len - 1)
+    """All but one token of the sequence; without paged context FMHA also no more than one step takes."""
+    longest = request.limits.max_seq_len - 1
+    if not paged_context(request.form.name, request.kv_cache):
+        longest = min(longest, request.limits.max_num_tokens)
+    return whole(spec, "max_input_len", longest)
 
 
 def _lora(spec: BuildSpec, adapters: list[Adapter]) -> LoraOptions | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .flags import Value
-from .rules import LLAMA_LIKE, Subject, check_arguments
+from llmops.errors import InputError
 
-# The reductions between GPUs are fused only where there are several, and only for these families
-# (docs/source/legacy/performance/performance-tuning-guide/useful-build-time-flags.md).
+from .flags import Value
+from .rules import check_arguments
+from .surviving import Subject, overrides
+
 UNQUANTISED_GEMM = frozenset({"none", "int8_wo", "int4_wo", "int4_awq", "w4a8_awq", "int8_sq"})
 
 
@@ -47,7 +48,8 @@ class EngineOptions:
 
 
 def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str) -> dict[str, Value]:
-    """The checked arguments, every choice spelled out. Raises InputError for what 1.2.1 would refuse."""
+    """The checked arguments, every choice spelled out as the engine will have it. Raises InputError for what 1.2.1
+    would refuse, and for flags of the user's that it would quietly change."""
     arguments: dict[str, Value] = {
         "checkpoint_dir": checkpoint_dir,
         "output_dir": output_dir,
@@ -66,7 +68,19 @@ def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str
     # two profiles and one fixed optimum exclude each other; who asks for the optimum means it
     if "opt_num_tokens" in options.extra and "multiple_profiles" not in options.extra:
         arguments["multiple_profiles"] = "disable"
+    arguments = _settled(arguments, options)
     check_arguments(arguments, options.subject)
+    return arguments
+
+
+def _settled(arguments: dict[str, Value], options: EngineOptions) -> dict[str, Value]:
+    for name, override in overrides(arguments, options.subject).items():
+        if name in options.extra:
+            raise InputError(
+                f"trtllm-build would change --{name} to {override.value}: {override.why}; leave --set flag.{name} out."
+            )
+        if name in arguments:
+            arguments[name] = override.value
     return arguments
 
 
@@ -77,7 +91,7 @@ def _inflight_batching(options: EngineOptions) -> dict[str, Value]:
         "tokens_per_block": options.tokens_per_block,
         "context_fmha": "enable",
         "use_paged_context_fmha": "enable",
-        "use_fp8_context_fmha": "enable" if options.subject.is_fp8 else "disable",
+        "use_fp8_context_fmha": "enable" if options.subject.kv_cache == "fp8" else "disable",
         "multiple_profiles": "enable",
     }
 
@@ -95,7 +109,9 @@ def _plugins(subject: Subject) -> dict[str, Value]:
         chosen["nccl_plugin"] = "auto"
     if subject.family == "mixtral":
         chosen["moe_plugin"] = "auto"
-    if subject.tp_size > 1 and subject.pp_size == 1 and subject.family in LLAMA_LIKE:
+    # with both, residual and norm follow the reduction in one kernel (performance-tuning-guide/
+    # useful-build-time-flags.md); Gemma 2 can have it too, with --set flag.reduce_fusion=enable
+    if subject.tp_size > 1 and subject.pp_size == 1 and subject.family == "llama":
         chosen["reduce_fusion"] = "enable"
         if subject.quant == "fp8":
             chosen["user_buffer"] = "enable"

@@ -18,8 +18,9 @@ Value = int | str | bool | Sequence[str]
 DTYPES = ("auto", "float16", "float32", "bfloat16", "int32", "disable")
 SWITCH = ("enable", "disable")
 LORA_MODULES = (
-    "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate", "moe_h_to_4h",
-    "moe_4h_to_h", "moe_gate", "moe_router", "mlp_router", "mlp_gate_up",
+    "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate", "cross_attn_qkv",
+    "cross_attn_q", "cross_attn_k", "cross_attn_v", "cross_attn_dense", "moe_h_to_4h", "moe_4h_to_h", "moe_gate",
+    "moe_router", "mlp_router", "mlp_gate_up",
 )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Adapters in the form that the C++ backend loads: `lora_prefetch_dir` with a folder per task id.
 
 Format: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py` and `cpp/…/peftCacheManager.cpp` (prefetchLoraWeights). For
-each adapted module one row: A (rank, in) and B (out, rank), flattened one after the other, B scaled, float16; rows are
-padded to the longest. `model.lora_config.npy` INT32 [1, modules, 3] has (module id, layer, rank) of each row.
+each adapted module one row: A (rank, in) and B (out, rank), flattened one after the other, B scaled, float16 (their
+reader of .npy files knows no bfloat16); rows are padded to the longest. `model.lora_config.npy` INT32 [1, modules, 3]
+has (module id, layer, rank) of each row.
 """
 
 from __future__ import annotations

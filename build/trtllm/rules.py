@@ -8,22 +8,7 @@ from dataclasses import dataclass
 from llmops.errors import InputError
 
 from .flags import Value, check_flag, effective
-
-LLAMA_LIKE = frozenset({"llama", "mistral", "mixtral"})
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is being built: `family` and `quant` in llmops' names."""
-
-    family: str
-    quant: str
-    tp_size: int = 1
-    pp_size: int = 1
-
-    @property
-    def is_fp8(self) -> bool:
-        return self.quant in ("fp8", "fp8_pc_pt")
+from .surviving import Subject
 
 
 @dataclass(frozen=True)
@@ -46,6 +31,10 @@ def _without(name: str, needed: str) -> Callable[[dict[str, Value | None], Subje
     return lambda flags, _: _on(flags, name) and not _on(flags, needed)
 
 
+def _unpaged(flags: Mapping[str, Value | None]) -> bool:
+    return not _on(flags, "use_paged_context_fmha")
+
+
 RULES = [
     Rule(_used("opt_num_tokens", "multiple_profiles"),
          "--opt_num_tokens cannot go with --multiple_profiles enable: drop one of them."),
@@ -55,10 +44,10 @@ RULES = [
          "--streamingllm enable is no longer supported by TensorRT-LLM 1.2: leave it out."),
     Rule(_without("user_buffer", "reduce_fusion"),
          "--user_buffer enable needs --reduce_fusion enable."),
-    Rule(lambda f, s: _on(f, "user_buffer") and not (s.quant == "fp8" and s.family in LLAMA_LIKE),
-         "--user_buffer enable is for FP8 models of the Llama, Mistral and Mixtral families: leave it out."),
-    Rule(lambda f, s: _on(f, "reduce_fusion") and s.family not in LLAMA_LIKE,
-         "--reduce_fusion enable is for the Llama, Mistral and Mixtral families: leave it out."),
+    Rule(lambda f, s: _on(f, "user_buffer") and not (s.quant == "fp8" and s.family == "llama"),
+         "--user_buffer enable is for FP8 models of the Llama family: leave it out."),
+    Rule(_used("user_buffer", "pp_reduce_scatter"),
+         "--user_buffer cannot go with --pp_reduce_scatter: drop one of them."),
     Rule(lambda f, s: _on(f, "pp_reduce_scatter") and s.family != "mixtral",
          "--pp_reduce_scatter enable is for Mixtral: leave it out."),
     Rule(_without("use_paged_context_fmha", "context_fmha"),
@@ -80,6 +69,12 @@ RULES = [
          "--lora_dir and --lora_target_modules need --lora_plugin auto."),
     Rule(lambda f, s: _on(f, "max_draft_len") and f["speculative_decoding_mode"] is None,
          "--max_draft_len needs --speculative_decoding_mode."),
+    Rule(lambda f, s: f["speculative_decoding_mode"] == "draft_tokens_external" and _unpaged(f),
+         "draft_tokens_external reuses the KV cache, which needs --use_paged_context_fmha enable: choose another "
+         "--kv-cache or --quant."),
+    Rule(lambda f, s: _unpaged(f) and int(f["max_input_len"]) > int(f["max_num_tokens"]),  # type: ignore[arg-type]
+         "--max_input_len is longer than --max_num_tokens, and without paged context FMHA a prompt is taken in one "
+         "step: lower it."),
     Rule(lambda f, s: isinstance(f["max_seq_len"], int) and int(f["max_input_len"]) > f["max_seq_len"],  # type: ignore[arg-type]
          "--max_input_len is longer than --max_seq_len: lower it."),
     Rule(lambda f, s: int(f["max_num_tokens"]) < int(f["max_batch_size"]),  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def export(checkpoint, tmp_path):
     from llmops.build.quantize.calibration import CalibrationSettings
     from llmops.build.quantize.experts import split_experts
     from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
-    from llmops.build.quantize.formats import FORMATS
+    from llmops.build.quantize.formats import format_of
     from llmops.build.quantize.loading import load_model, load_tokenizer
     from llmops.build.quantize.quantizer import quantize
     from llmops.build.targets.base import SilentProgress
@@ -46,10 +46,11 @@ def export(checkpoint, tmp_path):
         split_experts(model)
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         settings = CalibrationSettings(size=2, seq_len=48)
-        quantize(model, load_tokenizer(source), FORMATS[quant], kv, group, settings, SilentProgress())
+        form = format_of(quant, target)
+        quantize(model, load_tokenizer(source), form, kv, group, settings, SilentProgress())
         folder = tmp_path / "export"
         if target == "tensorrt":
-            export_engine_checkpoint(model, source.architecture, FORMATS[quant], folder, tp, pp)
+            export_engine_checkpoint(model, source.architecture, form, folder, tp, pp)
         else:
             export_hf_checkpoint(model, source.architecture, folder)
         return weights, folder, source

@@ -114,3 +114,19 @@ def test_a_missing_rank_is_named(export):
     (folder / "rank1.safetensors").unlink()
     with pytest.raises(BuildError, match=r"rank1\.safetensors"):
         RankFiles(folder, "llama")
+
+
+def test_int8_weights_as_the_pytorch_backend_loads_them(export):
+    """`WeightOnlyQuantLinearMethod` of `tensorrt_llm/_torch/modules/linear.py`: an INT8 weight (out, in), which it
+    transposes and packs itself, and one `weight_scale` per output; packing wants inputs by 64 and outputs by 8."""
+    from safetensors.torch import load_file
+
+    _, folder, _ = export("llama", "int8_wo", target="pytorch")
+    assert json.loads((folder / "hf_quant_config.json").read_text())["quantization"]["quant_algo"] == "W8A16"
+    tensors = load_file(next(folder.glob("*.safetensors")))
+    linears = [name.removesuffix("_scale") for name in tensors if name.endswith(".weight_scale")]
+    assert len(linears) == 2 * 7
+    for name in linears:
+        assert tensors[name].dtype.itemsize == 1
+        assert tensors[f"{name}_scale"].shape == tensors[name].shape[:1]
+        assert tensors[name].shape[1] % 64 == tensors[name].shape[0] % 8 == 0

@@ -29,23 +29,23 @@ SMOL = Architecture.from_hf_config({**BASE, "hidden_size": 576, "num_attention_h
 
 
 def test_group_sizes_of_published_models():
-    assert choose_group_size(LLAMA_70B, 8, None) == 128
+    assert choose_group_size(LLAMA_70B, 8, None, (128, 64)) == 128
     # 29568 / 2 = 14784 = 231 * 64
-    assert choose_group_size(QWEN_72B, 2, None) == 64
-    assert choose_group_size(SMOL, 1, None) == 64
+    assert choose_group_size(QWEN_72B, 2, None, (128, 64)) == 64
+    assert choose_group_size(SMOL, 1, None, (128, 64)) == 64
 
 
 def test_what_cannot_be_sharded_names_layer_dimension_and_tp():
     with pytest.raises(InputError) as caught:
-        choose_group_size(QWEN_72B, 8, None)
+        choose_group_size(QWEN_72B, 8, None, (128, 64))
     assert str(caught.value) == (
         "--tp 8 with group-wise quantisation cannot be: mlp.down_proj has 3696 of 29568 input features per GPU, which "
-        "do not divide by group size 32; tp 1, 2, 4 would do with group size 32."
+        "do not divide by group size 64; tp 1, 2 would do with group size 64."
     )
-    with pytest.raises(
-        InputError, match=r"--group-size 128 with --tp 2 .*; --group-size 64 or 32 would do with --tp 2\."
-    ):
-        choose_group_size(QWEN_72B, 2, 128)
+    with pytest.raises(InputError, match=r"--group-size 128 with --tp 2 .*; --group-size 64 would do with --tp 2\."):
+        choose_group_size(QWEN_72B, 2, 128, (128, 64))
+    with pytest.raises(InputError, match=r"--group-size 32: TensorRT-LLM has kernels for 128 and 64 only"):
+        choose_group_size(LLAMA_70B, 1, 32, (128, 64))
     with pytest.raises(InputError, match=r"num_attention_heads 9 does not divide by tp 2; tp 1, 3 would do"):
         check_sharding(SMOL, 2, 1)
     with pytest.raises(InputError, match="equal stages"):
@@ -87,6 +87,8 @@ def spec(target="tensorrt", tmp_path="engine", **fields):
         ("llama", {"options": {"max_mean_kl": "-1"}}, InputError, "--max-mean-kl -1 cannot be; give a number"),
         ("llama", {"options": {"tensorrt_llm": "1.1.0"}, "target": "pytorch"}, VersionMismatchError,
          "--target pytorch needs TensorRT-LLM 1.2.1, not 1.1.0"),
+        ("llama", {"quant": "w4a8_awq", "group_size": 64}, InputError, "kernels for 128 only"),
+        ("llama", {"options": {"dtype": "float32"}}, InputError, "stored in float16 or bfloat16"),
         ("llama", {"quant": "int8_wo", "calib_dataset": "cnn_dailymail"}, InputError, "nothing is calibrated"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.flags import FLAGS, effective, from_argv, to_argv
-from llmops.build.trtllm.rules import Subject
+from llmops.build.trtllm.surviving import Subject
 from llmops.errors import InputError
 
 
@@ -61,7 +61,7 @@ def test_the_whole_command_of_an_fp8_llama_on_eight_gpus():
     assert " ".join(to_argv(made)) == (
         "--checkpoint_dir checkpoint --output_dir model --max_batch_size 64 --max_input_len 1024 --max_seq_len 2048 "
         "--max_num_tokens 8192 --max_beam_width 1 --remove_input_padding enable --kv_cache_type paged "
-        "--tokens_per_block 32 --context_fmha enable --use_paged_context_fmha enable --use_fp8_context_fmha enable "
+        "--tokens_per_block 32 --context_fmha enable --use_paged_context_fmha enable --use_fp8_context_fmha disable "
         "--multiple_profiles enable --gpt_attention_plugin auto --gemm_plugin disable --nccl_plugin auto "
         "--reduce_fusion enable --user_buffer enable --workers 8"
     )
@@ -75,11 +75,11 @@ def test_the_whole_command_of_an_fp8_llama_on_eight_gpus():
         ({"extra": {"max_beam_width": 0}}, "at least 1"),
         ({"extra": {"opt_num_tokens": 64, "multiple_profiles": "enable"}}, "opt_num_tokens"),
         ({"extra": {"streamingllm": "enable"}}, "no longer supported"),
-        ({"extra": {"user_buffer": "enable"}, "quant": "fp8"}, "needs --reduce_fusion"),
-        ({"family": "qwen2", "extra": {"reduce_fusion": "enable"}}, "Llama, Mistral and Mixtral"),
-        ({"extra": {"reduce_fusion": "enable", "user_buffer": "enable"}, "quant": "int4_awq"}, "FP8 models"),
+        ({"extra": {"user_buffer": "enable"}, "quant": "fp8"}, "user_buffer to disable: it needs reduce_fusion"),
+        ({"family": "qwen2", "extra": {"reduce_fusion": "enable"}}, "it is for Llama and Gemma 2 on several"),
+        ({"extra": {"reduce_fusion": "enable", "user_buffer": "enable"}, "quant": "int4_awq", "tp": 2}, "FP8 models"),
         ({"extra": {"pp_reduce_scatter": "enable"}}, "for Mixtral"),
-        ({"extra": {"context_fmha": "disable"}}, "--context_fmha enable"),
+        ({"extra": {"context_fmha": "disable", "use_paged_context_fmha": "enable"}}, "it needs context_fmha"),
         ({"extra": {"kv_cache_type": "continuous"}}, "kv_cache_type paged"),
         ({"extra": {"remove_input_padding": "disable"}}, "packed input"),
         ({"extra": {"gemm_swiglu_plugin": "fp8"}}, "need --quant fp8"),

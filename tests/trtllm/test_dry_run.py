@@ -81,6 +81,10 @@ def test_gpus_that_cannot_run_or_hold_it(checkpoint: Path) -> None:
         "--gpu a100-sxm has no FP8 arithmetic, which fp8 weights need; use a newer GPU, or --quant none, int4_awq, "
         "int8_sq, int8_wo, int4_wo."
     )
+    for words_of in (("int4_awq",), ("fp8", "--kv-cache", "int8")):
+        assert refused(checkpoint, *words, *words_of, "--gpu", "b200-sxm", "--tp", "8").startswith(
+            "--gpu b200-sxm: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8"
+        )
     # 141.1 GB in bfloat16 and 81,559 MiB each
     assert refused(checkpoint, *words, "none", "--gpu", "h100-sxm") == (
         "the weights take 131 GiB, and 1 x h100-sxm have 80 GiB; raise --tp or --pp, name a larger --gpu, or choose a "

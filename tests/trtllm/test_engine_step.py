@@ -7,11 +7,13 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from llmops.build.lock import sole_build, sole_replacement
 from llmops.build.manifest import EngineManifest, Limits, Parallelism, Source, TokenizerInfo
 from llmops.build.resume import resume
 from llmops.build.targets.base import SilentProgress
@@ -126,6 +128,31 @@ def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(program) not in running
     assert not EngineManifest.load(folder).complete
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda folder, say: sole_build(folder, say, inside=True), sole_replacement),
+        (sole_replacement, lambda folder, say: sole_build(folder, say, inside=True)),
+    ],
+    ids=["a build waits for a resume", "a resume waits for a build"],
+)
+def test_a_resume_and_a_new_build_take_turns(folder, first, second):
+    waiting, entered = threading.Event(), threading.Event()
+
+    def later():
+        with second(folder, lambda sentence: waiting.set()):
+            entered.set()
+
+    thread = threading.Thread(target=later)
+    with first(folder, lambda sentence: None):
+        thread.start()
+        assert waiting.wait(60)
+        assert not entered.is_set()
+    thread.join(60)
+    assert entered.is_set()
+    assert not list(folder.parent.glob(".*.lock")) + list(folder.glob(".*.lock"))
 
 
 def test_build_sh_does_the_same(folder, program):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.plan.gpus import find_gpu
+from llmops.build.plan.gpus import Gpu, find_gpu
 from llmops.build.plan.precision import PRECISIONS, find_precision
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.needs import stored_bytes
@@ -25,9 +25,20 @@ def check_gpu(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> None
             f"--gpu {gpu.name} has no FP8 arithmetic, which {precision.label} weights need; use a newer GPU, or "
             f"--quant {', '.join(others)}{' of the full-precision checkpoint' if request.passed_on else ''}."
         )
+    _check_blackwell(spec, request, gpu)
     stored = stored_bytes(checkpoint, request, spec.target)
     if stored > count * gpu.memory:
         raise InputError(
             f"the weights take {stored / _GIB:.0f} GiB, and {count} x {gpu.name} have {count * gpu.memory / _GIB:.0f} "
             "GiB; raise --tp or --pp, name a larger --gpu, or choose a --quant of fewer bits."
+        )
+
+
+def _check_blackwell(spec: BuildSpec, request: Request, gpu: Gpu) -> None:
+    """`build` of tensorrt_llm/builder.py at 1.2.1 raises for them."""
+    narrow = request.form.name not in ("none", "fp8") or request.kv_cache == "int8"
+    if spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
+        raise InputError(
+            f"--gpu {gpu.name}: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8; "
+            "choose those, or --target pytorch."
         )

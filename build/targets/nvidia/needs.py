@@ -61,7 +61,7 @@ def stored_bytes(checkpoint: Checkpoint, request: Request, target: str) -> int:
     table = arch.vocab_size * arch.hidden_size
     narrow = max(0, checkpoint.parameters - table * (1 if arch.tie_word_embeddings else 2))
     scales = narrow * 4 // request.group_size if request.group_size else 0
-    bits = 16 if request.form.name in ("int8_wo", "int4_wo") else request.form.bits
+    bits = 16 if request.form.preset is None else request.form.bits
     return table * (1 if _one_table(arch, target) else 2) * 2 + narrow * bits // 8 + scales
 
 

@@ -19,7 +19,7 @@ from llmops.build.targets.base import Progress
 from llmops.build.targets.nvidia.request import Request
 
 # Raised when the same inputs give other files than before.
-_REVISION = 3
+_REVISION = 4
 LIBRARIES = ("nvidia-modelopt", "torch", "transformers")
 
 
@@ -54,7 +54,7 @@ def stage_contents(spec: BuildSpec, checkpoint: Checkpoint, request: Request) ->
     quantised = {
         **source,
         "target": spec.target,
-        "quant": [request.form.name, request.kv_cache, request.group_size],
+        "quant": [request.form.name, request.kv_cache, request.group_size, request.dtype],
         "calibration": asdict(request.calibration),
         "calibration_file": digest_if_file(request.calibration.dataset),
         "parallel": [spec.tp, spec.pp] if spec.target == "tensorrt" else None,
@@ -143,9 +143,11 @@ class _Quantising:
         )
         with self.progress.stage("Exporting"):
             if spec.target == "tensorrt":
-                export_engine_checkpoint(model, arch, request.form, part / "checkpoint", spec.tp, spec.pp)
+                export_engine_checkpoint(
+                    model, arch, request.form, part / "checkpoint", spec.tp, spec.pp, request.dtype
+                )
             else:
-                export_hf_checkpoint(model, arch, part / "checkpoint")
+                export_hf_checkpoint(model, arch, part / "checkpoint", request.dtype)
         (part / "record.json").write_text(json.dumps({"calibration_tokens": tokens}))
 
     def _quality(self, exported: Path, answers: Path) -> dict[str, Any]:

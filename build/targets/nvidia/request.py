@@ -11,7 +11,7 @@ from llmops.build.families import FAMILIES
 from llmops.build.manifest import Limits
 from llmops.build.quality.gates import GATES, Gates
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, check_data
-from llmops.build.quantize.formats import FORMATS, Format, check_kv_cache, format_of
+from llmops.build.quantize.formats import FORMATS, Format, check_kv_cache, format_of, stored_dtype
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.existing import passed_on
@@ -20,14 +20,13 @@ from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
-# ModelOpt 0.47 cannot pack stacked experts as INT8 weight-only
-_MOE_ENGINE = ("none", "fp8", "int4_awq", "int4_wo")
+_MOE_ENGINE = ("none", "fp8", "int4_awq", "int8_wo", "int4_wo")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What will be done. `passed_on` means that the checkpoint is quantised already and goes in unchanged, `copied`
-    that it goes in unchanged for whatever reason."""
+    """What will be done. `dtype` is that of weights that are not quantised. `passed_on` means that the checkpoint is
+    quantised already and goes in unchanged, `copied` that it goes in unchanged for whatever reason."""
 
     form: Format
     group_size: int | None
@@ -35,6 +34,7 @@ class Request:
     calibration: CalibrationSettings
     gates: Gates
     limits: Limits
+    dtype: str
     image: Image
     passed_on: bool
     copied: bool
@@ -65,6 +65,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
         calibration=_calibration(spec, form),
         gates=Gates.from_options(spec.options, form.name, spec.kv_cache),
         limits=_limits(spec, arch),
+        dtype=stored_dtype(arch, spec.options.get("dtype")),
         image=_image(spec),
         passed_on=unchanged,
         copied=copied,
@@ -106,7 +107,7 @@ def allowed_formats(family: str, target: str) -> tuple[str, ...]:
 
 def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None:
     if form.grouped:
-        return choose_group_size(arch, spec.tp, spec.group_size)
+        return choose_group_size(arch, spec.tp, spec.group_size, form.groups)
     if spec.group_size is not None:
         raise InputError(f"--group-size goes with int4_awq and w4a8_awq, not with --quant {form.name}.")
     return None
