@@ -50,7 +50,8 @@ class Limits(_Section):
     """What is checked before any work starts, and how much of it one worker does at once.
 
     `json_values`: of a body, a key or a container counting for eight; `held_bytes`: of all bodies whose requests are
-    not over; `prompt_bytes`: UTF-8 of all texts of one request that are tokenised; `queued`: sequences per engine
+    not over; `connections_per_client`: of one address (IPv6: one /64), None for half of `connections`, 0 for any
+    number; `prompt_bytes`: UTF-8 of all texts of one request that are tokenised; `queued`: sequences per engine
     beyond those of its batch.
     """
 
@@ -61,6 +62,7 @@ class Limits(_Section):
     queued: Annotated[int, Field(ge=0)] = 256
     header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10
     connections: Annotated[int, Field(gt=0)] = 4096
+    connections_per_client: Annotated[int, Field(ge=0)] | None = None
     messages: Annotated[int, Field(gt=0)] = 4096
     stop_strings: Annotated[int, Field(gt=0)] = 16
     stop_length: Annotated[int, Field(gt=0)] = 1024
@@ -72,7 +74,7 @@ class Limits(_Section):
 
 class Timeouts(_Section):
     """Seconds. `first_token` includes waiting in the engine's queue; `idle` is between two chunks of the engine;
-    `client` is how long a client may leave its stream unread; `header` and `body` are what it has to send those;
+    `client` is how long a client may leave its answer unread; `header` and `body` are what it has to send those;
     `connection` how long one without a request stays open; `keepalive` after how long a silent stream says that it
     lives (0: never).
     """

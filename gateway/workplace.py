@@ -88,21 +88,24 @@ def _made(base: Path) -> Path | None:
 
 def _sweep(base: Path) -> None:
     """Remove what gateways of this user left that were killed with all of their workers."""
+    folders: list[Path] = []
     with suppress(OSError):
-        for folder in base.glob(_PREFIX + "*"):
+        folders = list(base.glob(_PREFIX + "*"))
+    for folder in folders:
+        # another gateway may have removed it meanwhile
+        with suppress(OSError):
             _remove_if_nobody_s(folder)
 
 
 def _remove_if_nobody_s(folder: Path) -> None:
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         return
-    with suppress(OSError):
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def _shared(path: Path) -> int:

@@ -16,7 +16,7 @@ from llmops.model_repository.names import ENGINE
 
 TIMEOUT = 5.0
 # seconds for the engines to say goodbye to answers that are cut off
-_GOODBYE = 2.0
+_GOODBYE = 10.0
 # Triton is asked directly, and at once again when it does not listen yet
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 

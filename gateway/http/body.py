@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
@@ -25,17 +26,20 @@ from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.http.weight import surveyed
 from llmops.gateway.settings import Limits
 
+_LATE = "the body is late"
+
 M = TypeVar("M", bound=BaseModel)
 
-# A body that comes slower than this after its first seconds (`timeouts.body`) holds a connection for nothing.
-LEAST_BYTES_PER_SECOND = 1024
+# A body that comes slower than this after its first seconds (`timeouts.body`) holds a connection for nothing; one that
+# needs more than so many times `timeouts.body` altogether does so however fast it began.
+LEAST_BYTES_PER_SECOND, MOST_PATIENCE = 1024, 10
 
 
 @dataclass(slots=True)
 class Intake:
     """Where all bodies of one gateway worker come in. `held`: bytes of those whose requests are not over.
 
-    `patience`: seconds a body has for its first bytes and its slow stretches.
+    `patience`: seconds a body has for each of its parts, and in which it may come at less than the least rate.
     """
 
     limits: Limits
@@ -60,31 +64,28 @@ class Intake:
         announced = request.headers.get("content-length", "0")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
             raise _too_large(limit)
-        body, more = await _part(request)
-        self._hold(len(body), context)
-        if not more:
-            if len(body) > limit:
-                raise _too_large(limit)
-            return body
-        return await self._read_on(request, context, body)
+        return await self._read_parts(request, context)
 
-    async def _read_on(self, request: Request, context: RequestContext, first: bytes) -> bytes:
-        parts, size, more, limit = [first], len(first), True, self.limits.body_bytes
-        started = monotonic()
+    async def _read_parts(self, request: Request, context: RequestContext) -> bytes:
+        parts: list[bytes] = []
+        size, more, started, limit = 0, True, monotonic(), self.limits.body_bytes
         while more:
-            if size > limit:
-                raise _too_large(limit)
-            left = started + self.patience + size / LEAST_BYTES_PER_SECOND - monotonic()
+            left = self._left(monotonic() - started, size)
             try:
-                part, more = await asyncio.wait_for(_part(request), left)
+                part, more = await _part_within(left, request)
             except asyncio.TimeoutError:
                 raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
             size += len(part)
             self._hold(len(part), context)
+            if size > limit:
+                raise _too_large(limit)
             parts.append(part)
-        if size > limit:
-            raise _too_large(limit)
         return b"".join(parts)
+
+    def _left(self, passed: float, size: int) -> float:
+        """Seconds in which more has to come: what came fast must not buy hours of silence."""
+        slowest = self.patience + size / LEAST_BYTES_PER_SECOND
+        return min(self.patience, min(slowest, MOST_PATIENCE * self.patience) - passed)
 
     def _hold(self, size: int, context: RequestContext) -> None:
         context.held += size
@@ -93,6 +94,26 @@ class Intake:
             raise UnavailableError(
                 "The gateway holds as many requests as it may; try again.", code="overloaded", retry_after=1.0
             )
+
+
+async def _part_within(seconds: float, request: Request) -> tuple[bytes, bool]:
+    """Raises TimeoutError. Most bodies are there already: a task for each, as wait_for makes one, would cost more than
+    reading them."""
+    task = asyncio.current_task()
+    assert task is not None
+    if seconds <= 0:
+        raise asyncio.TimeoutError
+    timer = asyncio.get_running_loop().call_later(seconds, task.cancel, _LATE)
+    try:
+        return await _part(request)
+    except asyncio.CancelledError as error:
+        if error.args != (_LATE,):
+            raise
+        if sys.version_info >= (3, 11):
+            task.uncancel()
+        raise asyncio.TimeoutError from None
+    finally:
+        timer.cancel()
 
 
 async def _part(request: Request) -> tuple[bytes, bool]:

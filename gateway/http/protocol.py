@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections import Counter
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from time import monotonic
 from typing import Any
 
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 # seconds: between two lines in the log about the same thing; for a refused client to read why; for a client to go on
 # sending what was answered already
 LOG_EVERY, REFUSED, LINGER = 10.0, 1.0, 10.0
+# what a client has to take of an answer that waits for it
+LEAST_BYTES_PER_SECOND = 1024
 # connections that are being told that there is no place
 MOST_REFUSED = 64
 # descriptors that are kept for Triton, workers, files; what is above that is not for clients
@@ -38,24 +42,42 @@ RESERVED = 64
 
 @dataclass(slots=True)
 class Bounds:
-    """What all connections of one worker keep to, and how many there are. Times in seconds."""
+    """What all connections of one worker keep to, and how many there are. Times in seconds.
+
+    `per_client`: connections that one address may have, 0 for any number; `clients`: those that each has.
+    """
 
     header_bytes: int
     connections: int
+    per_client: int
     header_seconds: float
+    client_seconds: float
     metrics: Metrics | None = None
     open: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     descriptors: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _logged: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def full(self, descriptor: int) -> str | None:
+    def full(self, descriptor: int, address: str) -> str | None:
         """Why there is no place for another connection, whose descriptor is `descriptor`: always the lowest free."""
         if descriptor >= self.descriptors - RESERVED:
             return f"the process has nearly all of its {self.descriptors} file descriptors in use"
         if self.open >= self.connections:
             return f"{self.connections} connections are open, as many as limits.connections allows"
+        if self.per_client and self.clients[address] >= self.per_client:
+            return f"{address} has {self.per_client}, as many as limits.connections_per_client allows"
         return None
+
+    def enter(self, address: str) -> None:
+        self.open += 1
+        self.clients[address] += 1
+
+    def leave(self, address: str) -> None:
+        self.open -= 1
+        self.clients[address] -= 1
+        if not self.clients[address]:
+            del self.clients[address]
 
     def note(self, reason: str, text: str) -> None:
         """Count it, and say it in the log, but not every time."""
@@ -70,8 +92,18 @@ class Bounds:
 
 
 def bounds_of(settings: GatewaySettings, metrics: Metrics | None = None) -> Bounds:
-    limits = settings.limits
-    return Bounds(limits.header_bytes, limits.connections, settings.timeouts.header, metrics)
+    limits, timeouts = settings.limits, settings.timeouts
+    share = limits.connections_per_client
+    per_client = max(limits.connections // 2, 1) if share is None else share
+    return Bounds(limits.header_bytes, limits.connections, per_client, timeouts.header, timeouts.client, metrics)
+
+
+def client_of(host: str) -> str:
+    """Whom an address belongs to: that of IPv4 to one client, of IPv6 the 64 bits that a network gives out."""
+    if ":" not in host:
+        return host
+    address = IPv6Address(host)
+    return str(address.ipv4_mapped or IPv6Address(address.packed[:8] + bytes(8)))
 
 
 def protocol_of(bounds: Bounds) -> type[BoundedProtocol]:
@@ -86,37 +118,41 @@ class BoundedProtocol(HttpToolsProtocol):
     _head = 0
     _body = 0
     _overhead = 0
-    _counted = _closing = False
+    _closing = False
+    _address: str | None = None
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         bounds = self.bounds
         # the workers' own sockets, where they ask each other, are no place for clients
         if self.client is not None:
-            why = bounds.full(transport.get_extra_info("socket").fileno())
+            address = client_of(self.client[0])
+            why = bounds.full(transport.get_extra_info("socket").fileno(), address)
             if why is not None:
                 self._turn_away(why)
                 return
-            self._counted = True
-            bounds.open += 1
+            self._address = address
+            bounds.enter(address)
         self._wait_for_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._counted:
-            self._counted = False
-            self.bounds.open -= 1
+        if self._address is not None:
+            self.bounds.leave(self._address)
+            self._address = None
         self._stop_waiting()
+        self._stop_looking()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._head >= 0:
-            room = self.bounds.header_bytes - self._head
-            if len(data) > room:
-                self._feed_header_first(data, room)
+        while self._head >= 0 and len(data) > (room := self.bounds.header_bytes - self._head):
+            if not self._feed_head(data[:room]):
                 return
+            data = data[room:]
+        if self._head >= 0:
             self._head += len(data)
         self._feed(data)
         if self._head > 0 and self._timer is None:
@@ -146,17 +182,43 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head < 0 and self.cycle.response_complete and not self.transport.is_closing():
             # closing at once would take the answer from a client that is still sending
             self._timer = self.loop.call_later(LINGER, self.transport.close)
+        self._look_whether_it_reads()
 
-    def _feed_header_first(self, data: bytes, room: int) -> None:
-        self._head += room
-        self._feed(data[:room])
-        if self._closing or self.transport.is_closing():
-            return
-        if self._head >= 0:
-            limit = self.bounds.header_bytes
-            self._refuse("header_bytes", HeaderTooLargeError(f"The request's header has more than {limit} bytes."))
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_whether_it_reads()
+
+    def _look_whether_it_reads(self) -> None:
+        """An answer that is not taken stays in memory, and keeps even a connection open that was closed."""
+        left = self.transport.get_write_buffer_size()
+        if left and self._unread is None:
+            self._unread = self.loop.call_later(self.bounds.client_seconds, self._look_again, left)
+
+    def _look_again(self, before: int) -> None:
+        self._unread = None
+        seconds = self.bounds.client_seconds
+        if self.transport.get_write_buffer_size() > before - seconds * LEAST_BYTES_PER_SECOND:
+            self.bounds.note("client", f"{self.client} took nothing more of its answer for {seconds:g} s; dropped.")
+            self.transport.abort()
         else:
-            self._feed(data[room:])
+            self._look_whether_it_reads()
+
+    def _stop_looking(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _feed_head(self, data: bytes) -> bool:
+        """As much as a header may have; whether what follows is to be parsed as well."""
+        self._head += len(data)
+        self._feed(data)
+        if self._closing or self.transport.is_closing():
+            return False
+        limit = self.bounds.header_bytes
+        if self._head < limit:  # it was complete, or many were
+            return True
+        self._refuse("header_bytes", HeaderTooLargeError(f"The request's header has more than {limit} bytes."))
+        return False
 
     def send_400_response(self, msg: str) -> None:
         self._refuse("invalid", InvalidRequestError("This is not a valid HTTP request."))

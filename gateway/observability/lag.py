@@ -29,7 +29,8 @@ BEAT = 0.04
 WORST, LOG_EVERY = 0.05, 1.0
 # seconds after which a beat is overdue enough to look why
 LATE = 0.005
-# a file in which every worker notes what of the gateway held its loop for longer than REPORTED, for test suites
+# a file in which every worker notes what held its loop for longer than REPORTED, for test suites; `stage` is empty
+# when none of the gateway's functions was seen
 REPORT, REPORTED = "LLMOPS_LAG_REPORT", 0.25
 _PACKAGE = str(Path(__file__).parents[1])
 _OWN = str(Path(__file__))
@@ -47,7 +48,8 @@ class LagWatch:
         self._thread_id = threading.get_ident()
         self._stat = _open_schedstat()
         self._logged = -LOG_EVERY
-        self._stages: list[str] = []
+        # what was seen running, and in which beat
+        self._seen: tuple[float, list[str]] = (0.0, [])
         self._over = False
         self._note()
         self._timer = self._loop.call_at(self._loop.time() + BEAT, self._beat)
@@ -71,21 +73,24 @@ class LagWatch:
         self._metrics.lag.observe(max(span - BEAT, 0.0))
         if span > WORST:
             # it may have begun right after the last beat, so the whole span counts
-            self._stalled(span, min(span - (self._delayed - delayed), self._used - used))
-            self._stages = []
+            self._stalled(span, min(span - (self._delayed - delayed), self._used - used), self._stage_in(before))
         self._timer = self._loop.call_later(BEAT, self._beat)
 
-    def _stalled(self, span: float, held: float) -> None:
+    def _stage_in(self, beat: float) -> str:
+        when, stages = self._seen
+        return stages[0] if when == beat and stages else ""
+
+    def _stalled(self, span: float, held: float, stage: str) -> None:
         self.worst = max(self.worst, held)
         if held < WORST:
             return
         self._metrics.held.inc(held)
-        stage = self._stages[0] if self._stages else "work outside of the gateway's code, or over before it was seen"
+        shown = stage or "work outside of the gateway's code, or over before it was seen"
         if self._last - self._logged >= LOG_EVERY:
             self._logged = self._last
-            log.warning("the event loop was held for %.0f ms (of %.0f ms) by %s", held * 1e3, span * 1e3, stage)
+            log.warning("the event loop was held for %.0f ms (of %.0f ms) by %s", held * 1e3, span * 1e3, shown)
         path = os.environ.get(REPORT)
-        if path and held > REPORTED and self._stages:
+        if path and held > REPORTED:
             with open(path, "a", encoding="utf-8") as report:
                 report.write(json.dumps({"pid": os.getpid(), "held": held, "of": span, "stage": stage}) + "\n")
 
@@ -99,8 +104,10 @@ class LagWatch:
         """Look what runs when the loop is late: while C code has the interpreter's lock, as soon as it gives it up."""
         while not self._over:
             time.sleep(BEAT)
-            if perf_counter() - self._last > BEAT + LATE and not self._stages:
-                self._stages = [stage for stage in self._running() if stage]
+            beat = self._last
+            # only what was seen in the same beat counts: an earlier one may have been late for another reason
+            if perf_counter() - beat > BEAT + LATE and not (self._seen[0] == beat and self._seen[1]):
+                self._seen = beat, [stage for stage in self._running() if stage]
 
     def _running(self) -> Iterator[str]:
         frames = sys._current_frames()

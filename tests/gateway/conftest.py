@@ -30,6 +30,8 @@ from scripted_triton import ScriptedTriton, Step  # noqa: E402
 
 sys.modules["gateway_conftest"] = sys.modules[__name__]  # for the helpers that tests import
 
+# seconds that a test waits for what is to come: only those that fail take it
+GENEROUS = 90.0
 END = 0
 CORPUS = ["The capital of France is Paris.", "Hello world! How are you?", "<answer>42</answer>", "你好 🙂 é"]
 TEMPLATE = (
@@ -105,7 +107,7 @@ class Stack:
             lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
-    async def idle(self, seconds: float = 2.0) -> None:
+    async def idle(self, seconds: float = GENEROUS) -> None:
         """Wait until the engine has no request left."""
         await eventually(lambda: self.triton.active == 0, seconds)
 
@@ -145,7 +147,7 @@ async def running(card: dict, tokenizer: TextTokenizer, **settings):
         await triton.stop()
 
 
-async def eventually_async(holds, seconds: float = 5.0) -> None:
+async def eventually_async(holds, seconds: float = GENEROUS) -> None:
     """The same for a condition that has to be awaited."""
     deadline = time.monotonic() + seconds
     while not await holds():
@@ -153,7 +155,7 @@ async def eventually_async(holds, seconds: float = 5.0) -> None:
         await asyncio.sleep(0.05)
 
 
-async def eventually(holds, seconds: float = 5.0) -> None:
+async def eventually(holds, seconds: float = GENEROUS) -> None:
     """Wait until `holds()`; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -162,7 +164,7 @@ async def eventually(holds, seconds: float = 5.0) -> None:
 
 
 async def _ready(client: httpx.AsyncClient) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + GENEROUS
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.ConnectError):
             if (await client.get("/health/ready")).status_code == 200:

@@ -157,7 +157,7 @@ async def test_a_stop_string_is_never_sent_and_frees_the_engine(stack):
     events = await stack.events(stop=["</answer>"])
     assert text_of(events) == "<answer>42"
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
-    await stack.idle(0.3)
+    await stack.idle()
 
 
 async def test_several_choices(stack):

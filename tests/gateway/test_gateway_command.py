@@ -147,9 +147,9 @@ async def test_chat_sends_the_key_the_history_and_the_sampling_flags(stack):
     )
     os.close(slave)
     os.write(master, b"one\n")
-    await eventually(lambda: len(stack.triton.requests) == 1, 20)
+    await eventually(lambda: len(stack.triton.requests) == 1)
     os.write(master, b"two\n")
-    await eventually(lambda: len(stack.triton.requests) == 2, 20)
+    await eventually(lambda: len(stack.triton.requests) == 2)
     sent = stack.triton.requests[-1]
     expected = "<system>S\n<user>one\n<assistant>Hello\n<user>two\n<assistant>"
     assert sent["input_ids"] == stack.tokenizer.encode(expected)
@@ -178,13 +178,13 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(stack):
     )
     os.close(slave)
     os.write(master, b"go on for ever\n")
-    await eventually(lambda: stack.triton.active == 1, 20)
+    await eventually(lambda: stack.triton.active == 1)
     await asyncio.sleep(0.2)
     chat.send_signal(signal.SIGINT)
-    await stack.idle(3)
+    await stack.idle()
     stack.say("Hello")
     os.write(master, b"again\n")
-    await eventually(lambda: len(stack.triton.requests) == 2, 10)
+    await eventually(lambda: len(stack.triton.requests) == 2)
     os.write(master, b"/quit\n")
     assert await asyncio.wait_for(chat.wait(), 10) == 0
     shown = os.read(master, 100_000).decode()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
+from types import SimpleNamespace
 
-import httpx
 import openai
 import pytest
-from gateway_conftest import Step, eventually, running, text_of
+from gateway_conftest import GENEROUS, Step, eventually, eventually_async, running, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmops.gateway.http.body import Intake
+from llmops.gateway.http.protocol import BoundedProtocol, client_of
 from llmops.gateway.http.weight import SLICE, weight_of
 from llmops.gateway.openai.types.common import Wire
+from llmops.gateway.settings import Limits
 
 CHAT = "/v1/chat/completions"
 
@@ -29,11 +33,11 @@ async def answer_to(stack, *pieces: bytes) -> bytes:
     try:
         for piece in pieces:
             writer.write(piece)
-            await asyncio.wait_for(writer.drain(), 10)
+            await asyncio.wait_for(writer.drain(), GENEROUS)
     except ConnectionError:
         pass
     try:
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), GENEROUS)
     except ConnectionError:
         return b""
     finally:
@@ -80,25 +84,125 @@ async def test_chunks_of_one_byte_are_no_header(stack):
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_slow_header_and_a_silent_connection_are_closed(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"header": 0.3}) as stack:
-        assert error_in(await answer_to(stack, b"GET /health/live HTTP/1.1\r\nhost: ")) == (408, "request_timeout")
-        assert await answer_to(stack) == b""
+@pytest.fixture
+def protocols(monkeypatch):
+    """The connections to the gateway, oldest first; what they would do in seconds is done by hand."""
+    made: list[BoundedProtocol] = []
+    connection_made = BoundedProtocol.connection_made
+
+    def note(protocol, transport) -> None:
+        made.append(protocol)
+        connection_made(protocol, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", note)
+    return made
 
 
-async def test_the_second_request_of_a_connection_has_a_header_time_as_well(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"header": 0.3}) as stack:
-        answer = await answer_to(stack, b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\nGET /health")
-        first, _, second = answer.partition(b'{"status":"live"}')
-        assert first.startswith(b"HTTP/1.1 200 ")
-        assert error_in(second) == (408, "request_timeout")
+async def late_after(stack, protocols, sent: bytes) -> bytes:
+    """What a connection gets that has sent this, and then nothing more for as long as it may."""
+    reader, writer = await connect(stack)
+    try:
+        address = writer.get_extra_info("sockname")
+        await eventually(lambda: any(one.client == address for one in protocols))
+        protocol = next(one for one in protocols if one.client == address)
+        writer.write(sent)
+        started = b"" if not sent.startswith(COMPLETE) else await reader.readuntil(b'{"status":"live"}')
+        partial = not sent.endswith(b"\r\n\r\n") and bool(sent)
+        await eventually(lambda: protocol._timer is not None and (protocol._head > 0) == partial)
+        protocol._timer.cancel()
+        protocol._header_is_late()
+        return started + await asyncio.wait_for(reader.read(), GENEROUS)
+    finally:
+        writer.close()
 
 
-async def test_a_slow_body_is_408_and_closed(card, tokenizer):
+COMPLETE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def test_a_slow_header_and_a_silent_connection_are_closed(protocols, stack):
+    assert error_in(await late_after(stack, protocols, b"GET /health/live HTTP/1.1\r\nhost: ")) == (
+        408,
+        "request_timeout",
+    )
+    assert await late_after(stack, protocols, b"") == b""
+
+
+async def test_the_second_request_of_a_connection_has_a_header_time_as_well(protocols, stack):
+    answer = await late_after(stack, protocols, COMPLETE + b"GET /health")
+    first, _, second = answer.partition(b'{"status":"live"}')
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert error_in(second) == (408, "request_timeout")
+
+
+async def test_many_small_requests_in_one_piece_are_no_large_header(stack):
+    target = b"/health/live?" + b"x" * 1000
+    one = b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % target
+    last = b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target
+    assert len(one) * 200 > 3 * 2**16
+    answer = await answer_to(stack, one * 200 + last)
+    assert answer.count(b"HTTP/1.1 200 ") == 201
+
+
+POST = b"POST %b HTTP/1.1\r\nhost: x\r\n" % CHAT.encode()
+SLOW = {
+    "one byte": POST + b"content-length: 100\r\n\r\n{",
+    "nothing": POST + b"content-length: 100\r\n\r\n",
+    "no chunk": POST + b"transfer-encoding: chunked\r\n\r\n",
+    # at 1 KiB/s it would have hours
+    "most of it at once": POST + b"content-length: 10000001\r\n\r\n" + b" " * 10_000_000,
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name):
+    intakes: list[Intake] = []
+    hold = Intake._hold
+    monkeypatch.setattr(Intake, "_hold", lambda self, *given: (intakes.append(self), hold(self, *given))[1])
     async with running(card, tokenizer, timeouts={"body": 0.3}) as stack:
-        answer = await answer_to(stack, b"POST %b HTTP/1.1\r\ncontent-length: 100\r\n\r\n{" % CHAT.encode())
+        answer = await answer_to(stack, SLOW[name])
         assert error_in(answer) == (408, "request_timeout")
         assert b"connection: close" in answer
+        assert bool(intakes) == (not name.startswith("no"))
+        assert all(one.held == 0 for one in intakes)
+
+
+@given(st.floats(0, 1e5), st.integers(0, 2**24))
+def test_a_body_has_its_patience_for_each_part_and_ten_times_for_all(passed, size):
+    left = Intake(Limits(), 30.0)._left(passed, size)
+    assert left <= 30
+    assert (left > 0) == (passed < min(300, 30 + size / 1024))
+
+
+UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [UNREAD + b"\r\n", UNREAD + b"connection: close\r\n\r\n", (UNREAD + b"\r\n") * 100],
+    ids=["left", "closing", "paused"],
+)
+async def test_an_answer_that_nobody_reads_is_dropped(card, tokenizer, monkeypatch, sent):
+    monkeypatch.setattr("llmops.gateway.server.SEND_BUFFER", 4096)
+    async with running(card, tokenizer, timeouts={"client": 0.3}) as stack:
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect((stack.client.base_url.host, stack.client.base_url.port))
+            silent.sendall(sent)
+            await eventually_counted(stack, 'llmops_refused_connections_total{reason="client"}', 1)
+
+
+async def test_an_answer_that_is_read_slowly_is_not_dropped(stack, monkeypatch):
+    bounds = stack.server.config.http_protocol_class.bounds
+    dropped = []
+    protocol = BoundedProtocol.__new__(BoundedProtocol)
+    left = iter([80_000, 60_000, 60_000])
+    protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: next(left), abort=lambda: dropped.append(True))
+    protocol.bounds, protocol.loop, protocol.client = bounds, asyncio.get_running_loop(), ("x", 1)
+    protocol._look_again(80_000 + 61_440)  # 1 KiB/s for 60 s was taken
+    assert not dropped
+    protocol._stop_looking()
+    protocol._look_again(60_001)
+    assert dropped == [True]
 
 
 async def test_what_is_not_http_gets_the_envelope(stack):
@@ -106,7 +210,8 @@ async def test_what_is_not_http_gets_the_envelope(stack):
 
 
 async def test_connections_over_the_limit_are_told_and_logged(card, tokenizer, caplog):
-    async with running(card, tokenizer, limits={"connections": 4}) as stack:
+    limits = {"connections": 4, "connections_per_client": 0}
+    async with running(card, tokenizer, limits=limits) as stack:
         held = [await connect(stack) for _ in range(3)]  # and the client's own
         status, code = error_in(await answer_to(stack))
         assert (status, code) == (503, "overloaded")
@@ -115,9 +220,37 @@ async def test_connections_over_the_limit_are_told_and_logged(card, tokenizer, c
         for _, writer in held:
             writer.close()
             await writer.wait_closed()
-        await asyncio.sleep(0)
-        answer = await answer_to(stack, b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 200 ")
+        bounds = stack.server.config.http_protocol_class.bounds
+        await eventually(lambda: bounds.open == 1)
+        assert (await answer_to(stack, LAST)).startswith(b"HTTP/1.1 200 ")
+    assert bounds.open == 0
+    assert not bounds.clients
+
+
+LAST = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(("share", "most"), [(3, 3), (None, 4)])
+async def test_one_address_has_its_share_of_the_connections(card, tokenizer, caplog, share, most):
+    limits = {"connections": 8, "connections_per_client": share}
+    async with running(card, tokenizer, limits=limits) as stack:
+        held = [await connect(stack) for _ in range(most - 1)]  # and the client's own
+        assert error_in(await answer_to(stack)) == (503, "overloaded")
+        assert f"127.0.0.1 has {most}, as many as limits.connections_per_client allows" in caplog.text
+        other = ("127.0.0.2", 0)
+        host, port = stack.client.base_url.host, stack.client.base_url.port
+        reader, writer = await asyncio.open_connection(host, port, local_addr=other)
+        writer.write(LAST)
+        assert (await asyncio.wait_for(reader.read(), GENEROUS)).startswith(b"HTTP/1.1 200 ")
+        for _, one in [(reader, writer), *held]:
+            one.close()
+
+
+def test_an_address_of_ipv6_counts_by_its_network():
+    assert client_of("10.0.0.1") == "10.0.0.1"
+    assert client_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert client_of("2001:db8:1:2:3:4:5:6") == client_of("2001:db8:1:2::7") == "2001:db8:1:2::"
+    assert client_of("2001:db8:1:3::7") != client_of("2001:db8:1:2::7")
 
 
 async def test_descriptors_that_run_out_are_told_in_the_log(card, tokenizer, caplog, monkeypatch):
@@ -291,22 +424,22 @@ async def test_a_full_queue_is_503_and_the_client_comes_again(card, tokenizer):
         asked = asyncio.create_task(
             client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
         )
-        await eventually_counted(stack, 'route="/v1/chat/completions",status="503"} 2.0')
+        await eventually_counted(stack, 'route="/v1/chat/completions",status="503"}', 2)
         stack.say("Hello")
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        answer = await asyncio.wait_for(asked, 60)
+        answer = await asyncio.wait_for(asked, GENEROUS)
         assert answer.choices[0].message.content == "Hello"
         await client.close()
 
 
-async def eventually_counted(stack, line: str) -> None:
-    for _ in range(500):
-        if line in (await stack.client.get("/metrics")).text:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(line)
+async def eventually_counted(stack, metric: str, least: float) -> None:
+    async def counted() -> bool:
+        lines = (await stack.client.get("/metrics")).text.splitlines()
+        return any(metric in line and float(line.rsplit(None, 1)[1]) >= least for line in lines)
+
+    await eventually_async(counted)
 
 
 async def test_places_come_back_however_a_request_ends(card, tokenizer):
@@ -400,9 +533,9 @@ async def test_a_client_that_leaves_a_silent_stream_frees_its_slot(slow):
     await slow.idle()
 
 
-async def test_a_quick_stream_has_no_comment(slow):
-    slow.go.set()
-    async with slow.client.stream("POST", CHAT, json={**slow.chat_body, "stream": True}) as response:
+async def test_a_quick_stream_has_no_comment(stack):
+    stack.say("Hello")
+    async with stack.client.stream("POST", CHAT, json={**stack.chat_body, "stream": True}) as response:
         assert ": keep-alive" not in (await response.aread()).decode()
 
 
@@ -427,16 +560,24 @@ async def test_the_watchdog_names_what_held_the_loop(stack, caplog, monkeypatch,
     assert "openai/endpoints/chat.py" in told["stage"]
     assert told["held"] > 0.25
     assert "the event loop was held for" in caplog.text
-    metrics = (await stack.client.get("/metrics")).text
-    held = next(line for line in metrics.splitlines() if line.startswith("llmops_event_loop_held_seconds_total"))
-    assert float(held.split()[1]) > 0.25
+    assert held_by((await stack.client.get("/metrics")).text) > 0.25
+
+
+def held_by(metrics: str) -> float:
+    line = next(one for one in metrics.splitlines() if one.startswith("llmops_event_loop_held_seconds_total"))
+    return float(line.split()[1])
 
 
 async def test_waiting_is_not_held(stack, monkeypatch, tmp_path):
-    """A loop that does not run because its thread sleeps, as when the machine is busy, has held nobody."""
+    """A function of the gateway whose thread does not run, as when the machine is busy, has held nobody."""
+    from llmops.gateway.openai.endpoints import chat
+
+    waited = []
+    monkeypatch.setattr(chat, "check_chat", lambda *args: waited.append(time.sleep(0.6)))
     monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
-    time.sleep(0.4)
+    before = held_by((await stack.client.get("/metrics")).text)
     stack.say("Hello")
     assert (await stack.chat()).status_code == 200
+    assert waited == [None]
     assert not (tmp_path / "lag").exists()
-    assert httpx.URL(stack.client.base_url).port
+    assert held_by((await stack.client.get("/metrics")).text) - before < 0.25

@@ -107,15 +107,15 @@ async def test_clients_that_leave_free_the_engine(client, triton, streaming):
     async with httpx.AsyncClient(base_url=client.base_url, timeout=120) as leaving:
         going = [asyncio.create_task(consume(leaving, body)) for _ in range(14)]
         staying = [asyncio.create_task(consume(client, body)) for _ in range(2)]
-        await eventually_async(lambda: active(triton, 16), 60)
+        await eventually_async(lambda: active(triton, 16))
         for task in going:
             task.cancel()
         await asyncio.gather(*going, return_exceptions=True)
-        await eventually_async(lambda: active(triton, 2), 10)
+        await eventually_async(lambda: active(triton, 2))
     for task in staying:
         task.cancel()
     await asyncio.gather(*staying, return_exceptions=True)
-    await eventually_async(lambda: active(triton, 0), 10)
+    await eventually_async(lambda: active(triton, 0))
 
 
 async def consume(client: httpx.AsyncClient, body: dict) -> None:

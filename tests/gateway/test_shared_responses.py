@@ -70,9 +70,9 @@ async def crew(card, tokenizer, tmp_path):
     with log.open("w") as file:
         process = subprocess.Popen([*command, "--port", "0", "--workers", "2"], stdout=file, stderr=subprocess.STDOUT)
     try:
-        await eventually(lambda: "listens on" in log.read_text(), 60)
+        await eventually(lambda: "listens on" in log.read_text())
         crew = Crew(process, re.search(r"listens on (http://\S+)", log.read_text())[1], triton, tokenizer)
-        await eventually(lambda: log.read_text().count("serving model tiny") == 2, 60)
+        await eventually(lambda: log.read_text().count("serving model tiny") == 2)
         yield crew
     finally:
         process.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ async def test_a_worker_that_dies_takes_its_responses_with_it(crew):
     lost = (await crew.ask("GET", f"/{running['id']}")).json()
     assert lost["status"] == "failed"
     assert "gone" in lost["error"]["message"]
-    await eventually(lambda: len(crew.workers) == 2, 30)
+    await eventually(lambda: len(crew.workers) == 2)
     assert (await crew.ask("GET", f"/{running['id']}")).json() == lost
 
 

@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """With HTTP, which is off otherwise."""
     repository = echo_repository(tmp_path_factory.mktemp("exposed"))
     with start_triton(repository, ports=Ports(0, 0, 0), http=True) as running:
-        running.wait_ready(60)
+        running.wait_ready(120)
         yield running
 
 
@@ -110,7 +110,7 @@ def test_many_small_chunks_end_neither_a_restricted_api_nor_the_metrics(server: 
 
 def test_by_default_there_is_no_http_server_and_metrics_can_be_closed(tmp_path: Path) -> None:
     with start_triton(echo_repository(tmp_path), ports=Ports(0, 0, 0), metrics=False) as closed:
-        closed.wait_ready(60)
+        closed.wait_ready(120)
         words = Path("/proc", str(closed.pid), "cmdline").read_text().split("\0")
         assert (closed.http_url, closed.metrics_url) == (None, None)
         assert {"--allow-http=false", "--allow-metrics=false"} < set(words)
@@ -131,7 +131,7 @@ def test_the_secret_is_another_one_at_each_start(server: TritonServer, tmp_path:
         return next(word for word in words if word.startswith("--grpc-restricted-protocol=")).split("=")[-1]
 
     with start_triton(echo_repository(tmp_path), ports=Ports(0, 0, 0)) as other:
-        other.wait_ready(60)
+        other.wait_ready(120)
         assert len(secret(server)) == len(secret(other)) == 32
         assert secret(server) != secret(other)
 

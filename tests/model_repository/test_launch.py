@@ -81,7 +81,7 @@ def segments(server: TritonServer) -> list[Path]:
 
 def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None:
     server = start_triton(repository, ports=ANY)
-    server.wait_ready(60)
+    server.wait_ready(120)
     assert server.is_ready()
     assert len(processes(server.pid)) >= 2
     assert segments(server)
@@ -93,7 +93,7 @@ def test_a_stop_leaves_no_process_and_no_shared_memory(repository: Path) -> None
 def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
     repository = echo_repository(tmp_path, execute="import time; time.sleep(600)")
     server = start_triton(repository, ports=ANY, exit_timeout=1, http=True)
-    server.wait_ready(60)
+    server.wait_ready(120)
     with pytest.raises(TimeoutError):
         infer(server, timeout=0.5)
     server.stop()
@@ -112,7 +112,7 @@ def test_running_requests_are_finished_first(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     repository = echo_repository(tmp_path, execute=f"import time; open({str(begun)!r}, 'w'); time.sleep(1.5)")
     server = start_triton(repository, ports=ANY, http=True)
-    server.wait_ready(60)
+    server.wait_ready(120)
     answer: list[bytes] = []
     thread = threading.Thread(target=lambda: answer.append(infer(server)))
     thread.start()
@@ -130,7 +130,7 @@ def test_a_client_that_keeps_its_stream_open_does_not_hold_up_the_stop(tmp_path:
     config = repository / "echo" / "config.pbtxt"
     config.write_text(config.read_text() + "model_transaction_policy { decoupled: true }")
     server = start_triton(repository, ports=ANY, exit_timeout=60)
-    server.wait_ready(60)
+    server.wait_ready(120)
     client = EngineClient(server.grpc_address)
     client.send("1", model="echo", x=7)
     assert client.receive()[1]["y"].item() == 7
@@ -147,8 +147,8 @@ def test_two_servers_at_once(tmp_path: Path, repository: Path) -> None:
         start_triton(repository, ports=ANY) as first,
         start_triton(repository, ports=ANY, http=True) as second,
     ):
-        first.wait_ready(60)
-        second.wait_ready(60)
+        first.wait_ready(120)
+        second.wait_ready(120)
         assert not {first.ports.metrics, first.ports.grpc} & {second.ports.metrics, second.ports.grpc}
         first.stop()
         assert b'"data":[7]' in infer(second)
@@ -160,7 +160,7 @@ def test_the_server_ends_when_its_parent_is_killed(repository: Path) -> None:
         from pathlib import Path
         from llmops.model_repository.launch import Ports, start_triton
         server = start_triton(Path({str(repository)!r}), ports=Ports(0, 0, 0))
-        server.wait_ready(60)
+        server.wait_ready(120)
         print(server.pid, flush=True)
         time.sleep(600)
     """
@@ -206,7 +206,7 @@ def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, failure: str
         start_triton(echo_repository(tmp_path, **texts), ports=ANY) as server,
         pytest.raises(ServerError, match=message) as error,
     ):
-        server.wait_ready(60)
+        server.wait_ready(120)
     assert "\n" not in error.value.message
     assert processes(server.pid) == []
 
@@ -226,7 +226,7 @@ def test_an_end_is_not_put_down_to_what_is_logged_at_each_start(
 ) -> None:
     """Without a GPU it says that there is no CUDA driver."""
     with start_triton(repository, ports=ANY) as server:
-        server.wait_ready(60)
+        server.wait_ready(120)
         assert any("CudaDriverHelper" in line.message for line in server.log if line.level == "error")
         os.kill(server.pid, number)
         with pytest.raises(ServerError, match=says):
@@ -236,7 +236,7 @@ def test_an_end_is_not_put_down_to_what_is_logged_at_each_start(
 def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
     code = "pb_utils.Logger.log_error('the disk is gone'); import os, signal; os.kill(os.getppid(), signal.SIGABRT)"
     with start_triton(echo_repository(tmp_path, execute=code), ports=ANY, http=True) as server:
-        server.wait_ready(60)
+        server.wait_ready(120)
         with contextlib.suppress(OSError):
             infer(server)
         with pytest.raises(
@@ -247,7 +247,7 @@ def test_an_end_names_the_last_error_since(tmp_path: Path) -> None:
 
 def test_a_server_that_dies_later_is_noticed(repository: Path) -> None:
     with start_triton(repository, ports=ANY) as server:
-        server.wait_ready(60)
+        server.wait_ready(120)
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(ServerError, match="ended unexpectedly with code -9"):
             server.wait(threading.Event())

@@ -90,7 +90,7 @@ def test_a_server_that_outlives_its_parent_keeps_its_memory(tmp_path: Path) -> N
         from pathlib import Path
         from llmops.model_repository.launch import Ports, start_triton
         server = start_triton(Path({str(echo_repository(tmp_path))!r}), ports=Ports(0, 0, 0))
-        server.wait_ready(60)
+        server.wait_ready(120)
         print(server.pid, server.shm_prefix, flush=True)
         time.sleep(600)
     """

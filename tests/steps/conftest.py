@@ -27,7 +27,7 @@ class Gateway:
         self.url = self._wait()
 
     def _wait(self) -> str:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             found = re.search(r"listens on (http://\S+)", self.log.read_text())
             if found:

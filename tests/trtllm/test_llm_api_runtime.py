@@ -101,7 +101,7 @@ def test_cancel_reaches_the_library(engine, runtime):
         pass
     runtime.cancel(1)
     assert not runtime.has_work()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 90
     while not standin.LLM.made[-1].results[0].aborted() and time.monotonic() < deadline:
         time.sleep(0.005)
     assert standin.LLM.made[-1].results[0].aborted()
@@ -163,7 +163,7 @@ def test_statistics_come_from_the_loop_of_the_requests(engine, runtime):
     runtime.submit(1, ask(engine, [10, 11, 12], 10_000), 0)
     stats = runtime.stats()
     assert (stats.active, stats.context_tokens, stats.max_requests) == (1, 3, 4)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while not stats.kv_blocks_max and time.monotonic() < deadline:
         list(runtime.step())
         stats = runtime.stats()
