@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+from grpc import aio
 
 from llmops.build.manifest import FILE_NAME, EngineManifest
 from llmops.build.plan.measured import Measured
@@ -18,10 +19,11 @@ from llmops.errors import InputError, LlmopsError, ServerError
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.messages import ModelCard
 from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.gateway.triton.base import BROKEN
 from llmops.gateway.triton.card import parse_card
 from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
 from llmops.perf.verify import answers, capacity, contract, speed, surface
-from llmops.perf.verify.base import Check, Finding, Result, WrongError, wrong
+from llmops.perf.verify.base import Check, Finding, Result, WrongError, works, wrong
 from llmops.perf.verify.calibrate import calibrate
 from llmops.perf.verify.contract.steps import DRAIN
 from llmops.perf.verify.desk import Desk
@@ -70,6 +72,13 @@ class VerifyOptions:
 
     def has(self, part: str) -> bool:
         return not self.only or part in self.only
+
+
+class _EndedError(Exception):
+    """Nothing answers any more; what is left cannot be looked at."""
+
+
+Alive = Callable[[], Awaitable[bool]]
 
 
 class Progress(Protocol):
@@ -129,22 +138,35 @@ async def _triton(
                 f"No Triton answers at {address}: is `llmops serve` running there, and is that its gRPC port?"
             ) from error
         manifest = manifest or _beside(card)
+        if options.calibrate and manifest is None:
+            raise InputError("--calibrate needs the engine folder: add --engine ENGINE.")
         page = metrics or f"http://{address.rpartition(':')[0]}:8002/metrics"
         probe = await Probe.open(client, name)
         desk = Desk(probe, card, manifest, Gauges(page, probe.model), owned)
         report = Report(name, address, card.target, device_name(card.target), manifest is not None)
         await _prepare(desk)
-        for part, checks in _ENGINE_PARTS.items():
-            if options.has(part):
-                await _carry_out(part, checks, desk, report, progress)
-        measured = None
-        if options.calibrate:
-            if manifest is None:
-                raise InputError("--calibrate needs the engine folder: add --engine ENGINE.")
-            measured = await calibrate(desk, manifest, lambda point: progress.begin("calibrate", point))
-        if owned and options.has("contract"):
-            await _carry_out("contract", DRAIN, desk, report, progress)
-        return report, measured
+        measured: list[Measured] = []
+        with contextlib.suppress(_EndedError):
+            for part, checks in _all_parts(options, owned, measured, progress):
+                await _carry_out(part, checks, desk, report, progress, lambda: client.model_ready(probe.model))
+        return report, measured[0] if measured else None
+
+
+def _all_parts(
+    options: VerifyOptions, owned: bool, measured: list[Measured], progress: Progress
+) -> Iterator[tuple[str, Sequence[Check]]]:
+    """In their order; the step times go into `measured`. `drain` ends the deployment, so it is the last."""
+    yield from ((part, checks) for part, checks in _ENGINE_PARTS.items() if options.has(part))
+
+    async def step_times(desk: Desk) -> Finding:
+        assert desk.manifest is not None
+        measured.append(await calibrate(desk, desk.manifest, lambda point: progress.begin("calibrate", point)))
+        return works(f"{len(measured[0].steps)} of {measured[0].device}")
+
+    if options.calibrate:
+        yield "speed", [Check("step times", step_times)]
+    if owned and options.has("contract"):
+        yield "contract", DRAIN
 
 
 @contextlib.asynccontextmanager
@@ -204,28 +226,60 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
         desk = Surface(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
         report = Report(options.model or "", base, "gateway", "", manifest is not None)
         try:
-            await _carry_out("gateway", surface.CHECKS, desk, report, progress)
+            await http.get("/models")
         except httpx.HTTPError as error:
             raise LlmopsError(f"{base} cannot be asked: {error or type(error).__name__}.") from error
+        with contextlib.suppress(_EndedError):
+            await _carry_out("gateway", surface.CHECKS, desk, report, progress, lambda: _answers(http))
         report.model = desk.model or report.model
         return report
 
 
-async def _carry_out(part: str, checks: Sequence[Check], subject: Any, report: Report, progress: Progress) -> None:
+async def _answers(http: httpx.AsyncClient) -> bool:
+    try:
+        await http.get("/models")
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+async def _carry_out(
+    part: str, checks: Sequence[Check], subject: Any, report: Report, progress: Progress, alive: Alive
+) -> None:
+    """Raises _EndedError after the check during which the server ended."""
     for check in checks:
         progress.begin(part, check.name)
         begun = time.monotonic()
         finding = await _finding(check, subject)
+        ended = finding.verdict == "wrong" and not await alive()
+        if ended:
+            finding = wrong(_ended(report, finding))
         result = Result(part, check.name, finding, time.monotonic() - begun)
         report.results.append(result)
         progress.result(result)
+        if ended:
+            raise _EndedError
+
+
+def _ended(report: Report, finding: Finding) -> str:
+    where = "the gateway" if report.target == "gateway" else "the engine"
+    return (
+        f"{where} at {report.address} ended during this check ({finding.detail}); see its log. "
+        "The checks after it were not made"
+    )
 
 
 async def _finding(check: Check, subject: Any) -> Finding:
-    """What an engine breaks on is a fault of the engine; what the server's absence breaks is not a finding."""
+    """What an engine, its server or its gateway breaks on is a fault of theirs."""
     try:
         return await check.run(subject)
     except WrongError as error:
         return wrong(str(error))
+    except LlmopsError as error:
+        return wrong(error.message.rstrip("."))
+    except aio.AioRpcError as error:
+        return wrong(f"Triton broke off: {error.details() or error.code().name}")
+    except (*BROKEN, httpx.HTTPError) as error:
+        return wrong(f"the connection broke: {error or type(error).__name__}")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return wrong(f"the answer is not of the form that the contract says ({type(error).__name__}: {error})")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmops.perf.bench import BenchOptions, bench
+from llmops.perf.report.document import Document
 from llmops.perf.report.statistics import Summary
 from llmops.perf.verify.base import Check, Finding, WrongError, check, works, wrong
 from llmops.perf.verify.capacity import ENOUGH, planned_tokens
@@ -30,12 +32,14 @@ _CLOCK = 0.85
 
 @dataclass
 class Measured:
-    """Medians in seconds; `waiting`: requests that the engine kept out of its batch, `gpus` under load."""
+    """Means in seconds; `offered`: tokens/s that an open loop asked for, `waiting`: requests that the engine kept out
+    of its batch, `gpus` under load."""
 
     ttft: float
     tpot: float
     tokens_per_second: float
     requests: int
+    offered: float | None = None
     waiting: float = 0.0
     gpus: list[Gpu] = field(default_factory=list)
 
@@ -49,7 +53,7 @@ async def single(desk: Desk) -> Finding:
 async def operating_point(desk: Desk) -> Finding:
     point = _predicted(desk).get("point")
     streams = max(1, round(point["concurrency"])) if point else min(_STREAMS, desk.card.max_batch_size)
-    return await _compare(desk, streams, point)
+    return await _compare(desk, streams, point, arrivals=bool(point))
 
 
 def _predicted(desk: Desk) -> dict[str, Any]:
@@ -58,8 +62,8 @@ def _predicted(desk: Desk) -> dict[str, Any]:
     return dict(found) if found.get("kind", "aggregated") == "aggregated" else {}
 
 
-async def _compare(desk: Desk, streams: int, point: dict[str, float] | None) -> Finding:
-    found = await measure(desk, streams, bool(point))
+async def _compare(desk: Desk, streams: int, point: dict[str, float] | None, arrivals: bool = False) -> Finding:
+    found = await measure(desk, streams, bool(point), point["rate"] if point and arrivals else None)
     figures = {"ttft": found.ttft, "tpot": found.tpot, "tokens_per_second": found.tokens_per_second}
     said = (
         f"{streams} streams: TTFT {1000 * found.ttft:,.0f} ms, TPOT {1000 * found.tpot:,.1f} ms, "
@@ -76,16 +80,18 @@ async def _compare(desk: Desk, streams: int, point: dict[str, float] | None) -> 
 
 
 def ratios_of(found: Measured, point: dict[str, float]) -> dict[str, float]:
-    """How much of the predicted speed there is; above 1 it is faster."""
+    """How much of the predicted speed there is; above 1 it is faster. Random arrivals bring somewhat more or fewer
+    requests than planned: then it is the share of their tokens that came while they arrived."""
     return {
         "TTFT": point["ttft"] / found.ttft,
         "TPOT": point["tpot"] / found.tpot,
-        "tokens/s": found.tokens_per_second / point["tokens_per_second"],
+        "tokens/s": found.tokens_per_second / (found.offered or point["tokens_per_second"]),
     }
 
 
-async def measure(desk: Desk, streams: int, planned: bool) -> Measured:
-    """A closed loop at the engine model, without gateway and HTTP."""
+async def measure(desk: Desk, streams: int, planned: bool, rate: float | None = None) -> Measured:
+    """At the engine model, without gateway and HTTP: a closed loop of `streams`, or the steady state of `rate` random
+    arrivals per second, which is what the planner predicts."""
     predicted = _predicted(desk)
     isl = int(predicted.get("isl", _INPUT)) if planned else _INPUT
     osl = int(predicted.get("osl", _OUTPUT)) if planned else _OUTPUT
@@ -93,8 +99,10 @@ async def measure(desk: Desk, streams: int, planned: bool) -> Measured:
     isl, osl = min(isl, max(1, room - osl - 1)), min(osl, room // 2)
     options = BenchOptions(
         f"grpc://{desk.probe.client.address}", desk.card.name, "engine", parse_lengths(str(isl)),
-        parse_lengths(str(osl)), concurrency=streams, requests=max(3, 2 * streams),
-        duration=_PLANNED_SECONDS if planned else _SECONDS, warmup=min(streams, 8),
+        parse_lengths(str(osl)), concurrency=None if rate else streams, rate=rate,
+        warmup=min(streams, 8) if rate else streams,
+        requests=2 * streams + _counted(streams) if rate else max(3, 2 * streams),
+        duration=None if rate else _PLANNED_SECONDS if planned else _SECONDS,
     )  # fmt: skip
     load = asyncio.create_task(bench(options))
     waiting = 0.0
@@ -105,15 +113,45 @@ async def measure(desk: Desk, streams: int, planned: bool) -> Measured:
             now = await desk.gauges.read() if desk.gauges else {}
             waiting = max(waiting, now.get((REQUESTS, "waiting"), 0.0))
             seen = await asyncio.to_thread(gpus) or seen
-    return _read((await load).summary, waiting, seen)
+    document = await load
+    found = _mean(document.summary) if rate is None else steady(document, streams)
+    found.waiting, found.gpus = waiting, seen
+    return found
 
 
-def _read(summary: Summary, waiting: float, seen: list[Gpu]) -> Measured:
+def _counted(streams: int) -> int:
+    """Of how many answers: enough that those which begin and end outside the window weigh little."""
+    return 2 * streams + 20
+
+
+def steady(document: Document, streams: int) -> Measured:
+    """Of an open loop: without the sessions that fill the batch, `streams` at the start, and those that keep it full
+    until the last that counts has ended."""
+    _mean(document.summary)
+    records = sorted(document.records, key=lambda record: record["start"])
+    counted = records[streams : streams + _counted(streams)]
+    begun, ended = counted[0]["start"], records[streams + len(counted)]["start"]
+    tokens = sum(_tokens_within(record, begun, ended) for record in records)
+    offered = sum(record["tokens_out"] for record in counted)
+    ttft = statistics.mean(record["first"] - record["start"] for record in counted)
+    tpot = statistics.mean((record["chunks"][-1] - record["first"]) / (record["tokens_out"] - 1) for record in counted)
+    seconds = ended - begun
+    return Measured(ttft, tpot, tokens / seconds, len(counted), offered / seconds)
+
+
+def _tokens_within(record: dict[str, Any], begun: float, ended: float) -> float:
+    """A message brings the mean number of tokens."""
+    here = sum(begun <= at < ended for at in record["chunks"])
+    return float(here * record["tokens_out"] / len(record["chunks"]))
+
+
+def _mean(summary: Summary) -> Measured:
+    """Raises WrongError when requests failed."""
     if summary.failed or summary.ttft is None or summary.tpot is None:
         errors = ", ".join(f"{kind} ({count})" for kind, count in summary.errors.items()) or "no answer had two tokens"
         raise WrongError(f"{summary.failed} of {summary.requests} requests failed under load: {errors}")
     rate = summary.output_tokens_per_second
-    return Measured(summary.ttft.p50 / 1000, summary.tpot.p50 / 1000, rate, summary.requests, waiting, seen)
+    return Measured(summary.ttft.mean / 1000, summary.tpot.mean / 1000, rate, summary.requests)
 
 
 async def suspects(desk: Desk, streams: int, found: Measured) -> list[str]:

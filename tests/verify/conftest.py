@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+from llmops.model_repository.launch import Ports, TritonServer, start_triton
 
 
 @dataclass
@@ -41,15 +47,31 @@ def verify():
     return run
 
 
-@pytest.fixture(scope="session")
-def serve(request: pytest.FixtureRequest):
-    """`serve(repository)`: arguments that point `verify` at a real Triton on it, which lives as long as the session."""
-    from llmops.model_repository.launch import Ports, start_triton
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Callable[[Path], list[str]]]:
+    """`serve(repository)`: arguments that point `verify` at a real Triton on it, which ends with the module's tests."""
+    with contextlib.ExitStack() as stack:
+        yield lambda repository: pointing_at(stack.enter_context(triton_on(repository)))
 
-    def start(repository: Path) -> list[str]:
-        server = start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3, on_log=lambda line: None)
-        request.addfinalizer(server.stop)
+
+def triton_on(repository: Path) -> TritonServer:
+    """A context manager; leaving it ends the server."""
+    server = start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3, on_log=lambda line: None)
+    try:
         server.wait_ready(120)
-        return ["--triton", server.grpc_address, "--metrics", server.metrics_url]
+    except BaseException:
+        server.stop()
+        raise
+    return server
 
-    return start
+
+def pointing_at(server: TritonServer) -> list[str]:
+    return ["--triton", server.grpc_address, "--metrics", str(server.metrics_url)]
+
+
+def load(path: Path) -> ModuleType:
+    """A helper of another folder of tests."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -15,8 +15,8 @@ from llmops.perf.fountain.repository import make_fountain
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
 # of a mock engine that gives a token each 4 ms: a plan that any machine keeps, and one that none does
-SLOW = {"concurrency": 3.0, "ttft": 60.0, "tpot": 10.0, "tokens_per_second": 0.01}
-FAST = {"concurrency": 40.0, "ttft": 1e-6, "tpot": 1e-6, "tokens_per_second": 1e9}
+SLOW = {"concurrency": 3.0, "rate": 8.0, "ttft": 60.0, "tpot": 10.0, "tokens_per_second": 0.01}
+FAST = {"concurrency": 40.0, "rate": 1e8, "ttft": 1e-6, "tpot": 1e-6, "tokens_per_second": 1e9}
 
 
 def planned(engine: Path, folder: Path, point: dict[str, float], kv_tokens: int, **limits: int) -> Path:

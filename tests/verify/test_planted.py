@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,18 +15,15 @@ from llmops.build.manifest import FILE_NAME, EngineManifest
 from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.verify.base import Result
+from llmops.perf.verify.run import VerifyOptions
+from llmops.perf.verify.run import verify as verified
+from tests.verify.conftest import load
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
 TESTS = Path(__file__).parents[1]
 TEMPLATE = "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "
-
-
-def load(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +138,19 @@ def engines(checkpoint: Path, sound: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def served(engines: list[Path], serve, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def served(engines: list[Path], serve, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a Triton with all of them."""
     repository = tmp_path_factory.mktemp("served") / "repository"
     generate_repository(read_engines([str(engine) for engine in engines]), repository)
-    return serve(repository)
+    return serve(repository)[1]
+
+
+class Silent:
+    """A Progress that shows nothing."""
+
+    def begin(self, part: str, name: str) -> None: ...
+
+    def result(self, result: Result) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -160,18 +164,14 @@ def served(engines: list[Path], serve, tmp_path_factory: pytest.TempPathFactory)
         ("scale", "answers, greedy answers: "),
     ],
 )
-def test_answers(verify, served: list[str], model: str, fault: str | None) -> None:
-    found = verify(*served, "--model", model, "--only", "answers")
-    print(model, found.detail("greedy answers"))
+async def test_answers(served: str, model: str, fault: str | None) -> None:
+    report, _ = await verified(VerifyOptions(triton=served, model=model, only=("answers",)), Silent())
     if fault is None:
-        assert found.report["faults"] == []
-        assert found.code == 0
+        assert report.faults == []
         return
-    assert found.code == 1
-    assert any(sentence.startswith(fault) for sentence in found.report["faults"]), found.report["faults"]
-    assert f"Fault: {found.report['faults'][0]}" in found.output
-    weights = model in ("ranks", "scale")
-    assert ("greedy answers" in found.named("wrong")) == weights
+    assert any(sentence.startswith(fault) for sentence in report.faults), report.faults
+    wrong = {one.name for one in report.results if one.fault}
+    assert ("greedy answers" in wrong) == (model in ("ranks", "scale"))
 
 
 # in the engine model's package: (file, what it says, what the fault makes of it, what verify then finds wrong)
@@ -194,7 +194,7 @@ FAULTS = [
 
 def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
     """All at once: each must be found beside the others."""
-    repository = make_fountain(engine_dir, tmp_path / "repository", 0.004)
+    repository = make_fountain(engine_dir, tmp_path / "repository", 0.02)
     package = repository / "fountain-tensorrt_llm" / "1" / "llmops_engine"
     wanted: set[str] = set()
     for name, old, new, found in FAULTS:
@@ -206,10 +206,11 @@ def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
     assert report.code == 1
     assert report.named("wrong") == wanted
     assert all(sentence.startswith("contract, ") for sentence in report.report["faults"])
+    assert f"Fault: {report.report['faults'][0]}" in report.output
 
 
 def test_a_client_that_cannot_leave(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
-    repository = make_fountain(engine_dir, tmp_path / "repository", 0.02)
+    repository = make_fountain(engine_dir, tmp_path / "repository", 0.005)
     package = repository / "fountain-tensorrt_llm" / "1" / "llmops_engine"
     loop = (package / "loop.py").read_text()
     assert "if job.sink.is_cancelled():" in loop

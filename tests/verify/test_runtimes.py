@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,18 +12,12 @@ from llmops.build.spec import BuildSpec
 from llmops.model_repository import match
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.fountain.repository import make_fountain
+from tests.verify.conftest import load
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
 TESTS = Path(__file__).parents[1]
 GUIDES = {f"guided: {kind}" for kind in ("json", "json_schema", "regex", "ebnf_grammar")}
-
-
-def load(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_embedded_engine(verify, engine_dir: Path, triton, tmp_path: Path) -> None:
@@ -49,7 +41,7 @@ def test_the_embedded_engine(verify, engine_dir: Path, triton, tmp_path: Path) -
 
 
 def test_the_mock_engine(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
-    served = serve(make_fountain(engine_dir, tmp_path / "repository", 0.004))
+    served = serve(make_fountain(engine_dir, tmp_path / "repository", 0.02))
     found = verify(*served, "--only", "contract")
     assert found.report["faults"] == []
     assert found.code == 0

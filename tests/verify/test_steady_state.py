@@ -1,0 +1,61 @@
+"""What `verify` makes of an open loop: the steady state alone, by means, as the planner predicts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmops.perf.load.runner import Run
+from llmops.perf.records import Record
+from llmops.perf.report.document import Document
+from llmops.perf.report.statistics import summarise
+from llmops.perf.verify.base import WrongError
+from llmops.perf.verify.speed import ratios_of, steady
+
+STREAMS, SESSIONS = 2, 4 * 2 + 20
+PLAN = {"ttft": 0.5, "tpot": 0.25, "tokens_per_second": 4.0}
+
+
+def document(records: list[Record]) -> Document:
+    run = Run(0.0, max(record.end for record in records), records)
+    return Document({}, {}, summarise(run, []), records=[record.to_json(0.0) for record in records])
+
+
+def answer(start: float, ttft: float, tpot: float, tokens: int = 5) -> Record:
+    first = start + ttft
+    chunks = [first + at * tpot for at in range(tokens)]
+    return Record(start, first, chunks[-1], chunks, tokens_out=tokens, counted=False, requested=tokens)
+
+
+def test_the_filling_and_the_emptying_batch_do_not_count() -> None:
+    """One session a second; those at both ends are a hundred times as fast."""
+    edge = {0, 1, SESSIONS - 2, SESSIONS - 1}
+    records = [answer(at, *((0.005, 0.0025) if at in edge else (0.5, 0.25))) for at in range(SESSIONS)]
+    # two long waits among 24: the median would not show them
+    for at in (5, 15):
+        records[at] = answer(at, 2.9, 0.25)
+    found = steady(document(records), STREAMS)
+    assert found.requests == SESSIONS - 2 * STREAMS
+    assert found.ttft == pytest.approx((22 * 0.5 + 2 * 2.9) / 24)
+    assert found.tpot == pytest.approx(0.25)
+
+
+def test_an_engine_that_keeps_up_with_what_arrives() -> None:
+    """Fewer came than planned: that is not the engine's fault."""
+    records = [answer(2.0 * at, 0.5, 0.25) for at in range(SESSIONS)]
+    assert ratios_of(steady(document(records), STREAMS), PLAN)["tokens/s"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_an_engine_that_does_not() -> None:
+    """It answers one session in two seconds, one a second comes."""
+    records = [answer(at, 0.5 + at, 0.25) for at in range(SESSIONS)]
+    ratio = ratios_of(steady(document(records), STREAMS), PLAN)["tokens/s"]
+    assert ratio == pytest.approx(0.5, abs=0.06)
+
+
+def test_requests_that_fail() -> None:
+    records = [answer(at, 0.5, 0.25) for at in range(SESSIONS)]
+    records[7] = replace(records[7], error="grpc_unavailable")
+    with pytest.raises(WrongError, match="1 of 28 requests failed under load: grpc_unavailable"):
+        steady(document(records), STREAMS)
