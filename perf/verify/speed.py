@@ -63,7 +63,14 @@ def _predicted(desk: Desk) -> dict[str, Any]:
 
 
 async def _compare(desk: Desk, streams: int, point: dict[str, float] | None, arrivals: bool = False) -> Finding:
-    found = await measure(desk, streams, bool(point), point["rate"] if point and arrivals else None)
+    try:
+        found = await measure(desk, streams, bool(point), point["rate"] if point and arrivals else None)
+    except WrongError as error:
+        if not point:
+            raise
+        # a queue that is full, most often: what makes an engine slow makes it refuse
+        nothing = Measured(0.0, 0.0, 0.0, 0)
+        return wrong(f"{error}. First suspects: {'; '.join(await suspects(desk, streams, nothing))}")
     figures = {"ttft": found.ttft, "tpot": found.tpot, "tokens_per_second": found.tokens_per_second}
     said = (
         f"{streams} streams: TTFT {1000 * found.ttft:,.0f} ms, TPOT {1000 * found.tpot:,.1f} ms, "
