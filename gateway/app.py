@@ -54,7 +54,7 @@ BODIES: tuple[type[BaseModel], ...] = (
 def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
     """The application for any ASGI server. Nothing is connected before its lifespan starts."""
     metrics = Metrics()
-    workers = Workers(settings.text_threads)
+    workers = Workers(settings.text_threads, settings.limits.preparing)
     intake = Intake(settings.limits, settings.timeouts.body)
     registry = ModelRegistry(settings)
     embedder = TritonEmbedder(

@@ -52,7 +52,8 @@ class Limits(_Section):
     `json_values`: of a body, a key or a container counting for eight; `held_bytes`: of all bodies whose requests are
     not over; `connections_per_client`: of one address (IPv6: one /64), None for half of `connections`, 0 for any
     number; `prompt_bytes`: UTF-8 of all texts of one request that are tokenised; `queued`: sequences per engine
-    beyond those of its batch.
+    beyond those of its batch; `preparing`: requests that wait for a thread that renders and tokenises; `inputs`: of one
+    embeddings request; `choices`: of a guided choice.
     """
 
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
@@ -66,9 +67,13 @@ class Limits(_Section):
     messages: Annotated[int, Field(gt=0)] = 4096
     stop_strings: Annotated[int, Field(gt=0)] = 16
     stop_length: Annotated[int, Field(gt=0)] = 1024
+    stop_token_ids: Annotated[int, Field(gt=0)] = 1024
     tools: Annotated[int, Field(gt=0)] = 128
     schema_bytes: Annotated[int, Field(gt=0)] = 65536
+    choices: Annotated[int, Field(gt=0)] = 1024
     prompts: Annotated[int, Field(gt=0)] = 64
+    inputs: Annotated[int, Field(gt=0)] = 2048
+    preparing: Annotated[int, Field(gt=0)] = 1024
     template_seconds: Annotated[float, Field(gt=0)] = 1.0
 
 
@@ -173,7 +178,7 @@ def _refuse_misspelt_environment() -> None:
             continue
         meant = difflib.get_close_matches(stem, known, n=1, cutoff=0.8)
         if meant:
-            raise InputError(f"The environment variable {name} is no setting; did you mean {meant[0]}?")
+            raise InputError(f"The environment variable {name} is an unknown setting; did you mean {meant[0]}?")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

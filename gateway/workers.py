@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from llmops.gateway.errors import UnavailableError
+from llmops.gateway.shares import Shares
+from llmops.gateway.turns import Turns
 
 T = TypeVar("T")
 
@@ -38,28 +39,28 @@ def is_brief() -> bool:
 
 
 class Workers:
-    """`threads` run at once what is brief, one more what is not; `backlog` more may wait, then requests are refused."""
+    """`threads` run at once what is brief, one more what is not. `backlog` more may wait, and of one client some."""
 
-    def __init__(self, threads: int = 2, backlog: int = 256) -> None:
+    def __init__(self, threads: int = 2, backlog: int = 1024) -> None:
         self._brief, self._long = _Lane("llmops-text", threads), _Lane("llmops-long", 1)
-        self._free = threads + backlog
+        self._places = Shares(threads + backlog)
 
     async def run(self, work: Callable[[], T], size: int, caller: str = "") -> T:
-        """Do `work`, which handles about `size` characters, for `caller`. It may be begun twice.
+        """Do `work`, which handles about `size` characters, for `caller`, `a/b` for `b` of `a`. It may be begun twice.
 
-        Raises UnavailableError when the queue is full.
+        Raises UnavailableError when the queue is full, or the caller's share of it.
         """
         if size <= INLINE_CHARACTERS:
             return work()
-        if self._free <= 0:
+        path = caller.split("/", 1)
+        if not self._places.take(path):
             raise UnavailableError("Too many long prompts are being prepared; try again.", code="overloaded")
-        self._free -= 1
         try:
-            return await self._brief.run(lambda: _briefly(work), caller)
+            return await self._brief.run(lambda: _briefly(work), path)
         except TooLongError:
-            return await self._long.run(work, caller)
+            return await self._long.run(work, path)
         finally:
-            self._free += 1
+            self._places.give_back(path)
 
     def close(self) -> None:
         self._brief.close()
@@ -80,21 +81,21 @@ class _Lane:
     def __init__(self, name: str, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._idle = threads
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: Turns[asyncio.Future[None]] = Turns()
 
-    async def run(self, work: Callable[[], T], caller: str) -> T:
+    async def run(self, work: Callable[[], T], path: Sequence[str]) -> T:
         if self._idle:
             self._idle -= 1
         else:
-            await self._turn(caller)
+            await self._turn(path)
         # a client that leaves does not end its thread: the next turn is when that is over
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)
         done.add_done_callback(lambda _: self._next())
         return await asyncio.shield(done)
 
-    async def _turn(self, caller: str) -> None:
+    async def _turn(self, path: Sequence[str]) -> None:
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, deque()).append(turn)
+        self._waiting.put(path, turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -103,11 +104,8 @@ class _Lane:
             raise
 
     def _next(self) -> None:
-        while self._waiting:
-            caller, turns = self._waiting.popitem(last=False)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[caller] = turns
+        while self._waiting.size:
+            turn = self._waiting.take()
             if not turn.done():
                 turn.set_result(None)
                 return

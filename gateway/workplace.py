@@ -94,10 +94,10 @@ def _sweep(base: Path) -> None:
     for folder in folders:
         # another gateway may have removed it meanwhile
         with suppress(OSError):
-            _remove_if_nobody_s(folder)
+            _remove_if_unused(folder)
 
 
-def _remove_if_nobody_s(folder: Path) -> None:
+def _remove_if_unused(folder: Path) -> None:
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         return
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

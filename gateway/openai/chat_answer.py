@@ -26,7 +26,7 @@ from llmops.gateway.openai.sampling import (
 )
 from llmops.gateway.openai.schemas import SchemaLimits
 from llmops.gateway.openai.service import Service, open_streams
-from llmops.gateway.openai.sizes import check_messages, check_text
+from llmops.gateway.openai.sizes import characters, check_messages, check_text
 from llmops.gateway.openai.structured import GUIDE_CHARACTERS, enforced, guide_field, guide_of, must_hold, work_of
 from llmops.gateway.openai.tools.harmony import FINAL, HarmonyParser, is_harmony
 from llmops.gateway.openai.tools.plan import FirstCallOnly, ToolPlan, plan_tools
@@ -93,8 +93,9 @@ async def _start(
     leave: Callable[[], None],
 ) -> Answer:
     limits = service.limits
-    # a message costs its template some work however short it is
-    size = context.size + 64 * len(body.messages) + (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
+    # a message costs its template some work however short it is; earlier ones may not have come with this body
+    size = max(context.size, characters(body.messages)) + 64 * len(body.messages)
+    size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
     plan = await service.workers.run(lambda: plan_chat(model, body, limits, context.mark), size, context.caller)
     wanted, field = _wanted_length(body)
     length = output_length(wanted, len(plan.input_ids), model.card, default=service.default_tokens, param=field)
@@ -136,7 +137,7 @@ async def _start(
 def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Callable[[str], None]) -> ChatPlan:
     """Prompt, grammar and processing; the template writes the special tokens itself. `mark` ends a stage."""
     mark("queue")
-    schema_limits = SchemaLimits(size=limits.schema_bytes)
+    schema_limits = SchemaLimits.of(limits)
     template = model.template.source if model.template else ""
     own_guide = guide_of(body, schema_limits)
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)

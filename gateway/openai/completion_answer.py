@@ -123,7 +123,7 @@ async def _start(
 
 
 def _guide(body: CompletionRequest, model: ServedModel, service: Service) -> Guide | None:
-    guide = guide_of(body, SchemaLimits(size=service.limits.schema_bytes))
+    guide = guide_of(body, SchemaLimits.of(service.limits))
     field = guide_field(body)
     check_guide(guide, model.card, field)
     return enforced(guide, model.card.capabilities.guided, must_hold(body), field)
@@ -179,7 +179,9 @@ async def echoes_of(
     if not body.echo:
         return []
     prompts = prompts_of(body, service.limits)
-    texts = await service.workers.run(lambda: [_echo(model, prompt) for prompt in prompts], context.size)
+    texts = await service.workers.run(
+        lambda: [_echo(model, prompt) for prompt in prompts], context.size, context.caller
+    )
     return [text for text in texts for _ in range(sequences_of(body))]
 
 

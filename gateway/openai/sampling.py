@@ -103,7 +103,7 @@ def first_of(*values: Any) -> Any:
 
 def endings_of(body: SamplingFields, card: ModelCard, limits: Limits) -> Endings:
     ids = () if body.ignore_eos else card.end_ids
-    ids = tuple(dict.fromkeys((*ids, *(body.stop_token_ids or ()))))
+    ids = tuple(dict.fromkeys((*ids, *_stop_ids_of(body.stop_token_ids or (), card, limits))))
     return Endings(ids, _stops_of(body.stop, limits))
 
 
@@ -141,6 +141,18 @@ def bad_words_of(body: SamplingFields, tokenizer: TextTokenizer, limits: Limits)
 def _require(fulfilled: bool, field: str, card: ModelCard) -> None:
     if not fulfilled:
         raise UnsupportedError(f"{field} is not supported by this model (target {card.target}).", param=field)
+
+
+def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: Limits) -> Sequence[int]:
+    if len(ids) > limits.stop_token_ids:
+        raise InvalidRequestError(
+            f"At most {limits.stop_token_ids} stop_token_ids are allowed.", param="stop_token_ids"
+        )
+    if max(ids, default=0) >= card.vocab_size:
+        raise InvalidRequestError(
+            f"The stop_token_ids are token ids from 0 to {card.vocab_size - 1}.", param="stop_token_ids"
+        )
+    return ids
 
 
 def _stops_of(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ...]:

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.openai.grammar.errors import NotEnforceableError
 from llmops.gateway.openai.grammar.patterns import parsed
 from llmops.gateway.openai.grammar.references import pointed_at
+from llmops.gateway.settings import Limits
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "additionalItems")
@@ -48,6 +49,11 @@ class SchemaLimits:
     repeats: int = 8_192
     all_repeats: int = 16_384
     pattern: int = 4_096
+    choices: int = 1_024
+
+    @classmethod
+    def of(cls, limits: Limits) -> SchemaLimits:
+        return cls(size=limits.schema_bytes, choices=limits.choices)
 
 
 DEFAULT_LIMITS = SchemaLimits()
@@ -75,14 +81,14 @@ def _problem(text: str, limits: SchemaLimits) -> str | None:
     target_of = lru_cache(maxsize=None)(lambda reference: pointed_at(root, reference))
     repeats = 0
     try:
-        for count, (path, node, depth) in enumerate(_subschemas(root), start=1):
+        for count, (place, node) in enumerate(_subschemas(root), start=1):
             if count > limits.nodes:
                 return f"it has more than {limits.nodes} parts"
-            if depth > limits.depth:
+            if place.depth > limits.depth:
                 return f"it is nested deeper than {limits.depth} levels"
             problem = _node_problem(node, target_of, limits)
             if problem:
-                return f"{problem} at '{path or '#'}'"
+                return f"{problem} at '{place}'"
             repeats += _repeats(node)
             if repeats > limits.all_repeats:
                 return f"its lengths and counts add up to more than {limits.all_repeats}"
@@ -95,37 +101,53 @@ class _ShapeError(Exception):
     """A keyword has the wrong kind of value."""
 
 
-def _subschemas(root: object) -> Iterator[tuple[str, object, int]]:
-    """Every schema inside `root` with its path and depth, depth first and without recursion."""
-    stack: list[tuple[str, object, int]] = [("", root, 0)]
+class _Place(NamedTuple):
+    """Where a schema stands. Its path is written only for an error: a key may be long, and above thousands of parts."""
+
+    parent: _Place | None = None
+    names: tuple[str | int, ...] = ()
+    depth: int = 0
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        place: _Place | None = self
+        while place is not None:
+            parts[:0] = [f"/{name}" for name in place.names]
+            place = place.parent
+        return "".join(parts) or "#"
+
+
+def _subschemas(root: object) -> Iterator[tuple[_Place, object]]:
+    """Every schema inside `root` with its place, depth first and without recursion."""
+    stack: list[tuple[_Place, object]] = [(_Place(), root)]
     while stack:
-        path, node, depth = stack.pop()
-        yield path, node, depth
+        place, node = stack.pop()
+        yield place, node
         if isinstance(node, dict):
-            stack.extend((f"{path}/{key}", child, depth + 1) for key, child in _children(node, path))
+            stack.extend((_Place(place, names, place.depth + 1), child) for names, child in _children(node, place))
 
 
-def _children(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, object]]:
+def _children(node: Mapping[str, Any], place: _Place) -> Iterator[tuple[tuple[str | int, ...], object]]:
     for key in _ONE:
         if isinstance(node.get(key), dict):
-            yield key, node[key]
+            yield (key,), node[key]
     for key in _MANY:
-        for at, child in enumerate(_typed(node, key, list, path)):
-            yield f"{key}/{at}", child
+        for at, child in enumerate(_typed(node, key, list, place)):
+            yield (key, at), child
     if isinstance(node.get("items"), list):
         for at, child in enumerate(node["items"]):
-            yield f"items/{at}", child
+            yield ("items", at), child
     for key in _NAMED:
-        for name, child in _typed(node, key, dict, path).items():
-            yield f"{key}/{name}", child
+        for name, child in _typed(node, key, dict, place).items():
+            yield (key, name), child
 
 
-def _typed(node: Mapping[str, Any], key: str, kind: type, path: str) -> Any:
+def _typed(node: Mapping[str, Any], key: str, kind: type, place: _Place) -> Any:
     value = node.get(key)
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        raise _ShapeError(f"'{key}' must be {'a list' if kind is list else 'an object'} at '{path or '#'}'")
+        raise _ShapeError(f"'{key}' must be {'a list' if kind is list else 'an object'} at '{place}'")
     return value
 
 
@@ -149,7 +171,7 @@ def _type_problem(node: Mapping[str, Any]) -> str | None:
     kinds = node.get("type", [])
     kinds = kinds if isinstance(kinds, list) else [kinds]
     wrong = next((kind for kind in kinds if not isinstance(kind, str) or kind not in _TYPES), None)
-    return None if wrong is None else f"{json.dumps(wrong)} is no type (they are {', '.join(sorted(_TYPES))})"
+    return None if wrong is None else f"{json.dumps(wrong)} is not a type (use one of {', '.join(sorted(_TYPES))})"
 
 
 def _kind_problem(node: Mapping[str, Any]) -> str | None:

@@ -37,10 +37,15 @@ def check_messages(messages: Sequence[Message], limits: Limits) -> None:
     """Raises InvalidRequestError for too many, too long ones, and calls whose arguments hold too many values."""
     if len(messages) > limits.messages:
         raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")
-    check_length(sum(map(len, _texts(messages))), limits, "messages")
+    check_length(characters(messages), limits, "messages")
     calls = (call for message in messages for call in message.tool_calls or ())
     if sum(map(_weight_of_arguments, calls)) > limits.json_values:
         raise InvalidRequestError("The arguments of the tool calls hold too many JSON values.", param="messages")
+
+
+def characters(messages: Sequence[Message]) -> int:
+    """Of all that a template may write of them."""
+    return sum(map(len, _texts(messages)))
 
 
 def _texts(messages: Sequence[Message]) -> Iterator[str]:

@@ -16,7 +16,6 @@ from llmops.gateway.workers import INLINE_CHARACTERS
 
 # engines' own guide `json` lets any JSON value through, a bare string as well
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
-_MAX_CHOICES = 1024
 # a schema that is a text may be laid out for people
 _SPACED = 8
 GUIDE_CHARACTERS = INLINE_CHARACTERS + 1
@@ -119,9 +118,9 @@ def _from_regex(value: str, param: str, limits: SchemaLimits) -> Guide:
 def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
     if not isinstance(value, list) or not all(isinstance(choice, str) and choice for choice in value):
         raise InvalidRequestError(f"'{param}' must be a list of texts that are not empty.", param=param)
-    if not 0 < len(value) <= _MAX_CHOICES or sum(map(len, value)) > limits.size:
+    if not 0 < len(value) <= limits.choices or sum(map(len, value)) > limits.size:
         raise InvalidRequestError(
-            f"'{param}' must have 1 to {_MAX_CHOICES} choices and {limits.size} characters at most.", param=param
+            f"'{param}' must have 1 to {limits.choices} choices and {limits.size} characters at most.", param=param
         )
     try:
         return Guide("ebnf_grammar", choice_grammar(tuple(value)))

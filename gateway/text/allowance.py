@@ -1,4 +1,4 @@
-"""What one rendering of a chat template may use: seconds, and characters written or copied.
+"""What one rendering of a chat template may use: seconds of CPU, and characters written or copied.
 
 Both are counted per thread, so what is counted needs no handle on the rendering it belongs to.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from contextlib import contextmanager
-from time import monotonic
+from time import thread_time
 from typing import Any
 
 import jinja2
@@ -40,9 +40,9 @@ _left = _Allowance()
 
 @contextmanager
 def allowance(seconds: float) -> Iterator[None]:
-    """What is rendered in this block, by this thread, ends after `seconds` or CHARACTERS."""
+    """What is rendered in this block, by this thread, ends after `seconds` of CPU or CHARACTERS."""
     before = _left.deadline, _left.characters
-    _left.deadline, _left.characters = monotonic() + seconds, CHARACTERS
+    _left.deadline, _left.characters = thread_time() + seconds, CHARACTERS
     try:
         yield
     finally:
@@ -51,7 +51,7 @@ def allowance(seconds: float) -> Iterator[None]:
 
 def check_time() -> None:
     """Raises TemplateTimeoutError after the deadline."""
-    if monotonic() > _left.deadline:
+    if thread_time() > _left.deadline:
         raise TemplateTimeoutError("it takes too long")
 
 

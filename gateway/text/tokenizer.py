@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
 from llmops.gateway.text.prompt import Prompt
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+# characters of a text per token that is wanted of it, at first; tokens that a cut may change, and those around a text
+_BEGINNING, _BESIDE_THE_CUT = 8, 64
 
 
 class TextTokenizer:
@@ -77,10 +82,28 @@ class TextTokenizer:
         apart = self.controls.encode(prompt, ids)
         if not add_special_tokens:
             return apart
-        # what the tokenizer puts around every text
-        whole = self.encode(prompt.text)
+        before, after = self._around
+        return [*before, *apart, *after]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and after every text."""
+        whole, ids = self.encode("a"), self.encode("a", add_special_tokens=False)
         before = next(at for at in range(len(whole) + 1) if whole[at : at + len(ids)] == ids)
-        return [*whole[:before], *apart, *whole[before + len(ids) :]]
+        return whole[:before], whole[before + len(ids) :]
+
+    def encode_beginning(self, text: str, tokens: int) -> list[int]:
+        """Token ids of `text` or of a beginning of it that has more than `tokens`, so that what comes after is not
+        tokenised only to be cut off."""
+        length = _BEGINNING * (tokens + 1)
+        while length < len(text):
+            # words are tokenised each for itself; where there are none, only the tokens next to the cut may differ
+            space = text.rfind(" ", length // 2, length)
+            ids = self.encode(text[: space if space > 0 else length])
+            if len(ids) > tokens + _BESIDE_THE_CUT:
+                return ids
+            length *= 4
+        return self.encode(text)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         known = ids if self.controls is None else [i for i in ids if i != self.controls.alias_id]

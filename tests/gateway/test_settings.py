@@ -60,7 +60,7 @@ def test_a_wrong_file(tmp_path, text, said):
 
 def test_a_misspelt_environment_setting(monkeypatch):
     monkeypatch.setenv("LLMOPS_TRITOM", "x:1")
-    with pytest.raises(InputError, match="LLMOPS_TRITOM is no setting; did you mean LLMOPS_TRITON"):
+    with pytest.raises(InputError, match="LLMOPS_TRITOM is an unknown setting; did you mean LLMOPS_TRITON"):
         load_settings()
 
 

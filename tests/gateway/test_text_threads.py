@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from llmops.gateway.errors import UnavailableError
+from llmops.gateway.shares import Shares
 from llmops.gateway.workers import INLINE_CHARACTERS, TooLongError, Workers, is_brief
 
 LONG = INLINE_CHARACTERS + 1
@@ -28,7 +29,7 @@ class Held:
 
 @pytest.fixture
 def workers():
-    workers = Workers(threads=1, backlog=60)
+    workers = Workers(threads=1, backlog=120)
     yield workers
     workers.close()
 
@@ -49,6 +50,48 @@ async def test_clients_take_turns(workers):
     await asyncio.gather(first, *rest)
     assert order[:4] == ["many", "one", "other", "many"]
     assert len(order) == len(names)
+
+
+async def test_new_keys_from_one_address_do_not_make_it_more_clients(workers):
+    order: list[str] = []
+    held = Held()
+    first = asyncio.create_task(workers.run(held, LONG, "a/0"))
+    await begun(held)
+    names = [*(f"a/{key}" for key in range(1, 40)), "b/1"]
+    rest = [asyncio.create_task(workers.run(lambda name=name: order.append(name), LONG, name)) for name in names]
+    await asyncio.sleep(0)
+    held.end.set()
+    await asyncio.gather(first, *rest)
+    assert order[:3] == ["a/1", "b/1", "a/2"]
+
+
+async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_others():
+    workers, held = Workers(threads=1, backlog=256), Held()
+
+    async def ask(caller: str) -> str:
+        try:
+            return await workers.run(held, LONG, caller)
+        except UnavailableError:
+            return "refused"
+
+    try:
+        many = [asyncio.create_task(ask(f"a/{at}")) for at in range(260)]
+        others = [asyncio.create_task(ask(f"b{at}/key")) for at in range(20)]
+        await begun(held)
+        held.end.set()
+        assert await asyncio.gather(*others) == ["held"] * 20
+        assert (await asyncio.gather(*many)).count("held") == 129  # of 257
+        assert await ask("a/new") == "held", "places are given back"
+    finally:
+        held.end.set()
+        workers.close()
+
+
+async def test_one_key_behind_an_address_leaves_room_for_others_behind_it():
+    shares = Shares(90)
+    assert [shares.take(["proxy", "greedy"]) for _ in range(40)].count(True) == 30
+    assert shares.take(["proxy", "modest"])
+    assert shares.take(["elsewhere"])
 
 
 async def test_what_is_not_brief_goes_on_elsewhere_and_holds_up_only_its_like(workers):
@@ -99,7 +142,7 @@ async def test_a_turn_that_is_cancelled_as_it_comes_is_not_lost(workers):
 
 
 async def test_no_more_than_so_many_wait():
-    workers, held = Workers(threads=1, backlog=1), Held()
+    workers, held = Workers(threads=1, backlog=2), Held()
     try:
         open_ones = [asyncio.create_task(workers.run(held, LONG)) for _ in range(2)]
         await begun(held)

@@ -96,7 +96,7 @@ def nested(depth):
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"type": "date"}, '"date" is no type'),
+        ({"type": "date"}, '"date" is not a type'),
         ({"enum": []}, "'enum' must be a list with at least one value"),
         ({"properties": []}, "'properties' must be an object"),
         ({"properties": {"a": 1}}, "must be an object or a boolean at '/properties/a'"),

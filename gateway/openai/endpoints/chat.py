@@ -76,6 +76,7 @@ class ChatCompletions:
         return await respond(
             request,
             lambda: start_chat(self._service, body, model, answer_id, context),
+            self._service.timeouts,
             events=events if body.stream else None,
             collect=collect,
         )

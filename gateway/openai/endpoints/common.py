@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
+from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, log_detail
 from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.http.events import EventSource, EventStream
 from llmops.gateway.http.outlet import Outlet
@@ -23,6 +23,7 @@ from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.answer import Advance, Answer
 from llmops.gateway.openai.chunks import error_event
 from llmops.gateway.openai.types.common import Wire
+from llmops.gateway.settings import Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -94,29 +95,80 @@ class AnswerEvents(EventSource):
         self._answer.close()
 
 
+class StartingEvents(EventSource):
+    """The events of an answer that is yet to be started: it may wait long for its turn, and the stream's first sign of
+    life must not wait with it."""
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[Answer]],
+        events: Callable[[Answer], EventSource],
+        failed: Callable[[ApiError], bytes],
+        watch: ClientWatch,
+    ) -> None:
+        """`failed` makes the events of what went wrong before there was an answer."""
+        self._start, self._events, self._failed, self._watch = start, events, failed, watch
+        self._source: EventSource | None = None
+        self._late: bytes | None = None
+
+    async def start(self, context: RequestContext) -> None:
+        answer = await self._start()
+        self._source = self._events(answer)
+        self._watch.tell(answer.cancel)
+        await self._source.start(context)
+
+    def late(self, error: Exception) -> None:
+        if self._source is not None:
+            self._source.late(error)
+            return
+        if not isinstance(error, ApiError):
+            log.error("request %s: the stream failed", current_request.get(), exc_info=error)
+            error = InternalError("The gateway failed before the stream began.")
+        log_detail(error)
+        self._late = self._failed(error)
+
+    async def next(self) -> bytes | None:
+        if self._source is not None:
+            return await self._source.next()
+        late, self._late = self._late, None
+        return late
+
+    def attach(self, outlet: Outlet) -> None:
+        if self._source is not None:
+            self._source.attach(outlet)
+
+    def cancel(self) -> None:
+        if self._source is not None:
+            self._source.cancel()
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+
 async def respond(
     request: Request,
     start: Callable[[], Awaitable[Answer]],
+    timeouts: Timeouts,
     *,
     events: Callable[[Answer], EventSource] | None,
     collect: Callable[[Answer], Awaitable[dict[str, Any]]],
+    failed: Callable[[ApiError], bytes] = error_event,
 ) -> Response:
-    """Start the answer, then stream it (`events`) or collect it. The client is watched from here on."""
-    context = context_of(request)
+    """Start the answer, then stream it (`events`) or collect it. The client is watched from here on.
+
+    `failed` makes the events of an error that comes after the stream's first comment and before its answer.
+    """
     watch = ClientWatch(request.receive)
-    streaming = False
+    if events is not None:
+        source = StartingEvents(start, events, failed, watch)
+        return EventStream(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
     try:
         answer = await start()
         watch.tell(answer.cancel)
-        if events is None:
-            return json_response(await _collected(answer, collect, context))
-        timeouts = answer.timeouts
-        stream = EventStream(events(answer), watch, patience=timeouts.client, keepalive=timeouts.keepalive)
-        streaming = True
-        return stream
+        return json_response(await _collected(answer, collect, context_of(request)))
     finally:
-        if not streaming:
-            watch.close()
+        watch.close()
 
 
 @contextmanager
@@ -140,8 +192,11 @@ async def _collected(
 
 
 def json_response(body: dict[str, Any], status: int = 200) -> Response:
-    data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return Response(data, status, media_type="application/json")
+    return Response(json_bytes(body), status, media_type="application/json")
+
+
+def json_bytes(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def note_ignored(

@@ -43,9 +43,13 @@ class Completions:
         context.mark("parse")
         model = self._service.models.get(body.model)
         check_completion(body, model)
-        echoes = await echoes_of(body, model, self._service, context)
         note_ignored(context, self._service.metrics, body, IGNORED)
         answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())
+        echoes: list[str] = []
+
+        async def start() -> Answer:
+            echoes.extend(await echoes_of(body, model, self._service, context))
+            return await start_completion(self._service, body, model, answer_id, context)
 
         def events(answer: Answer) -> AnswerEvents:
             include_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -67,7 +71,8 @@ class Completions:
 
         return await respond(
             request,
-            lambda: start_completion(self._service, body, model, answer_id, context),
+            start,
+            self._service.timeouts,
             events=events if body.stream else None,
             collect=collect,
         )

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAX_INPUTS = 2048
-
 
 class Embeddings:
     """The endpoint; `handle` is the route."""
@@ -35,9 +33,9 @@ class Embeddings:
         model = self._embedder.get(body.model)
         note_ignored(context, self._service.metrics, body)
         _check_dimensions(body, model)
-        inputs = _inputs(body)
+        inputs = _inputs(body, self._service.limits.inputs)
         check_length(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")
-        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), context.size)
+        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), context.size, context.caller)
         vectors = _shortened(await self._embedder.embed(model, rows), body.dimensions)
         return json_response(_answer(body, vectors, sum(map(len, rows))))
 
@@ -47,27 +45,34 @@ def _check_dimensions(body: EmbeddingRequest, model: EmbeddingModel) -> None:
         raise InvalidRequestError(f"dimensions is at most {model.card.dimensions} here.", param="dimensions")
 
 
-def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
+def _inputs(body: EmbeddingRequest, most: int) -> list[str | list[int]]:
     given: Any = body.input
     if isinstance(given, str):
         return [given]
     if not given:
         raise InvalidRequestError("input must not be empty.", param="input")
     inputs = [given] if isinstance(given[0], int) else list(given)
-    if len(inputs) > MAX_INPUTS:
-        raise InvalidRequestError(f"At most {MAX_INPUTS} inputs are allowed.", param="input")
+    if len(inputs) > most:
+        raise InvalidRequestError(f"At most {most} inputs are allowed.", param="input")
     return inputs
 
 
 def _rows(inputs: list[str | list[int]], body: EmbeddingRequest, model: EmbeddingModel) -> list[list[int]]:
-    cut = bool(body.truncate_prompt_tokens)
-    return [_fitting(_ids(one, model, at, cut), body, model, at) for at, one in enumerate(inputs)]
+    wanted = _wanted(body, model)
+    return [_fitting(_ids(one, model, at, wanted), model, at, wanted) for at, one in enumerate(inputs)]
 
 
-def _ids(one: str | list[int], model: EmbeddingModel, at: int, cut: bool) -> list[int]:
+def _wanted(body: EmbeddingRequest, model: EmbeddingModel) -> int | None:
+    """The tokens to which inputs are cut; None where they are not."""
+    limit, asked = model.card.max_seq_len, body.truncate_prompt_tokens
+    return None if not asked else limit if asked < 0 else min(asked, limit)
+
+
+def _ids(one: str | list[int], model: EmbeddingModel, at: int, wanted: int | None) -> list[int]:
     if isinstance(one, str):
-        if not cut:
-            _refuse(model.tokenizer.least_tokens(one, model.card.max_seq_len), model, at, "at least ")
+        if wanted is not None:
+            return model.tokenizer.encode_beginning(one, wanted)
+        _refuse(model.tokenizer.least_tokens(one, model.card.max_seq_len), model, at, "at least ")
         return model.tokenizer.encode(one)
     if not one:
         raise InvalidRequestError("A list of token ids must not be empty.", param=f"input[{at}]")
@@ -76,10 +81,8 @@ def _ids(one: str | list[int], model: EmbeddingModel, at: int, cut: bool) -> lis
     return one
 
 
-def _fitting(ids: list[int], body: EmbeddingRequest, model: EmbeddingModel, at: int) -> list[int]:
-    limit = model.card.max_seq_len
-    if body.truncate_prompt_tokens:
-        wanted = limit if body.truncate_prompt_tokens < 0 else min(body.truncate_prompt_tokens, limit)
+def _fitting(ids: list[int], model: EmbeddingModel, at: int, wanted: int | None) -> list[int]:
+    if wanted is not None:
         # the last token closes the text for the model; what is cut is before it
         return ids if len(ids) <= wanted else [*ids[: wanted - 1], ids[-1]]
     _refuse(len(ids), model, at)

@@ -78,8 +78,10 @@ class Responses:
         return await respond(
             request,
             start,
+            self._service.timeouts,
             events=run if body.stream else None,
             collect=lambda answer: run(answer).collect(),
+            failed=lambda error: written([*builder.start(), *builder.fail(error)]),
         )
 
     async def get(self, request: Request) -> Response:

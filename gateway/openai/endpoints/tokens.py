@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.http.context import context_of
-from llmops.gateway.openai.endpoints.common import json_response
+from llmops.gateway.openai.endpoints.common import json_bytes
 from llmops.gateway.openai.prompt import render_chat
 from llmops.gateway.openai.service import Service
-from llmops.gateway.openai.sizes import check_length, check_messages
+from llmops.gateway.openai.sizes import check_length, check_messages, check_text
 from llmops.gateway.openai.types.chat import ChatRequest, Message, Tool
 from llmops.gateway.openai.types.common import TokenId, Wire
 from llmops.gateway.serving import ServedModel
@@ -53,6 +53,14 @@ def _listed(items: Iterable[Any]) -> Iterator[str]:
     yield "[]" if opening == "[" else "]"
 
 
+def _text(model: ServedModel, ids: list[int]) -> bytes:
+    if max(ids, default=0) >= model.card.vocab_size:
+        raise InvalidRequestError(
+            f"There is no token {max(ids)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
+        )
+    return json_bytes({"prompt": model.tokenizer.decode(ids, skip_special_tokens=False)})
+
+
 class Tokens:
     """The endpoints."""
 
@@ -67,18 +75,16 @@ class Tokens:
         limits = self._service.limits
         check_length(len(body.prompt or ""), limits, "prompt")
         check_messages(body.messages or (), limits)
-        answer = await self._service.workers.run(lambda: self._tokens(model, body), context_of(request).size)
+        context = context_of(request)
+        answer = await self._service.workers.run(lambda: self._tokens(model, body), context.size, context.caller)
         return Response(answer, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._service.intake.load(DetokenizeRequest, request)
         model = self._service.models.get(body.model)
-        if max(body.tokens, default=0) >= model.card.vocab_size:
-            raise InvalidRequestError(
-                f"There is no token {max(body.tokens)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
-            )
-        decode = lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=False)  # noqa: E731
-        return json_response({"prompt": await self._service.workers.run(decode, context_of(request).size)})
+        context = context_of(request)
+        answer = await self._service.workers.run(lambda: _text(model, body.tokens), context.size, context.caller)
+        return Response(answer, media_type="application/json")
 
     def _tokens(self, model: ServedModel, body: TokenizeRequest) -> bytes:
         ids = self._encode(model, body)
@@ -90,8 +96,11 @@ class Tokens:
     def _encode(self, model: ServedModel, body: TokenizeRequest) -> list[int]:
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
         if body.messages is None:
+            check_text(body.prompt or "", model, "prompt")
             return model.tokenizer.encode(body.prompt or "", add_special_tokens=special)
         fields = {name: getattr(body, name) for name in ("model", "messages", "tools", "chat_template_kwargs")}
         chat = ChatRequest.model_construct(**fields, add_generation_prompt=body.add_generation_prompt)
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None
-        return model.tokenizer.encode_prompt(render_chat(model, chat, tools), add_special_tokens=special)
+        prompt = render_chat(model, chat, tools)
+        check_text(prompt.text, model, "messages")
+        return model.tokenizer.encode_prompt(prompt, add_special_tokens=special)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from llmops.gateway.openai.grammar.errors import NothingError
@@ -12,10 +12,13 @@ from llmops.gateway.openai.grammar.numbers import Bounds, number
 from llmops.gateway.openai.grammar.patterns import pattern_language
 from llmops.gateway.openai.grammar.rules import SPACE, Rules, terminal
 from llmops.gateway.openai.grammar.strings import any_string, in_json, json_literal, key_besides, quoted
+from llmops.gateway.openai.grammar.work import spend
 
 if TYPE_CHECKING:
     from llmops.gateway.openai.grammar.schema import Compiler
 
+# that are looked at in a list
+_NAMES_PER_STEP = 32
 _COMMA, _COLON = f'"," {SPACE}', f'":" {SPACE}'
 
 
@@ -90,7 +93,7 @@ def _repeated(rules: Rules, item: str, least: int, most: int | None) -> str:
 
 def object_rule(compiler: Compiler, flat: Flat, path: str) -> str:
     """A rule for objects."""
-    properties, required = _properties_of(compiler, flat), list(flat.get("required", ()))
+    properties, required = _properties_of(compiler, flat), frozenset(flat.get("required", ()))
     kept = _within(flat, properties, required)
     members = []
     for name in kept:
@@ -107,6 +110,7 @@ def object_rule(compiler: Compiler, flat: Flat, path: str) -> str:
 
 def _properties_of(compiler: Compiler, flat: Flat) -> dict[str, Schema]:
     """The declared ones and what is required without being declared, each with the patterns that its name matches."""
+    spend(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
     properties = dict(flat.get("properties", {}))
     patterns = flat.get("patternProperties", {})
@@ -129,20 +133,21 @@ def _name_allowed(compiler: Compiler, names: Schema, name: str) -> bool:
     if not isinstance(names, Mapping) or set(names) - {"type", "pattern", "minLength", "maxLength", "enum"}:
         compiler.refuse("'propertyNames' beside 'properties'")
         return True
+    spend(1 + len(names.get("enum", ())) // _NAMES_PER_STEP)
     fits = names.get("minLength", 0) <= len(name) <= names.get("maxLength", len(name))
     fits = fits and ("pattern" not in names or compiler.finds(names["pattern"], name, "propertyNames"))
     return fits and ("enum" not in names or name in names["enum"])
 
 
-def _within(flat: Flat, properties: Mapping[str, Schema], required: list[str]) -> list[str]:
+def _within(flat: Flat, properties: Mapping[str, Schema], required: Set[str]) -> list[str]:
     """The properties that may be there; of the optional ones, as many as 'maxProperties' has room for."""
-    missing = next((name for name in required if name not in properties), None)
     most = flat.get("maxProperties")
-    if missing is not None or (most is not None and most < len(set(required))):
+    if not required <= properties.keys() or (most is not None and most < len(required)):
         raise NothingError("the required properties are not allowed")
-    room = None if most is None else most - len(set(required))
-    optional = [name for name in properties if name not in required][:room]
-    return [name for name in properties if name in required or name in optional]
+    room = None if most is None else most - len(required)
+    optional = [name for name in properties if name not in required]
+    left_out = frozenset() if room is None else frozenset(optional[room:])
+    return [name for name in properties if name not in left_out]
 
 
 def _member(compiler: Compiler, schema: Schema, path: str, needed: bool) -> str | None:

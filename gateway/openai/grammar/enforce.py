@@ -18,8 +18,8 @@ from llmops.gateway.workers import TooLongError, is_brief
 # characters of grammars, and of what they were made of, that are kept
 _REMEMBERED = 32_000_000
 _ENTRY = 200
-# steps of a moment
-BRIEF = 50_000
+# a moment: steps, and seconds of CPU for what is not counted well
+BRIEF, BRIEF_SECONDS = 50_000, 0.25
 _Made = str | NotEnforceableError
 _Key = tuple[str, str, bool]
 
@@ -95,7 +95,7 @@ def _tried(make: Callable[[], str]) -> _Made:
     """Raises TooLongError where it should be brief and is not."""
     brief = is_brief()
     try:
-        with metered(min(BRIEF, STEPS) if brief else STEPS):
+        with metered(min(BRIEF, STEPS), BRIEF_SECONDS) if brief else metered(STEPS):
             return make()
     except NotEnforceableError as error:
         return NotEnforceableError(str(error))

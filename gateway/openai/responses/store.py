@@ -72,16 +72,15 @@ class ResponseStore:
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Raises NotFoundError; another owner's response is not there either."""
-        row = await self._run(lambda: self._table.find(response_id, owner))
-        if row is None:
+        entry = await self._run(lambda: _read(self._table.find(response_id, owner)))
+        if entry is None:
             raise NotFoundError(f"Response with id '{response_id}' not found.")
-        return StoredResponse.of(row)
+        return entry
 
     async def find_item(self, item_id: str, owner: str) -> Item | None:
-        row = await self._run(lambda: self._table.find_by_item(item_id, owner))
-        if row is None:
+        entry = await self._run(lambda: _read(self._table.find_by_item(item_id, owner)))
+        if entry is None:
             return None
-        entry = StoredResponse.of(row)
         return next((item for item in (*entry.items, *entry.response["output"]) if item.get("id") == item_id), None)
 
     async def context(self, response_id: str, owner: str) -> list[Item]:
@@ -89,18 +88,17 @@ class ResponseStore:
 
         Raises NotFoundError if one is gone and InvalidRequestError if the last is not complete yet.
         """
-        rows, missing = await self._run(lambda: self._table.chain(response_id, owner))
+        entries, missing = await self._run(lambda: self._chain(response_id, owner))
         if missing is not None:
             raise NotFoundError(
                 f"Previous response with id '{missing}' not found.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        if rows[-1].worker is not None:
+        if entries[-1].worker is not None:
             raise InvalidRequestError(
                 f"Previous response with id '{response_id}' is still in progress.", param="previous_response_id"
             )
-        entries = map(StoredResponse.of, rows)
         return [item for entry in entries for item in (*entry.items, *entry.response["output"])]
 
     async def delete(self, response_id: str, owner: str) -> bool:
@@ -111,6 +109,10 @@ class ResponseStore:
         self._thread.submit(self._table.close)
         self._thread.shutdown(wait=True)
 
+    def _chain(self, response_id: str, owner: str) -> tuple[list[StoredResponse], str | None]:
+        rows, missing = self._table.chain(response_id, owner)
+        return [StoredResponse.of(row) for row in rows], missing
+
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._thread.submit(work))
 
@@ -119,3 +121,7 @@ class ResponseStore:
             self._table.put(row, item_ids)
         except sqlite3.Error as error:
             log.warning("response %s could not be stored: %s", row.id, error)
+
+
+def _read(row: Row | None) -> StoredResponse | None:
+    return None if row is None else StoredResponse.of(row)

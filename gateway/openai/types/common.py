@@ -1,7 +1,7 @@
 """Fields that chat completions, completions and responses share.
 
-Strict: "1" is no number and 1 no boolean, so wrong types are refused and never guessed. Every optional field takes
-null, because clients send it; unknown fields are kept in `model_extra` and listed to the client as ignored.
+Strict: "1" is not a number and 1 is not a boolean, so wrong types are refused and never guessed. Every optional field
+takes null, because clients send it; unknown fields are kept in `model_extra` and listed to the client as ignored.
 """
 
 from __future__ import annotations

@@ -1,0 +1,165 @@
+"""Work that a request asks for: bounded before it begins, and not on the event loop."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import openai
+import pytest
+
+from llmops.gateway.openai.endpoints import tokens as tokens_endpoint
+from llmops.gateway.text.tokenizer import TextTokenizer
+
+running = sys.modules["gateway_conftest"].running
+WORDS = "The capital of France is Paris. "
+
+
+@pytest.fixture
+async def roomy(card, tokenizer):
+    """A model with room for long texts."""
+    async with running({**card, "max_seq_len": 100_000}, tokenizer) as stack:
+        stack.say("Hello")
+        yield stack
+
+
+@pytest.fixture
+def encodings(monkeypatch):
+    """The length of each text that is tokenised, and the thread in which it is."""
+    found: list[tuple[int, str]] = []
+    encode = TextTokenizer.encode
+
+    def recorded(self, text, **how):
+        found.append((len(text), threading.current_thread().name))
+        return encode(self, text, **how)
+
+    monkeypatch.setattr(TextTokenizer, "encode", recorded)
+    return found
+
+
+# -- stop_token_ids --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+async def test_stop_token_ids_are_few_and_the_model_s(stack, card, path):
+    stack.say("Hello")
+    body = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}.get(path, stack.chat_body)
+    for ids, said in (([5] * 1025, "At most 1024 stop_token_ids"), ([card["vocab_size"]], "token ids from 0 to")):
+        answer = await stack.client.post(path, json={"model": "tiny", **body, "stop_token_ids": ids})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "stop_token_ids")
+        assert said in error["message"]
+    at_most = {"model": "tiny", **body, "stop_token_ids": [5] * 1023 + [card["vocab_size"] - 1]}
+    assert (await stack.client.post(path, json=at_most)).status_code == 200
+
+
+# -- off the loop ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_short_message_after_a_long_history_is_not_tokenised_on_the_loop(roomy, encodings):
+    first = await roomy.client.post("/v1/responses", json={"model": "tiny", "input": WORDS * 200})
+    assert first.status_code == 200
+    before = first.json()["id"]
+    encodings.clear()
+    body = {"model": "tiny", "input": "And Spain?", "previous_response_id": before}
+    assert (await roomy.client.post("/v1/responses", json=body)).status_code == 200
+    assert [(size > 6000, thread.split("_")[0]) for size, thread in encodings] == [(True, "llmops-text")]
+
+
+async def test_many_tokens_become_the_answer_s_json_off_the_loop(roomy, monkeypatch):
+    threads, dump = [], tokens_endpoint.json_bytes
+
+    def recorded(body):
+        threads.append(threading.current_thread().name.split("_")[0])
+        return dump(body)
+
+    monkeypatch.setattr(tokens_endpoint, "json_bytes", recorded)
+    answer = await roomy.client.post("/detokenize", json={"model": "tiny", "tokens": [5] * 20_000})
+    assert answer.json() == {"prompt": roomy.tokenizer.decode([5] * 20_000, skip_special_tokens=False)}
+    assert threads == ["llmops-text"]
+
+
+# -- what cannot fit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [{"prompt": WORDS * 2000}, {"messages": [{"role": "user", "content": WORDS * 2000}]}])
+async def test_a_text_that_cannot_fit_is_not_tokenised_for_its_tokens_either(stack, encodings, body):
+    answer = await stack.client.post("/tokenize", json={"model": "tiny", **body})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert encodings == []
+
+
+async def test_messages_are_tokenised_once(roomy, encodings):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": WORDS * 200}], "add_special_tokens": True}
+    told = (await roomy.client.post("/tokenize", json=body)).json()
+    assert len([size for size, _ in encodings if size > 6000]) == 1
+    assert told["tokens"] == roomy.tokenizer.encode(f"<user>{WORDS * 200}\n<assistant>")
+
+
+@pytest.mark.parametrize("text", [WORDS * 3000, "x" * 90_000, "\n" * 90_000, "你好🙂" * 20_000, "short", ""])
+def test_the_beginning_of_a_text_has_the_first_tokens_of_all_of_it(tokenizer, encodings, text):
+    whole = tokenizer.encode(text)
+    encodings.clear()
+    for wanted in (1, 16, 256):
+        made = tokenizer.encode_beginning(text, wanted)
+        assert made[:wanted] == whole[:wanted]
+    assert len(text) < 10_000 or max(size for size, _ in encodings) < len(text) // 2
+
+
+# -- silence before the answer ---------------------------------------------------------------------------------------
+
+
+class Turn:
+    """Tokenising that waits to be let go, as behind the long prompts of others."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.come = threading.Event()
+        encode = TextTokenizer.encode
+
+        def waits(tokenizer, text, **how):
+            assert self.come.wait(60)
+            return encode(tokenizer, text, **how)
+
+        monkeypatch.setattr(TextTokenizer, "encode", waits)
+
+
+@pytest.fixture
+async def busy(card, tokenizer, monkeypatch):
+    async with running({**card, "max_seq_len": 3000}, tokenizer, timeouts={"keepalive": 0.05}) as stack:
+        stack.say("Hello")
+        stack.turn = Turn(monkeypatch)
+        yield stack
+        stack.turn.come.set()
+
+
+# the stack's tokenizer makes a token of hardly more than a character of this
+LONG = "x y " * 1100
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+    "/v1/completions": {"prompt": LONG},
+    "/v1/responses": {"input": LONG},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_stream_that_waits_for_its_turn_says_that_it_lives(busy, path):
+    async with busy.client.stream("POST", path, json={"model": "tiny", "stream": True, **BODIES[path]}) as response:
+        assert response.status_code == 200
+        lines = response.aiter_lines()
+        assert [await anext(lines), await anext(lines), await anext(lines)] == [": keep-alive", "", ": keep-alive"]
+        busy.turn.come.set()
+        data = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+    # the prompt was too long after all
+    assert "maximum context length" in json.dumps(data[-1])
+    assert ("error" in data[-1]) == (path != "/v1/responses")
+    assert path != "/v1/responses" or data[-1]["type"] == "response.failed"
+
+
+async def test_a_client_sees_what_fails_before_the_first_comment_as_an_http_error(busy):
+    busy.turn.come.set()
+    client = openai.AsyncOpenAI(base_url=f"{busy.client.base_url}/v1", api_key="none", max_retries=0)
+    message = {"role": "user", "content": "x"}
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(model="tiny", messages=[message], stream=True, max_tokens=5000)
+    await client.close()
