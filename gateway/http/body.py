@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import sys
 from dataclasses import dataclass
 from time import monotonic
@@ -23,7 +22,7 @@ from llmops.gateway.errors import (
     missing,
 )
 from llmops.gateway.http.context import RequestContext, context_of
-from llmops.gateway.http.weight import surveyed
+from llmops.gateway.http.weight import refuse_infinite, surveyed
 from llmops.gateway.settings import Limits
 
 _LATE = "the body is late"
@@ -52,7 +51,10 @@ class Intake:
         body = await self._read(request, context)
         context.size = len(body)
         suspect = await surveyed(body, self.limits.json_values, self.limits.prompt_bytes)
-        return parse(model, body, suspect)
+        value = await parse(model, body)
+        if suspect:
+            await refuse_infinite(body)
+        return value
 
     def release(self, context: RequestContext) -> None:
         """The request is over."""
@@ -123,18 +125,14 @@ async def _part(request: Request) -> tuple[bytes, bool]:
     return message.get("body", b""), bool(message.get("more_body"))
 
 
-def parse(model: type[M], body: bytes, suspect: bool = True) -> M:
-    """Validate JSON against `model`. Raises InvalidRequestError with `param` as in `messages[0].content`.
-
-    `suspect`: it may hold a number that JSON does not have.
-    """
+async def parse(model: type[M], body: bytes) -> M:
+    """Validate JSON against `model`. Raises InvalidRequestError with `param` as in `messages[0].content`."""
     try:
-        value = model.model_validate_json(body)
+        return model.model_validate_json(body)
     except ValidationError as error:
+        # what is wrong is found by parsing it once more
+        await asyncio.sleep(0)
         raise _explain(error, body) from error
-    if suspect:
-        _finite_json(body)
-    return value
 
 
 def validate(model: type[M], value: dict[str, Any]) -> M:
@@ -145,22 +143,6 @@ def validate(model: type[M], value: dict[str, Any]) -> M:
         raise _explained(error.errors(include_url=False, include_input=False), value) from error
 
 
-def _finite_json(body: bytes) -> Any:
-    """Pydantic lets NaN and Infinity through wherever a field takes anything; in an answer they would be no JSON."""
-    try:
-        return json.loads(body, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
-
-
-def _finite(literal: str) -> float:
-    number = float(literal)
-    if math.isfinite(number):
-        return number
-    shown = literal if len(literal) <= 20 else literal[:20] + "…"
-    raise InvalidRequestError(f"The body is not valid JSON: {shown} is no number that JSON can hold.")
-
-
 def _too_large(limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"The body is larger than this gateway accepts ({limit} bytes).")
 
@@ -169,7 +151,10 @@ def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
     errors = error.errors(include_url=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
         return InvalidRequestError(f"The body is not valid JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}.")
-    value = _finite_json(body)
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as wrong:
+        return InvalidRequestError(f"The body is not valid JSON: {wrong}.")
     if not isinstance(value, dict):
         return InvalidRequestError("The body must be a JSON object.")
     return _explained(errors, value)

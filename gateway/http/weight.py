@@ -7,7 +7,9 @@ parse takes tens of milliseconds at most. The bytes are looked at in slices, bet
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+from collections.abc import Iterator
 
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 
@@ -21,6 +23,9 @@ BESIDES = 2**20
 # of which each tenth is looked at. One expression for all of it takes 3.2 ms for 130 KB of prose, these 1 ms.
 _LARGE_EXPONENT = re.compile(rb"\d[eE]\+?\d{3}")
 _DIGITS = re.compile(rb"\d{20}")
+_BETWEEN = re.compile(rb"[\s,:\[\]{}]+")
+# digits that Python makes a number of, and a number text
+_MOST_DIGITS = 4300
 # bytes of two neighbouring slices in which a number is looked for
 _OVERLAP = 512
 
@@ -63,18 +68,59 @@ async def _weigh(body: bytes, values: int, characters: int) -> None:
 
 async def weight_of(body: bytes, enough: int) -> int:
     """The weight of what stands outside of texts; at least `enough` when it is more than that."""
-    total, start, inside = 0, 0, False
-    while start < len(body) and total <= enough:
+    total = 0
+    for piece in _outside(body):
+        total += _weight(piece)
+        if total > enough:
+            break
+        await asyncio.sleep(0)
+    return total
+
+
+async def refuse_infinite(body: bytes) -> None:
+    """Raises InvalidRequestError when valid JSON, as pydantic sees it, has a number that JSON does not have.
+
+    Pydantic lets NaN and Infinity through wherever a field takes anything; in an answer they would be no JSON.
+    """
+    rest = b""
+    for piece in _outside(body):
+        piece = rest + piece
+        # a number may go on in the next slice
+        whole = max(piece.rfind(mark) for mark in (b",", b":", b"]", b"}")) + 1
+        rest = piece[whole:]
+        _refuse_infinite(piece[:whole])
+        await asyncio.sleep(0)
+    _refuse_infinite(rest)
+
+
+def _refuse_infinite(piece: bytes) -> None:
+    if suspicious(piece):
+        for literal in _BETWEEN.split(piece):
+            if len(literal) > 2 and not _finite(literal):
+                shown = literal.decode() if len(literal) <= 20 else literal[:20].decode() + "…"
+                raise InvalidRequestError(f"The body is not valid JSON: {shown} is no number that JSON can hold.")
+
+
+def _finite(literal: bytes) -> bool:
+    if literal in (b"true", b"false", b"null"):
+        return True
+    if literal.lstrip(b"-").isdigit():
+        return len(literal) <= _MOST_DIGITS
+    return math.isfinite(float(literal))
+
+
+def _outside(body: bytes) -> Iterator[bytes]:
+    """What stands outside of texts, in slices."""
+    start, inside = 0, False
+    while start < len(body):
         piece = body[start : start + SLICE]
         # an escape is not to be cut: a backslash that ends the slice belongs to the next one
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and start + len(piece) < len(body):
             piece = piece[:-1]
         start += len(piece)
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        total += _weight(b"".join(parts[inside::2]))
+        yield b"".join(parts[inside::2])
         inside ^= len(parts) % 2 == 0
-        await asyncio.sleep(0)
-    return total
 
 
 def _characters(piece: bytes) -> int:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.http.body import parse
+from llmops.gateway.http.weight import refuse_infinite, suspicious
 
 
 class Anything(BaseModel):
@@ -30,16 +31,32 @@ LITERALS = st.builds(
 )
 
 
-@given(LITERALS, st.text(max_size=12))
-@example("1" + "0" * 308 + ".5", "")
-@example("1" + "0" * 309 + ".5", "")
-@example("9E+0309", "x")
-@example("7" * 250 + "e99", "")
-def test_a_number_that_no_double_holds_is_refused(literal: str, before: str) -> None:
-    body = f'{{"before": {json.dumps(before)}, "value": [{literal}]}}'.encode()
+async def read(body: bytes) -> None:
+    await parse(Anything, body)
+    await refuse_infinite(body)
+
+
+@given(LITERALS, st.text(max_size=12), st.integers(0, 320) | st.just(2**17))
+@example("1" + "0" * 308 + ".5", "", 0)
+@example("1" + "0" * 309 + ".5", "", 0)
+@example("9E+0309", "x", 0)
+@example("7" * 250 + "e99", "", 0)
+async def test_a_number_that_no_double_holds_is_refused(literal: str, before: str, padding: int) -> None:
+    """`padding` moves it to where the body is cut."""
+    head = f'{{"before": {json.dumps(before)}, "value": [1,'
+    spaces = " " * max(0, 2**16 - len(head) - padding)
+    body = f"{head}{spaces}{literal}, null, true]}}".encode()
     # an integer is one, however long
     if math.isinf(float(literal)) and not literal.lstrip("-").isdigit():
+        assert suspicious(body)
         with pytest.raises(InvalidRequestError, match="number"):
-            parse(Anything, body)
+            await read(body)
     else:
-        parse(Anything, body)
+        await read(body)
+
+
+@pytest.mark.parametrize("literal", ["NaN", "-Infinity", "Infinity"])
+async def test_what_is_no_number_is_refused_but_not_in_texts(literal: str) -> None:
+    await read(f'{{"before": "a \\"{literal}, [1e999]", "value": "{literal}"}}'.encode())
+    with pytest.raises(InvalidRequestError, match=literal):
+        await read(f'{{"before": "", "value": {{"a": [1, {literal}]}}}}'.encode())
