@@ -57,7 +57,7 @@ class Limits(_Section):
     """
 
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
-    json_values: Annotated[int, Field(gt=0)] = 270_000
+    json_values: Annotated[int, Field(gt=0)] = 200_000
     held_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
     prompt_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
     queued: Annotated[int, Field(ge=0)] = 256

@@ -9,7 +9,10 @@ import click
 import httpx
 
 from llmops.perf.fuzz import FAMILIES, Case, Findings, Target, fuzz, some
-from llmops.perf.fuzz.watch import HealthWatch
+from llmops.perf.fuzz.watch import HealthWatch, memory_of
+
+# requests of a family before its memory is looked at
+WARM_UP = 200
 
 
 @click.command()
@@ -21,6 +24,10 @@ from llmops.perf.fuzz.watch import HealthWatch
 @click.option("--family", "families", multiple=True, type=click.Choice(sorted(FAMILIES)), help="Only these.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--max-lag", default=0.25, show_default=True, help="Seconds that /health/live may take meanwhile.")
+@click.option(
+    "--max-growth", default=256.0, show_default=True, help="MiB by which a family may leave its memory larger."
+)
+@click.option("--pid", type=int, help="The gateway's process; without it /metrics tells its memory.")
 def main(
     url: str,
     model: str,
@@ -30,6 +37,8 @@ def main(
     families: tuple[str, ...],
     seed: int,
     max_lag: float,
+    max_growth: float,
+    pid: int | None,
 ) -> None:
     """Send mutated and hostile requests to the gateway at URL.
 
@@ -38,11 +47,18 @@ def main(
     failed = False
     for family, share in _shares(count, hostile, families).items():
         cases = some(family, Target(model, embedding_model), share, seed)
+        # the first bodies fill caches, and the allocator's pools, which stay
+        asyncio.run(_fuzz(url, some(family, Target(model, embedding_model), min(share, WARM_UP), seed + 1)))
+        before = memory_of(url, pid)
         with HealthWatch(url) as watch:
             findings = asyncio.run(_fuzz(url, cases))
         if watch.worst > max_lag:
             findings.violations.append(f"/health/live took {watch.worst:.2f} s")
-        failed |= _told(family, share, findings, watch.worst)
+        findings.violations += [f"/health/live: {n} x {problem}" for problem, n in watch.problems.items()]
+        growth = _growth(before, memory_of(url, pid))
+        if growth is not None and growth > max_growth:
+            findings.violations.append(f"the gateway's memory grew by {growth:.0f} MiB")
+        failed |= _told(family, share, findings, watch.worst, growth)
     raise SystemExit(1 if failed else 0)
 
 
@@ -58,10 +74,15 @@ async def _fuzz(url: str, cases: Iterator[Case]) -> Findings:
         return await fuzz(client, cases)
 
 
-def _told(family: str, count: int, findings: Findings, lag: float) -> bool:
+def _growth(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
+def _told(family: str, count: int, findings: Findings, lag: float, growth: float | None) -> bool:
     """Print what was found; whether something was wrong."""
     statuses = ", ".join(f"{n} x {status}" for status, n in sorted(findings.statuses.items()))
-    click.echo(f"{count} {family}: {statuses}; /health/live within {lag * 1000:.0f} ms")
+    memory = "memory unknown (name the gateway's --pid)" if growth is None else f"memory {growth:+.0f} MiB"
+    click.echo(f"{count} {family}: {statuses}; /health/live within {lag * 1000:.0f} ms; {memory}")
     for violation in findings.violations[:20]:
         click.echo(violation, err=True)
     return bool(findings.violations)

@@ -1,11 +1,14 @@
 """Mutated bodies never break the gateway: a 4xx in OpenAI's envelope or a right answer. See perf/fuzz."""
 
+import asyncio
 import os
 import sys
+import time
 
 import pytest
 
 from llmops.perf.fuzz import FAMILIES, Target, fuzz, some
+from llmops.perf.fuzz.watch import HealthWatch, memory_of
 
 COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "1500"))
 SEED = int(os.environ.get("LLMOPS_FUZZ_SEED", "7"))
@@ -69,3 +72,25 @@ async def test_hostile_requests(able_stack, family):
 def test_a_seed_gives_the_same_requests(family):
     first, again, other = (list(some(family, TARGET, 50, seed)) for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_a_gateway_that_does_not_answer_is_told() -> None:
+    with HealthWatch("http://127.0.0.1:1") as watch:
+        deadline = time.monotonic() + 90
+        while not watch.problems and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "ConnectError" in next(iter(watch.problems))
+
+
+async def test_memory_is_that_of_the_gateway(stack) -> None:
+    url = str(stack.client.base_url).rstrip("/")
+    own = memory_of(url, os.getpid())
+    assert own is not None
+    grown = bytearray(b"x") * 2**27
+    after = memory_of(url, os.getpid())
+    assert after is not None
+    assert after - own > 100
+    del grown
+    told = await asyncio.to_thread(memory_of, url, None)
+    assert told is not None
+    assert 0.5 < told / own < 2
