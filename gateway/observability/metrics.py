@@ -6,8 +6,11 @@ lists that a collector reads when scraped. Everything runs on one event loop, so
 
 from __future__ import annotations
 
+import math
+import os
 from bisect import bisect_left
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -56,6 +59,14 @@ class Histogram(Collector):
         yield family
 
 
+def _resident() -> float:
+    """Bytes; not a number where the system has no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
+    except OSError:
+        return math.nan
+
+
 class Metrics:
     """All metrics of one gateway worker, in a registry of their own."""
 
@@ -78,7 +89,7 @@ class Metrics:
         )
         self.refused = Counter(
             "llmops_refused_connections",
-            "Connections closed before there was a request.",
+            "Connections closed because a client kept to none of its bounds, or there was no place.",
             ["reason"],
             registry=self.registry,
         )
@@ -93,6 +104,9 @@ class Metrics:
             "Time in which the gateway's own work kept the event loop from anything else for over 50 ms.",
             registry=self.registry,
         )
+        # prometheus-client's name for it; its own collector also tells what cannot be added up over workers
+        memory = Gauge("process_resident_memory_bytes", "Resident memory size in bytes.", registry=self.registry)
+        memory.set_function(_resident)
         self.active = Gauge("llmops_active_streams", "Answers in progress.", ["model"], registry=self.registry)
         self.ttft = Histogram(
             self.registry, "llmops_time_to_first_token_seconds", "From the request's arrival to its first token."

@@ -47,8 +47,10 @@ class HealthWatch:
 
 
 def memory_of(url: str, pid: int | None) -> float | None:
-    """MiB that the gateway at `url` holds in memory: of the process `pid`, or as its metrics tell; None when neither
-    does, as with several workers. Raises httpx.HTTPError, and OSError when there is no such process."""
+    """MiB that the process `pid` holds in memory, or all workers of the gateway at `url`; None when it does not tell.
+
+    Raises httpx.HTTPError, and OSError when there is no such process.
+    """
     if pid is not None:
         found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) / 1024 if found else None
