@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmops.build.architecture import Architecture
 from llmops.build.plan.cost import ApiPrice
@@ -11,6 +11,7 @@ from llmops.build.plan.measured import Measured
 from llmops.build.plan.memory import DEFAULT_KV_FRACTION
 from llmops.build.plan.precision import Precision
 from llmops.build.plan.workload import Workload
+from llmops.build.trtllm.surviving import paged_context
 from llmops.errors import InputError
 
 DEFAULT_NUM_TOKENS = 8192
@@ -35,7 +36,8 @@ SEQ_LEN_STEP = 1024
 @dataclass(frozen=True)
 class PlanRequest:
     """`gpus`: the kinds to compare; `max_gpus`: the fleet; `tp`, `pp`, `ep` pin a size; `kv`: bf16, fp8 or int8;
-    `max_seq_len` and `max_num_tokens` in tokens, None lets the planner choose."""
+    `max_seq_len` and `max_num_tokens` in tokens, None lets the planner choose. An engine that cannot read its cache in
+    pages while it takes a prompt is planned without chunked prefill, whatever the workload says."""
 
     name: str
     model: Architecture
@@ -57,7 +59,10 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         self._check_sizes()
-        self._check_lengths()
+        asked = self.workload.chunked_prefill
+        if self.target == ENGINE and not paged_context(self.precision.name, self.kv):
+            self._leave_out_pages()
+        self._check_lengths("raise it or drop --no-chunked-prefill" if not asked else "raise it")
         if self.target not in self.model.targets:
             raise InputError(
                 f"{self.model.hf_class} cannot be built for --target {self.target}; "
@@ -92,7 +97,15 @@ class PlanRequest:
                 f"--ep {self.ep} must divide --tp {self.tp}: experts are split over the tensor-parallel ranks."
             )
 
-    def _check_lengths(self) -> None:
+    def _leave_out_pages(self) -> None:
+        if self.workload.prefix_hit:
+            raise InputError(
+                f"--prefix-hit: an engine of {self.precision.name} weights with an {self.kv} KV cache does not reuse "
+                "it; use --kv-dtype bf16 or --target pytorch, or leave --prefix-hit out."
+            )
+        object.__setattr__(self, "workload", replace(self.workload, chunked_prefill=False))
+
+    def _check_lengths(self, remedy: str) -> None:
         limit, longest = self.model.max_position_embeddings, self.workload.length
         if self.max_seq_len is not None and self.max_seq_len > limit:
             raise InputError(f"--max-seq-len {self.max_seq_len} is more than the {limit} positions of {self.name}.")
@@ -111,7 +124,7 @@ class PlanRequest:
         if not self.workload.chunked_prefill and (self.max_num_tokens or self.workload.isl) < self.workload.isl:
             raise InputError(
                 f"--max-num-tokens {self.max_num_tokens} cannot hold a prompt of {self.workload.isl} tokens without "
-                "chunked prefill; raise it or drop --no-chunked-prefill."
+                f"chunked prefill; {remedy}."
             )
 
     @property

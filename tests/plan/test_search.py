@@ -8,6 +8,7 @@ import pytest
 
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.precision import PRECISIONS
+from llmops.build.plan.report.text import asked
 from llmops.build.plan.request import PlanRequest
 from llmops.build.plan.search import Plan, search
 from llmops.build.plan.summary import batch_limit, build_plan
@@ -88,6 +89,32 @@ def test_what_cannot_be_built_is_rejected_with_the_builds_own_reason(models, sev
     found = search(request(models), Roofline, refusal=lambda one: "no such engine" if one.name == first else None)
     assert found.best.name != first
     assert [one.reason for one in found.rejections if one.layout == first] == ["cannot be built: no such engine"]
+
+
+@pytest.mark.parametrize(
+    ("quant", "kv", "target", "chunked"),
+    [
+        ("int4_awq", "fp8", "tensorrt", False),
+        ("int8_sq", "int8", "tensorrt", False),
+        ("fp8", "int8", "tensorrt", False),
+        ("fp8_pc_pt", "fp8", "tensorrt", False),
+        ("int4_awq", "bf16", "tensorrt", True),
+        ("w4a8_awq", "fp8", "tensorrt", True),
+        ("fp8", "fp8", "tensorrt", True),
+        ("int4_awq", "fp8", "pytorch", True),
+    ],
+)
+def test_engines_that_cannot_read_pages_are_planned_without_chunked_prefill(models, quant, kv, target, chunked):
+    load = Workload(9000, 300)
+    found = plan(models, load, tp=4, pp=1, precision=PRECISIONS[quant], kv=kv, target=target)
+    assert build_plan(found).chunked_prefill is chunked
+    # a prompt of the longest sequence is taken in one step
+    assert build_plan(found).max_num_tokens == (8192 if chunked else 10240)
+    assert ("no chunked prefill" in asked(found)) is not chunked
+    given = plan(
+        models, replace(load, chunked_prefill=False), tp=4, pp=1, precision=PRECISIONS[quant], kv=kv, target=target
+    )
+    assert (found.best.point == given.best.point) is not chunked
 
 
 def test_targets_that_only_separate_workers_keep(models):
@@ -182,6 +209,14 @@ def test_a_gpu_that_cannot_run_the_precision(models):
             "--quant fp8_block runs on --target pytorch only",
         ),
         ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 4, "target": "tensorrt"}, "--ep 4 runs on --target pytorch only"),
+        (
+            {"precision": PRECISIONS["int4_awq"], "target": "tensorrt", "load": Workload(2000, 300, prefix_hit=0.5)},
+            "--prefix-hit: an engine of int4_awq weights with an fp8 KV cache does not reuse it",
+        ),
+        (
+            {"precision": PRECISIONS["int4_awq"], "target": "tensorrt", "max_num_tokens": 1000},
+            "cannot hold a prompt of 2000 tokens without chunked prefill; raise it.",
+        ),
         ({"kv": "int8"}, "--kv-dtype int8 runs on --target tensorrt only"),
         ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 3}, "--ep 3 must divide --tp 4"),
     ],

@@ -47,6 +47,8 @@ def asked(plan: Plan) -> str:
         parts.append(f"prefix hits {load.prefix_hit:.0%}")
     if load.draft_tokens:
         parts.append(f"{load.draft_tokens} draft tokens accepted at {load.acceptance:g}")
+    if not load.chunked_prefill:
+        parts.append("no chunked prefill")
     return f"{request.precision.label} weights, {request.kv} KV · {', '.join(parts)}"
 
 
