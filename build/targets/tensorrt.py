@@ -153,7 +153,7 @@ def _check_serving(given: dict[str, str], request: Request, argv: list[str]) -> 
     if asked and not _reads_pages(argv):
         raise InputError(
             f"--set {SERVE}{asked[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with --quant "
-            f"{request.form.name} has not; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 or w4a8_awq."
+            f"{request.form.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 or w4a8_awq."
         )
 
 
