@@ -64,8 +64,8 @@ async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
 
 
 async def test_slow_but_steady_streams_are_not_cut(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"first_token": 0.4, "idle": 0.3}) as stack:
-        stack.say("Hello world!", wait=0.15)
+    async with running(card, tokenizer, timeouts={"first_token": 8, "idle": 2}) as stack:
+        stack.say("Hello world!", wait=0.3)
         events = await stack.events()
         assert text_of(events) == "Hello world!"
         assert events[-1] == "[DONE]"

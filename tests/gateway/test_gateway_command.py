@@ -83,8 +83,8 @@ async def test_a_gateway_outlives_what_would_take_its_threads_for_ever(card, tok
                 answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies))
                 assert [answer.status_code for answer in answers] == [status, status]
                 assert all(says in answer.text for answer in answers)
-                long = {"model": "tiny", "prompt": "Hello " * 1000}
-                assert (await client.post("/tokenize", json=long)).status_code == 200
+                prompt = {"model": "tiny", "prompt": "Hello " * 10}
+                assert (await client.post("/tokenize", json=prompt)).status_code == 200
             process.send_signal(signal.SIGTERM)
             await asyncio.wait_for(process.wait(), 30)
             assert process.returncode == 0
