@@ -25,6 +25,7 @@ from llmops.gateway.openai.schemas import checked_schema
 from llmops.gateway.openai.structured import enforced, guide_of
 from llmops.gateway.openai.types.chat import ChatRequest
 from llmops.gateway.workers import INLINE_CHARACTERS, Workers
+from llmops.perf.fuzz.families.grammars import OPENINGS
 
 ENDLESS = 10**12
 EVIL = "^(a+)+$"
@@ -228,30 +229,6 @@ def test_odd_schemas_have_a_grammar_or_a_reason(schema):
             assert enforced(guide, ["ebnf_grammar"], strict, "p").text.startswith("root ::= ")
         except InvalidRequestError as refused:
             assert "'p' cannot be used" in str(refused)  # noqa: PT017 - either is right
-
-
-OPENINGS = [
-    "[",
-    "[^",
-    '"',
-    '"\\',
-    "{",
-    "(",
-    "'",
-    "#",
-    "a",
-    "a ",
-    "a::=",
-    "\\",
-    "|",
-    '["',
-    "{1,",
-    "é",
-    "::=",
-    "\n",
-    "]",
-    '"x"',
-]
 
 
 @given(

@@ -9,7 +9,7 @@ from typing import Any
 from llmops.perf.fuzz.base import Case, Target, chat
 from llmops.perf.fuzz.families.schemas import PATTERNS
 
-_OPENINGS = (
+OPENINGS = (
     "[",
     "[^",
     '"',
@@ -30,6 +30,7 @@ _OPENINGS = (
     "::=",
     "\n",
     "((a)",
+    '"x"',
     "]",
 )
 _RULES = (
@@ -51,12 +52,12 @@ def cases(target: Target, chance: random.Random) -> Iterator[Case]:
 def _grammar(chance: random.Random) -> tuple[str, Any]:
     if chance.random() < 0.5:
         count = chance.choice((50, 5_000, 30_000, 60_000))
-        body = chance.choice(_OPENINGS) * (count // 2) + chance.choice(_OPENINGS) * (count // 8)
+        body = chance.choice(OPENINGS) * (count // 2) + chance.choice(OPENINGS) * (count // 8)
         return "guided_grammar", f"root ::= {body}"
     text = chance.choice(_RULES)
     if chance.random() < 0.5:
         at = chance.randrange(len(text))
-        text = text[:at] + chance.choice(_OPENINGS) + text[at + chance.randrange(2) :]
+        text = text[:at] + chance.choice(OPENINGS) + text[at + chance.randrange(2) :]
     if chance.random() < 0.3:
         text += "".join(f'\nr{at} ::= r{at + 1} | "{at}"' for at in range(900)) + '\nr900 ::= "x"'
     return "guided_grammar", text
