@@ -48,7 +48,7 @@ docs: $(STAMPS)/lint ## Rewrite the parts of docs/ that come from the code
 	$(BIN)/cog -r docs/*.md README.md
 
 bench: $(STAMPS)/test ## All benchmarks; writes docs/performance.md
-	$(BIN)/python -m llmops.perf.suite
+	$(BIN)/python -m llmops.perf.lab.suite
 
 clean: ## Remove the virtual environment and all that was built
 	rm -rf $(VENV) .cache

@@ -1,81 +1,43 @@
-"""Build progress on stderr: bars on a terminal, one plain line per stage elsewhere."""
+"""Where a build says how far it is. `cli/progress.py` shows it."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TextIO
-
-from llmops.build.targets.base import Progress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 
-def make_progress(stream: TextIO | None = None) -> Progress:
-    """The kind that fits the stream (default stderr)."""
-    stream = stream or sys.stderr
-    return RichProgress() if stream.isatty() else PlainProgress(stream)
+class Progress(Protocol):
+    """How far a build is, and what it has to tell."""
+
+    def stage(self, title: str, total: float | None = None) -> AbstractContextManager[None]:
+        """One step of the work; `total` in whatever unit `advance` counts, None when it cannot be known."""
+
+    def advance(self, amount: float = 1) -> None:
+        """The current stage got on by `amount`."""
+
+    def warn(self, sentence: str) -> None:
+        """Something the user must see but that does not stop the build."""
+
+    def note(self, sentence: str) -> None:
+        """Something good to know."""
 
 
-class PlainProgress:
-    """`Reading weights ... 2.9 s`; for logs and pipes."""
+class SilentProgress:
+    """No output; for library use and tests. `warnings` and `notes` keep what was said."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.notes: list[str] = []
 
     @contextmanager
     def stage(self, title: str, total: float | None = None) -> Iterator[None]:
-        start = time.monotonic()
         yield
-        print(f"{title} ... {time.monotonic() - start:.1f} s", file=self.stream, flush=True)
 
     def advance(self, amount: float = 1) -> None: ...
 
     def warn(self, sentence: str) -> None:
-        print(f"Warning: {sentence}", file=self.stream, flush=True)
+        self.warnings.append(sentence)
 
     def note(self, sentence: str) -> None:
-        print(sentence, file=self.stream, flush=True)
-
-
-class RichProgress:
-    """One line per stage, with a bar while it runs and its time when it is done."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self.console = Console(stderr=True)
-        self._advance: Callable[[float], None] = lambda amount: None
-
-    @contextmanager
-    def stage(self, title: str, total: float | None = None) -> Iterator[None]:
-        from rich import progress as rich_progress
-        from rich.text import Text
-
-        class TimeLeft(rich_progress.TimeRemainingColumn):
-            """`0:01:10 left`; nothing where the amount of work is not known, and at the end."""
-
-            def render(self, task: rich_progress.Task) -> Text:
-                known = task.total is not None and task.time_remaining is not None and not task.finished
-                return super().render(task) + Text(" left", "progress.remaining") if known else Text()
-
-        columns = (
-            rich_progress.TextColumn("{task.description}"),
-            rich_progress.BarColumn(),
-            rich_progress.TimeElapsedColumn(),
-            TimeLeft(),
-        )
-        with rich_progress.Progress(*columns, console=self.console) as bar:
-            task = bar.add_task(f"{title:<24}", total=total)
-            self._advance = lambda amount: bar.advance(task, amount)
-            yield
-            bar.update(task, total=total or 1, completed=total or 1)
-
-    def advance(self, amount: float = 1) -> None:
-        self._advance(amount)
-
-    def warn(self, sentence: str) -> None:
-        self.console.print(f"[yellow]Warning:[/yellow] {sentence}", highlight=False)
-
-    def note(self, sentence: str) -> None:
-        self.console.print(sentence, highlight=False)
+        self.notes.append(sentence)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from llmops.build.manifest import TargetName
+from llmops.build.engine_folder.manifest import TargetName
 from llmops.errors import InputError
 
 TARGETS: tuple[str, ...] = get_args(TargetName)

@@ -12,7 +12,7 @@ from llmops.cli.options import refuse_others
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
-    from llmops.perf.bench import BenchOptions
+    from llmops.perf.options import BenchOptions
     from llmops.perf.report.document import Document
 
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -79,8 +79,8 @@ def command(**given: Any) -> None:
 
 
 def _options(**given: Any) -> BenchOptions:
-    from llmops.perf.bench import BenchOptions
     from llmops.perf.load.slo import parse_slo
+    from llmops.perf.options import BenchOptions
     from llmops.perf.workloads.lengths import parse_lengths
 
     given["via"] = given["via"] or ("engine" if given["url"].startswith("grpc://") else "chat")

@@ -11,7 +11,7 @@ import click
 from llmops.cli.options import refuse_others
 
 if TYPE_CHECKING:
-    from llmops.build.manifest import EngineManifest
+    from llmops.build.engine_folder.manifest import EngineManifest
 
 
 @click.command()
@@ -92,13 +92,13 @@ def command(
     The same build again takes under a second. A build that fails or is interrupted leaves OUTPUT as it was; finished
     stages of a quantising one are kept beside it for the next attempt.
     """
-    from llmops.build.engine import build
-    from llmops.build.progress import make_progress
+    from llmops.build.job.engine import build
     from llmops.build.spec import BuildSpec
+    from llmops.cli.progress import make_progress
 
     if resume is not None:
         refuse_others("--resume finishes an engine as it was begun", "resume", "in_container", "as_json")
-        from llmops.build.resume import resume as finish
+        from llmops.build.job.resume import resume as finish
 
         _show(*finish(resume, in_container, make_progress()), resume, as_json)
         return
@@ -111,7 +111,7 @@ def command(
         fields |= _planned(plan_file, fields)
     spec = BuildSpec(checkpoint=checkpoint, options=settings, **fields)
     if dry_run:
-        from llmops.build.dry_run import dry_run as plan
+        from llmops.build.job.dry_run import dry_run as plan
 
         planned = plan(spec)
         click.echo(json.dumps(planned._asdict(), indent=2) if as_json else planned.text())

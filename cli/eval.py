@@ -27,8 +27,8 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
     import json
     from dataclasses import asdict
 
-    from llmops.build.progress import make_progress
     from llmops.build.quality.evaluate import evaluate
+    from llmops.cli.progress import make_progress
     from llmops.cli.quality import quality_lines
 
     quality, gates = evaluate(engine, against, limits, make_progress())

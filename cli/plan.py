@@ -14,11 +14,11 @@ from llmops.errors import InputError
 
 if TYPE_CHECKING:
     from llmops.build.checkpoint import Checkpoint
-    from llmops.build.plan.candidate import Candidate
-    from llmops.build.plan.cost import ApiPrice
     from llmops.build.plan.gpus import Gpu
-    from llmops.build.plan.request import PlanRequest
-    from llmops.build.plan.search import Plan
+    from llmops.build.plan.search.candidate import Candidate
+    from llmops.build.plan.search.cost import ApiPrice
+    from llmops.build.plan.search.request import PlanRequest
+    from llmops.build.plan.search.search import Plan
 
 
 PIPED = 120
@@ -102,7 +102,7 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
     """
     plan = _plan(checkpoint, flags)
     if save:
-        from llmops.build.plan.summary import build_plan
+        from llmops.build.plan.search.summary import build_plan
 
         _write(save, lambda: build_plan(plan).save(save))
     if html:
@@ -113,7 +113,7 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
     if as_json:
         import json
 
-        from llmops.build.plan.summary import plan_data
+        from llmops.build.plan.search.summary import plan_data
 
         click.echo(json.dumps(plan_data(plan), indent=2))
         return
@@ -134,10 +134,10 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
 def _plan(source: str, flags: dict[str, Any]) -> Plan:
     from rich.console import Console
 
-    from llmops.build.buildable import refusal
-    from llmops.build.plan.search import search
+    from llmops.build.job.buildable import refusal
+    from llmops.build.plan.search.search import search
+    from llmops.build.plan.search.summary import engine_plan
     from llmops.build.plan.source import load_model
-    from llmops.build.plan.summary import engine_plan
     from llmops.build.plan.timing.choose import op_times
 
     name, checkpoint = load_model(source, flags["online"])
@@ -156,11 +156,11 @@ def _plan(source: str, flags: dict[str, Any]) -> Plan:
 
 
 def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRequest:
-    from llmops.build.buildable import gpu_target
-    from llmops.build.plan.measured import Measured
+    from llmops.build.job.buildable import gpu_target
     from llmops.build.plan.precision import find_kv, find_precision
-    from llmops.build.plan.request import PlanRequest
-    from llmops.build.plan.workload import Workload
+    from llmops.build.plan.search.request import PlanRequest
+    from llmops.build.plan.speed.measured import Measured
+    from llmops.build.plan.speed.workload import Workload
 
     model = checkpoint.architecture
     precision = find_precision(flags["quant"], model)
@@ -204,7 +204,7 @@ def _gpus(gpu: str | None, compare: str | None, prices: tuple[str, ...]) -> tupl
 
 
 def _api(price: str | None) -> ApiPrice | None:
-    from llmops.build.plan.cost import ApiPrice
+    from llmops.build.plan.search.cost import ApiPrice
 
     if price is None:
         return None

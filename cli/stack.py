@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from llmops.build.manifest import FILE_NAME
+from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.errors import InputError, ServerError
 
 DEFAULT_QUANT = {"openvino": "int8"}
@@ -23,10 +23,10 @@ def build_engine(
     checkpoint: str, target: str, quant: str | None, tp: int, name: str | None, folder: Path | None
 ) -> Path:
     """The engine folder of `checkpoint`, built unless it is there already."""
-    from llmops.build.engine import build
-    from llmops.build.progress import make_progress
+    from llmops.build.job.engine import build
     from llmops.build.spec import BuildSpec
     from llmops.cache import cache_dir
+    from llmops.cli.progress import make_progress
     from llmops.model_repository.match import check_target
 
     if Path(checkpoint, FILE_NAME).is_file():

@@ -20,7 +20,7 @@ def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
     """
     import json
 
-    from llmops.build.upgrade import apply_upgrade, plan_upgrade
+    from llmops.build.job.upgrade import apply_upgrade, plan_upgrade
 
     if dry_run:
         upgrade = plan_upgrade(engine, to)

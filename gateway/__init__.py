@@ -1,1 +1,1 @@
-"""OpenAI requests -> Triton gRPC token streams."""
+"""OpenAI requests → Triton gRPC streams. Here: the application, its settings, and what crosses its rooms' borders."""

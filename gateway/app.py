@@ -11,8 +11,21 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from llmops import __version__
-from llmops.gateway.embeddings.base import Embedder
-from llmops.gateway.health import Health
+from llmops.gateway.answers.service import Service
+from llmops.gateway.conversations.run import Running
+from llmops.gateway.conversations.store import ResponseStore
+from llmops.gateway.conversations.table import Bounds, ResponseTable
+from llmops.gateway.endpoints.chat import ChatCompletions
+from llmops.gateway.endpoints.completions import Completions
+from llmops.gateway.endpoints.embeddings import Embeddings
+from llmops.gateway.endpoints.health import Health
+from llmops.gateway.endpoints.models import ModelList
+from llmops.gateway.endpoints.responses import Responses
+from llmops.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
+from llmops.gateway.fleet.embedder import TritonEmbedder
+from llmops.gateway.fleet.encoders import Embedder
+from llmops.gateway.fleet.queues import Queues
+from llmops.gateway.fleet.registry import ModelRegistry
 from llmops.gateway.http.body import Intake
 from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import add_handlers
@@ -20,26 +33,13 @@ from llmops.gateway.http.middleware import ContextMiddleware
 from llmops.gateway.http.openapi import add_bodies, body_of
 from llmops.gateway.observability.lag import LagWatch
 from llmops.gateway.observability.metrics import Metrics
-from llmops.gateway.openai.endpoints.chat import ChatCompletions
-from llmops.gateway.openai.endpoints.completions import Completions
-from llmops.gateway.openai.endpoints.embeddings import Embeddings
-from llmops.gateway.openai.endpoints.models import ModelList
-from llmops.gateway.openai.endpoints.responses import Responses
-from llmops.gateway.openai.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
-from llmops.gateway.openai.queues import Queues
-from llmops.gateway.openai.responses.run import Running
-from llmops.gateway.openai.responses.store import ResponseStore
-from llmops.gateway.openai.responses.table import Bounds, ResponseTable
-from llmops.gateway.openai.responses.types import ResponsesRequest
-from llmops.gateway.openai.service import Service
-from llmops.gateway.openai.types.chat import ChatRequest
-from llmops.gateway.openai.types.completions import CompletionRequest
-from llmops.gateway.openai.types.embeddings import EmbeddingRequest
-from llmops.gateway.peers import ALONE, Peers
-from llmops.gateway.registry import ModelRegistry
+from llmops.gateway.openai.chat import ChatRequest
+from llmops.gateway.openai.completions import CompletionRequest
+from llmops.gateway.openai.embeddings import EmbeddingRequest
+from llmops.gateway.openai.responses import ResponsesRequest
 from llmops.gateway.settings import GatewaySettings
-from llmops.gateway.triton.embedding import TritonEmbedder
-from llmops.gateway.workers import Workers
+from llmops.gateway.siblings import ALONE, Siblings
+from llmops.gateway.text.threads import Workers
 
 BODIES: tuple[type[BaseModel], ...] = (
     ChatRequest,
@@ -51,7 +51,7 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
+def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> ExpressApp:
     """The application for any ASGI server. Nothing is connected before its lifespan starts."""
     metrics = Metrics()
     workers = Workers(settings.text_threads, settings.limits.preparing)
@@ -86,11 +86,11 @@ def create_app(settings: GatewaySettings, peers: Peers = ALONE) -> ExpressApp:
     app.add_middleware(ContextMiddleware, metrics=metrics, intake=intake)
     queues, default = Queues(settings.limits.queued), settings.sampling.max_tokens
     service = Service(registry, settings.limits, settings.timeouts, metrics, workers, intake, queues, default)
-    health = Health([registry, embedder], metrics, peers.others)
+    health = Health([registry, embedder], metrics, siblings.others)
     app.state.health, app.state.metrics = health, metrics
     kept = settings.responses
-    store = ResponseStore(ResponseTable(peers.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
-    responses = Responses(service, Running(peers.own, store))
+    store = ResponseStore(ResponseTable(siblings.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
+    responses = Responses(service, Running(siblings.own, store))
     _add_openai_routes(app, service, embedder, responses)
     app.express = {path: ContextMiddleware(endpoint, metrics, intake) for path, endpoint in _posts(app.router)}
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])

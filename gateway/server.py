@@ -15,11 +15,11 @@ from fastapi import FastAPI
 
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
-from llmops.gateway.http.outlet import ServerSend
+from llmops.gateway.conversations.table import ResponseTable
+from llmops.gateway.http.chunked import ServerSend
 from llmops.gateway.http.protocol import bounds_of, protocol_of
-from llmops.gateway.openai.responses.table import ResponseTable
-from llmops.gateway.peers import ALONE, Peers, crew
 from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.siblings import ALONE, Siblings, crew
 from llmops.gateway.supervisor import Supervisor
 from llmops.gateway.workplace import workplace
 
@@ -109,8 +109,8 @@ def _run_workers(settings: GatewaySettings, listener: socket.socket) -> None:
         supervisor.run(work, place.leave)
 
 
-def _serve(settings: GatewaySettings, sockets: list[socket.socket], peers: Peers = ALONE) -> bool:
-    app = create_app(settings, peers)
+def _serve(settings: GatewaySettings, sockets: list[socket.socket], siblings: Siblings = ALONE) -> bool:
+    app = create_app(settings, siblings)
     _calm_garbage_collector()
     server = DrainingServer(server_config(app, settings), app.state.health.drain)
     server.run(sockets=sockets)

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.model_repository.names import EMBEDDING
 from llmops.model_repository.pbtxt import render_config
 from llmops.model_repository.tensors import FP32, INT32, Tensor

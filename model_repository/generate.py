@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from llmops import __version__
-from llmops.build.atomic import followed
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder.atomic import followed
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.errors import InputError
 from llmops.model_repository import tensors as t
 from llmops.model_repository.encoder import embedding_config, is_encoder

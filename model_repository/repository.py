@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llmops.build.manifest import FILE_NAME as ENGINE_FILE
+from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
 from llmops.errors import InputError
 from llmops.model_repository.pbtxt import parse_config
 

@@ -27,7 +27,7 @@ def engine_dir() -> Path:
     if given:
         return Path(given)
     pytest.importorskip("openvino_genai")
-    from llmops.build.engine import build
+    from llmops.build.job.engine import build
     from llmops.build.spec import BuildSpec
 
     output = ROOT / ".cache" / "test-engines" / "smollm2-none"

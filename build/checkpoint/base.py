@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from llmops.build.checkpoint.hashing import sha256_of
 
 if TYPE_CHECKING:
-    from llmops.build.architecture import Architecture
-    from llmops.build.manifest import Source
+    from llmops.build.engine_folder.manifest import Source
+    from llmops.build.model.architecture import Architecture
 
 CheckpointFormat = Literal["huggingface", "gguf"]
 
@@ -109,7 +109,7 @@ class Checkpoint:
 
     def source(self) -> Source:
         """The manifest's record of this checkpoint. Hashes every file (once; see `CheckpointFile.sha256`)."""
-        from llmops.build.manifest import Source, SourceFile
+        from llmops.build.engine_folder.manifest import Source, SourceFile
 
         files = [SourceFile(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in self.files]
         return Source(checkpoint=self.ref, format=self.format, files=files)

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import gguf
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens
+from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
 # ggml's name of an architecture -> the Hugging Face class with the same graph

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import safetensors
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, SpecialTokens, TensorInfo
 from llmops.build.checkpoint.json_file import read_json
 from llmops.build.checkpoint.quantisation import MODELOPT_FILE, detect_quantisation
+from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
 TOKENIZER_FILES = (

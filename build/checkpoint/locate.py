@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmops.build.architecture import Architecture
 from llmops.build.checkpoint.base import Checkpoint, SpecialTokens
 from llmops.build.checkpoint.bundled import BUNDLED, BUNDLED_GENERATION, bundled_path
 from llmops.build.checkpoint.known import known_model
 from llmops.build.checkpoint.quantisation import detect_quantisation
+from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
 

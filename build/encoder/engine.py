@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 from llmops import __version__
-from llmops.build.atomic import Workplace, check_space
 from llmops.build.encoder.checkpoint import EncoderCheckpoint
+from llmops.build.engine_folder.atomic import Workplace, check_space
+from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, SourceFile, TokenizerInfo
 from llmops.build.installed import installed_version
-from llmops.build.manifest import EngineManifest, Limits, Source, SourceFile, TokenizerInfo
+from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import Progress
 from llmops.errors import InputError, MissingDependencyError
 
 _REVISION = 1

@@ -1,1 +1,4 @@
-"""Memory, sharding, speed and cost of a model on a fleet: what `llmops plan` prints and `build` obeys."""
+"""Will it fit, how fast will it be, what will it cost: arithmetic on an architecture, nothing is loaded or run.
+
+`gpus` → `memory/` → `timing/` → `speed/` → `search/` → `report/`: each knows those before it.
+"""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmops.build.architecture import Architecture
+from llmops.build.model.architecture import Architecture
 from llmops.errors import InputError
 
 # formats that come with the checkpoint and are built as they are

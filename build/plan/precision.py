@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmops.build.architecture import Architecture
+from llmops.build.model.architecture import Architecture
 from llmops.errors import InputError
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmops.build.manifest import FILE_NAME, EngineManifest
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.engine_folder.scratch import scratch_folder
 from llmops.build.quality.gates import Gates, Quality
-from llmops.build.scratch import scratch_folder
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
     from llmops.build.checkpoint import Checkpoint
+    from llmops.build.progress import Progress
     from llmops.build.quality.reference import Reference
-    from llmops.build.targets.base import Progress
 
 
 def evaluate(folder: Path, against: str | None, limits: Mapping[str, Any], progress: Progress) -> tuple[Quality, Gates]:

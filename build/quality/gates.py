@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmops.errors import BuildError, InputError
 
 if TYPE_CHECKING:
-    from llmops.build.manifest import EngineManifest
+    from llmops.build.engine_folder.manifest import EngineManifest
 
 
 @dataclass(frozen=True)

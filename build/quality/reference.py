@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from llmops.build.golden.prompts import TOKENS, GoldenPrompt, collected, fixed_date, golden_texts, until_end
+from llmops.build.checkpoint.golden_prompts import TOKENS, GoldenPrompt, collected, fixed_date, golden_texts, until_end
+from llmops.build.engine_folder.manifest import Golden
 from llmops.build.installed import installed_version
-from llmops.build.manifest import Golden
+from llmops.build.progress import Progress, SilentProgress
 from llmops.build.quality.fidelity import sketch, sketch_table
 from llmops.build.quality.layered import Layered
 from llmops.build.quality.ranges import input_ranges
-from llmops.build.quantize.advance import layer_progress, work
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.loading import quiet
-from llmops.build.targets.base import Progress, SilentProgress
+from llmops.build.quantize.progress_meter import layer_progress, work
 
 
 def greedy(

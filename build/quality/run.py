@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.progress import Progress, SilentProgress
 from llmops.build.quality.exported import load_exported
 from llmops.build.quality.fidelity import furthest
 from llmops.build.quality.gates import Quality
@@ -14,8 +15,7 @@ from llmops.build.quality.layered import Layered
 from llmops.build.quality.metrics import Comparison
 from llmops.build.quality.ranges import cover
 from llmops.build.quality.reference import Reference, Sketches, golden_agreement
-from llmops.build.quantize.advance import layer_progress
-from llmops.build.targets.base import Progress, SilentProgress
+from llmops.build.quantize.progress_meter import layer_progress
 
 # JSON has no infinity
 _WORST = 1e9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmops.build.architecture import Architecture
+from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.hf_config import version4
 from llmops.errors import BuildError
 

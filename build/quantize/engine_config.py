@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmops.build.architecture import Architecture
+from llmops.build.model.architecture import Architecture
 
 # MoeConfig.ExpertScaleNormalizationMode
 _MOE_NONE, _MOE_RENORMALIZE = 0, 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llmops.build.architecture import Architecture
+from llmops.build.model.architecture import Architecture
 from llmops.errors import InputError
 
 ENGINE, TORCH = "tensorrt", "pytorch"

@@ -6,18 +6,18 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from llmops.build.quantize.advance import Meter, layer_progress, work
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, batches, load_texts, sequences
 from llmops.build.quantize.experts import split_experts
 from llmops.build.quantize.formats import Format
 from llmops.build.quantize.loading import has_gpu, quiet
 from llmops.build.quantize.presets import modelopt_config
+from llmops.build.quantize.progress_meter import Meter, layer_progress, work
 from llmops.errors import BuildError
 
 if TYPE_CHECKING:
     import torch
 
-    from llmops.build.targets.base import Progress
+    from llmops.build.progress import Progress
 
 
 # awq_lite's second pass: eleven strengths of smoothing are tried on top of the pass itself

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmops.build.architecture import Architecture
+from llmops.build.model.architecture import Architecture
 from llmops.errors import InputError
 
 TP_SIZES = range(1, 17)

@@ -3,51 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.manifest import Golden, Limits, Parallelism, Quantisation, TargetName
+from llmops.build.engine_folder.manifest import Golden, Limits, Parallelism, Quantisation, TargetName
+from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
-
-
-class Progress(Protocol):
-    """Where a build says how far it is. Rich on a terminal, plain lines elsewhere."""
-
-    def stage(self, title: str, total: float | None = None) -> AbstractContextManager[None]:
-        """One step of the work; `total` in whatever unit `advance` counts, None when it cannot be known."""
-
-    def advance(self, amount: float = 1) -> None:
-        """The current stage got on by `amount`."""
-
-    def warn(self, sentence: str) -> None:
-        """Something the user must see but that does not stop the build."""
-
-    def note(self, sentence: str) -> None:
-        """Something good to know."""
-
-
-class SilentProgress:
-    """No output; for library use and tests. `warnings` and `notes` keep what was said."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-
-    @contextmanager
-    def stage(self, title: str, total: float | None = None) -> Iterator[None]:
-        yield
-
-    def advance(self, amount: float = 1) -> None: ...
-
-    def warn(self, sentence: str) -> None:
-        self.warnings.append(sentence)
-
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
 
 
 @dataclass(frozen=True)

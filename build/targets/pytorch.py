@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmops.build.adapters import Adapter, read_adapters
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.manifest import Parallelism, Quantisation, TargetName
+from llmops.build.checkpoint.adapters import Adapter, read_adapters
+from llmops.build.engine_folder.manifest import Parallelism, Quantisation, TargetName
+from llmops.build.engine_folder.stages import link_file, link_tree
+from llmops.build.progress import Progress
 from llmops.build.quality.gates import LIMITS, limits_given
 from llmops.build.spec import BuildSpec
-from llmops.build.stages import link_file, link_tree
-from llmops.build.targets.base import Progress, TargetResult
+from llmops.build.targets.base import TargetResult
 from llmops.build.targets.nvidia.fits import check_gpu
 from llmops.build.targets.nvidia.quantised import quantised_checkpoint
 from llmops.build.targets.nvidia.request import (

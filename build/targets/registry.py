@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from llmops.build.manifest import TargetName
+from llmops.build.engine_folder.manifest import TargetName
 from llmops.build.targets.base import Target
 
 _MODULES: dict[str, str] = {

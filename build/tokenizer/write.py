@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.manifest import TokenizerInfo
+from llmops.build.engine_folder.manifest import TokenizerInfo
 from llmops.errors import CheckpointError, MissingDependencyError
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llmops.build.trtllm.flags import Value
+from llmops.build.trtllm.rules import check_arguments
+from llmops.build.trtllm.surviving import Subject, overrides
 from llmops.errors import InputError
-
-from .flags import Value
-from .rules import check_arguments
-from .surviving import Subject, overrides
 
 UNQUANTISED_GEMM = frozenset({"none", "int8_wo", "int4_wo", "int4_awq", "w4a8_awq", "int8_sq"})
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from llmops.build.manifest import Limits
+from llmops.build.engine_folder.manifest import Limits
 from llmops.build.trtllm.llm_fields import DECODING_TYPES, SPECULATIVE, TABLES, TOP, Field, Table
 from llmops.build.trtllm.versions import release
 from llmops.errors import InputError

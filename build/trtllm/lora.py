@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from llmops.build.adapters import CONFIG, MODULES, TENSOR, WEIGHTS, Adapter
+from llmops.build.checkpoint.adapters import CONFIG, MODULES, TENSOR, WEIGHTS, Adapter
 
 # tensorrt_llm/lora_manager.py, LoraManager.LORA_MODULE_IDS
 MODULE_IDS = {

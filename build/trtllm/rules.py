@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from llmops.build.trtllm.flags import Value, check_flag, effective
+from llmops.build.trtllm.surviving import Subject
 from llmops.errors import InputError
-
-from .flags import Value, check_flag, effective
-from .surviving import Subject
 
 
 @dataclass(frozen=True)

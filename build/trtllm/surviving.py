@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .flags import Value, effective
+from llmops.build.trtllm.flags import Value, effective
 
 # the algorithms that compute attention over the prompt in FP8: FP8 and W4A8_AWQ (NVFP4 is not made here)
 FP8_ATTENTION = frozenset({"fp8", "w4a8_awq"})

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmops.gateway.errors import ApiError
+from llmops.gateway.http.chunked import ChunkedWriter, server_send, writer_of
 from llmops.gateway.http.context import RequestContext, context_in
 from llmops.gateway.http.failures import respond_with
-from llmops.gateway.http.outlet import Outlet, outlet_of, server_send
 from llmops.gateway.http.watch import ClientWatch
 
 # what readers of event streams skip
@@ -38,8 +38,8 @@ class EventSource(ABC):
     async def next(self) -> bytes | None:
         """The next events (may be empty), None at the end. Must not raise: failures are events too."""
 
-    def attach(self, outlet: Outlet) -> None:
-        """Events may go to `outlet` at once while `next` waits and `outlet` is not blocked."""
+    def attach(self, writer: ChunkedWriter) -> None:
+        """Events may go to `writer` at once while `next` waits and `writer` is not blocked."""
         return
 
     @abstractmethod
@@ -85,56 +85,56 @@ class EventStream(Response):
                     return
                 else:
                     raise
-            outlet = await pulse.begin()
-            if outlet is not None:
-                source.attach(outlet)
+            writer = await pulse.begin()
+            if writer is not None:
+                source.attach(writer)
             write = server_send(scope, send)
-            while (data := await self._next(outlet)) is not None:
+            while (data := await self._next(writer)) is not None:
                 if data:
-                    if outlet is not None:
-                        outlet.wrote = True
-                    await self._wait(write({"type": "http.response.body", "body": data, "more_body": True}), outlet)
-            await self._wait(send({"type": "http.response.body", "body": b"", "more_body": False}), outlet)
+                    if writer is not None:
+                        writer.wrote = True
+                    await self._wait(write({"type": "http.response.body", "body": data, "more_body": True}), writer)
+            await self._wait(send({"type": "http.response.body", "body": b"", "more_body": False}), writer)
         finally:
             pulse.stop()
             source.close()
             self._watch.close()
 
-    async def _open(self, scope: Scope, send: Send) -> Outlet | None:
+    async def _open(self, scope: Scope, send: Send) -> ChunkedWriter | None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        return outlet_of(scope)
+        return writer_of(scope)
 
-    async def _next(self, outlet: Outlet | None) -> bytes | None:
+    async def _next(self, writer: ChunkedWriter | None) -> bytes | None:
         data = await self._source.next()
-        if outlet is not None:
-            outlet.flush()
+        if writer is not None:
+            writer.flush()
         return data
 
-    async def _wait(self, writing: Awaitable[None], outlet: Outlet | None) -> None:
-        if outlet is None or not outlet.blocked:
+    async def _wait(self, writing: Awaitable[None], writer: ChunkedWriter | None) -> None:
+        if writer is None or not writer.blocked:
             await writing
             return
         try:
             await asyncio.wait_for(writing, self._patience)
         except asyncio.TimeoutError:
             self._source.cancel()
-            outlet.abort()
+            writer.abort()
 
 
 class Pulse:
     """Opens a stream, at once or when it has been silent for a period, and keeps it from being silent for longer.
 
-    Only the opening reaches a client for which there is no Outlet.
+    Only the opening reaches a client for which there is no ChunkedWriter.
     """
 
-    __slots__ = ("_begun", "_open", "_opening", "_outlet", "_period", "_timer")
+    __slots__ = ("_begun", "_open", "_opening", "_period", "_timer", "_writer")
 
-    def __init__(self, open_stream: Callable[[], Awaitable[Outlet | None]], period: float) -> None:
+    def __init__(self, open_stream: Callable[[], Awaitable[ChunkedWriter | None]], period: float) -> None:
         """`period`: seconds, 0 for never."""
         self._open = open_stream
         self._period = period
         self._begun = False
-        self._outlet: Outlet | None = None
+        self._writer: ChunkedWriter | None = None
         self._opening: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(period, self._beat) if period else None
 
@@ -144,12 +144,12 @@ class Pulse:
             await self._opening
         return self._begun
 
-    async def begin(self) -> Outlet | None:
+    async def begin(self) -> ChunkedWriter | None:
         """Where the stream's events go; None for a server that has no such short way."""
         if not await self.begun():
             self._begun = True
-            self._outlet = await self._open()
-        return self._outlet
+            self._writer = await self._open()
+        return self._writer
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -162,16 +162,16 @@ class Pulse:
         if not self._begun:
             self._begun = True
             self._opening = asyncio.create_task(self._break_silence())
-        elif self._outlet is not None:
-            self._comment(self._outlet)
+        elif self._writer is not None:
+            self._comment(self._writer)
 
     async def _break_silence(self) -> None:
-        self._outlet = await self._open()
-        if self._outlet is not None:
-            self._comment(self._outlet)
+        self._writer = await self._open()
+        if self._writer is not None:
+            self._comment(self._writer)
 
     @staticmethod
-    def _comment(outlet: Outlet) -> None:
-        if not outlet.wrote and not outlet.blocked:
-            outlet.write(COMMENT)
-        outlet.wrote = False
+    def _comment(writer: ChunkedWriter) -> None:
+        if not writer.wrote and not writer.blocked:
+            writer.write(COMMENT)
+        writer.wrote = False

@@ -33,6 +33,12 @@ def respond_with(error: ApiError) -> Response:
     return Response(error.body_json(), error.status, error.headers(), "application/json")
 
 
+def error_event(error: ApiError) -> bytes:
+    """What clients raise APIError on, in the middle of a stream."""
+    log_detail(error)
+    return b"data: " + error.body_json() + b"\n\n"
+
+
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return respond_with(error)

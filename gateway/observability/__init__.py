@@ -1,1 +1,1 @@
-"""What the gateway tells about itself: metrics and logs."""
+"""What the gateway tells about itself: metrics, and what holds the event loop. Measures, and decides nothing."""

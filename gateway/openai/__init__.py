@@ -1,1 +1,1 @@
-"""The OpenAI wire: request and response types, SSE, tools, structured output. Knows nothing of Triton."""
+"""The wire: bodies as clients send them, as Pydantic models that check them. Nothing here does anything with them."""

@@ -1,1 +1,1 @@
-"""Between text and tokens: tokenizer, chat template, incremental detokenizer, stop strings. Knows no wire format."""
+"""Tokens ↔ text: tokenizers, chat templates, incremental detokenising, stop strings, and the threads for long ones."""

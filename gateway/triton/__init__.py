@@ -1,1 +1,1 @@
-"""The tensor contract: tensors, the stream client, replicas and their health. Knows nothing of OpenAI."""
+"""The tensor contract (docs/contract.md) from the client's side: requests, streams, messages. Knows no API."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.model_repository.tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, Tensor
 
 # the kinds of guided_decoding_guide_type

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.installed import installed_version
-from llmops.build.manifest import EngineManifest
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
 from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
 from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS

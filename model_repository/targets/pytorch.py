@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.installed import installed_version
-from llmops.build.manifest import EngineManifest
 from llmops.build.trtllm.llm_releases import Profile, Sampling, profile_of, profiles
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.build.trtllm.llm_releases import Profile, Sampling
 from llmops.build.trtllm.xgrammar import FILE_NAME

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmops.pages.page import grid, key_figures, note, pairs, write
 from llmops.pages.page import page as whole
-from llmops.perf.bench import BenchOptions
+from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import Document
 from llmops.perf.report.notes import notes
 from llmops.perf.report.plots import plots

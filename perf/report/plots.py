@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from llmops.pages.svg import Plot, Points, Series
+from llmops.perf.quantiles import percentile
 from llmops.perf.report.document import Document
-from llmops.perf.report.quantiles import percentile
 
 
 def plots(document: Document) -> list[Plot]:

@@ -7,14 +7,14 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from llmops.perf import bench
+from llmops.perf import options
 from llmops.perf.load.sweep import Step
 from llmops.perf.records import Record
 
 REFRESH = 0.2  # seconds; drawing costs CPU that the load generator should not take
 
 
-class Bar(bench.Progress):
+class Bar(options.Progress):
     """Shows the phase, how far it is, tokens and failures. Redraws at most five times a second."""
 
     def __init__(self, console: Console) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from llmops.perf.load.runner import Run
 from llmops.perf.load.slo import Slo, is_good
+from llmops.perf.quantiles import intervals, percentile
 from llmops.perf.records import Record
-from llmops.perf.report.quantiles import intervals, percentile
 
 PERCENTILES = (50, 90, 95, 99)
 # the distributions of a summary, and what people call them

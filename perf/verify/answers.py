@@ -9,8 +9,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from llmops.build.golden.prompts import fixed_date
-from llmops.build.manifest import EngineManifest, Golden, GoldenAnswer
+from llmops.build.checkpoint.golden_prompts import fixed_date
+from llmops.build.engine_folder.manifest import EngineManifest, Golden, GoldenAnswer
 from llmops.build.quality.gates import DEFAULTS, Gates, Quality
 from llmops.errors import LlmopsError
 from llmops.gateway.text.template import ChatTemplate

@@ -9,8 +9,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from llmops.build.manifest import EngineManifest
-from llmops.build.plan.measured import Measured, MeasuredLayout, StepTime
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.plan.speed.measured import Measured, MeasuredLayout, StepTime
 from llmops.errors import LlmopsError
 from llmops.perf.verify.desk import Desk
 from llmops.perf.verify.device import device_name

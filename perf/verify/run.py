@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import httpx
 from grpc import aio
 
-from llmops.build.manifest import FILE_NAME, EngineManifest
-from llmops.build.plan.measured import Measured
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.plan.speed.measured import Measured
 from llmops.errors import InputError, LlmopsError, ServerError
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.messages import ModelCard

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmops.perf.bench import BenchOptions, bench
+from llmops.perf.bench import bench
+from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import Document
 from llmops.perf.report.statistics import Summary
 from llmops.perf.verify.base import Check, Finding, WrongError, check, works, wrong

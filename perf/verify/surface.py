@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.perf.verify.answers import golden_of, limits
 from llmops.perf.verify.base import Check, Finding, WrongError, check, expect, refused, unseen, works, wrong

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from llmops.build import atomic, engine
-from llmops.build.engine import build
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder import atomic
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.job import engine
+from llmops.build.job.engine import build
+from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import SilentProgress
 from llmops.cli.build import command
 from llmops.errors import InputError, LlmopsError, ResourceError
 
@@ -302,7 +303,7 @@ def test_repeated_builds_are_quick(spec: BuildSpec) -> None:
     """The cached path loads no OpenVINO: its cost is what the imports cost."""
     build(spec)
     script = (
-        "import sys; from pathlib import Path; from llmops.build.engine import build\n"
+        "import sys; from pathlib import Path; from llmops.build.job.engine import build\n"
         "from llmops.build.spec import BuildSpec\n"
         "_, cached = build(BuildSpec(checkpoint=sys.argv[1], output=Path(sys.argv[2])))\n"
         "assert cached; print(sorted({'openvino', 'torch', 'transformers', 'numpy', 'gguf'} & set(sys.modules)))\n"

@@ -11,7 +11,7 @@ import pytest
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint import safetensors as headers
 from llmops.build.checkpoint.gguf import read_header
-from llmops.build.sampling import sampling_defaults
+from llmops.build.checkpoint.sampling import sampling_defaults
 from llmops.errors import CheckpointError, MissingDependencyError, ResourceError
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.engine import build
-from llmops.build.golden.prompts import TOKENS, golden_prompts, golden_texts
-from llmops.build.manifest import EngineManifest
+from llmops.build.checkpoint.golden_prompts import TOKENS, golden_prompts, golden_texts
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 
 TEMPLATE = (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.atomic import remove_leftovers
-from llmops.build.engine import build
-from llmops.build.lock import sole_build
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder.atomic import remove_leftovers
+from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import InputError
 from llmops.model_repository.generate import generate_repository, read_engines

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.build.engine import build
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 

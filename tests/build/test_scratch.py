@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.scratch import scratch_folder
+from llmops.build.engine_folder.scratch import scratch_folder
 
 HOLDER = """
 import sys

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmops.build.encoder import open_encoder
-from llmops.build.engine import build
+from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError, InputError
 

@@ -7,8 +7,8 @@ import httpx
 import uvicorn
 from starlette.responses import Response
 
+from llmops.gateway.http.chunked import ChunkedWriter, ServerSend
 from llmops.gateway.http.events import EventSource, EventStream
-from llmops.gateway.http.outlet import Outlet, ServerSend
 
 
 class Ending(EventSource):
@@ -22,12 +22,12 @@ class Ending(EventSource):
         await self._woken
         return self._ends.pop(0)
 
-    def attach(self, outlet: Outlet) -> None:
-        asyncio.get_running_loop().call_later(0.01, self._finish, outlet)
+    def attach(self, writer: ChunkedWriter) -> None:
+        asyncio.get_running_loop().call_later(0.01, self._finish, writer)
 
-    def _finish(self, outlet: Outlet) -> None:
+    def _finish(self, writer: ChunkedWriter) -> None:
         self._woken.set_result(None)
-        outlet.write(b"data: last\n\n")
+        writer.write(b"data: last\n\n")
 
     def cancel(self) -> None:
         return

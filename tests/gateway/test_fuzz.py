@@ -1,4 +1,4 @@
-"""Mutated bodies never break the gateway: a 4xx in OpenAI's envelope or a right answer. See perf/fuzz."""
+"""Mutated bodies never break the gateway: a 4xx in OpenAI's envelope or a right answer. See perf/lab/fuzz."""
 
 import asyncio
 import os
@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from llmops.perf.fuzz import FAMILIES, Target, fuzz, some
-from llmops.perf.fuzz.watch import HealthWatch, memory_of
+from llmops.perf.lab.fuzz import FAMILIES, Target, fuzz, some
+from llmops.perf.lab.fuzz.watch import HealthWatch, memory_of
 
 COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "1500"))
 SEED = int(os.environ.get("LLMOPS_FUZZ_SEED", "7"))

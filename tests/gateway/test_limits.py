@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llmops.gateway.http.body import Intake
 from llmops.gateway.http.protocol import BoundedProtocol, client_of
 from llmops.gateway.http.weight import SLICE, weight_of
-from llmops.gateway.openai.types.common import Wire
+from llmops.gateway.openai.common import Wire
 from llmops.gateway.settings import Limits
 
 CHAT = "/v1/chat/completions"
@@ -544,7 +544,7 @@ async def test_a_quick_stream_has_no_comment(stack):
 
 async def test_the_watchdog_names_what_held_the_loop(stack, caplog, monkeypatch, tmp_path):
     """A regular expression that needs seconds stands for whatever does not give up the interpreter's lock."""
-    from llmops.gateway.openai.endpoints import chat
+    from llmops.gateway.endpoints import chat
 
     def busy(*args) -> None:
         end = time.thread_time() + 0.4
@@ -570,7 +570,7 @@ def held_by(metrics: str) -> float:
 
 async def test_waiting_is_not_held(stack, monkeypatch, tmp_path):
     """A function of the gateway whose thread does not run, as when the machine is busy, has held nobody."""
-    from llmops.gateway.openai.endpoints import chat
+    from llmops.gateway.endpoints import chat
 
     waited = []
     monkeypatch.setattr(chat, "check_chat", lambda *args: waited.append(time.sleep(0.6)))

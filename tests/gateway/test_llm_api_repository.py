@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from gateway_conftest import serving
 
-from llmops.build.engine import build
+from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.llm_releases import profiles as release_profiles
 from llmops.errors import ServerError
@@ -190,7 +190,9 @@ def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path, speculative,
 def test_a_library_whose_process_is_killed_is_a_dead_engine(made, tmp_path):
     with running(made, tmp_path / "repository", *PLACES[2]) as server:
         listed = subprocess.run(["ps", "-eo", "pid,pgid,args"], capture_output=True, text=True, check=True).stdout
-        rows = [line.split(maxsplit=2) for line in listed.splitlines() if "llmops_engine.remote_worker" in line]
+        rows = [
+            line.split(maxsplit=2) for line in listed.splitlines() if "llmops_engine.runtimes.remote_worker" in line
+        ]
         (worker,) = [int(pid) for pid, group, _ in rows if int(group) == server.pid]
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(ServerError, match=r"tiny-tensorrt_llm has ended: its process ended with code -9"):

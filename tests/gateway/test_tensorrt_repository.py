@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from gateway_conftest import serving
 
-from llmops.build.engine import build
+from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings

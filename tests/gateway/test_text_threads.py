@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from llmops.gateway.callers.shares import Shares
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.shares import Shares
-from llmops.gateway.workers import INLINE_CHARACTERS, TooLongError, Workers, is_brief
+from llmops.gateway.text.threads import INLINE_CHARACTERS, TooLongError, Workers, is_brief
 
 LONG = INLINE_CHARACTERS + 1
 PATIENCE = 60

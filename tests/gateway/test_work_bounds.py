@@ -9,7 +9,7 @@ import threading
 import openai
 import pytest
 
-from llmops.gateway.openai.endpoints import tokens as tokens_endpoint
+from llmops.gateway.endpoints import tokens as tokens_endpoint
 from llmops.gateway.text.tokenizer import TextTokenizer
 
 running = sys.modules["gateway_conftest"].running

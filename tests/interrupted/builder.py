@@ -36,7 +36,7 @@ def warm_up(source: str) -> None:
     """One build for each target: whatever is imported late is here when a fork begins."""
     import torch
 
-    from llmops.build.engine import build
+    from llmops.build.job.engine import build
     from llmops.build.quality import reference
     from llmops.build.spec import BuildSpec
 
@@ -108,9 +108,9 @@ def child(order: dict[str, Any], out: Path, err: Path, count: Path) -> None:
 def own_disk(at: str, kilobytes: int) -> None:
     """A tmpfs in a mount namespace of this process; exit code 77 where that is not allowed. The build would refuse so
     small a disk at once, so its check is taken out."""
-    import llmops.build.engine
+    import llmops.build.job.engine
 
-    llmops.build.engine.check_space = lambda *args: None
+    llmops.build.job.engine.check_space = lambda *args: None
     libc = ctypes.CDLL(None, use_errno=True)
     new_user, new_namespace, private_recursive = 0x10000000, 0x00020000, 0x44000
     options = f"size={kilobytes}k".encode()

@@ -32,8 +32,8 @@ POINTS = [
     ("measuring", "llmops.build.quality.run:golden_agreement", [SOURCE]),
     ("measured", "os:rename", [SOURCE, QUANTISED]),
     ("linking", "llmops.build.targets.pytorch:link_file", [SOURCE, QUANTISED]),
-    ("moving", "llmops.build.atomic:replace_folder", [SOURCE, QUANTISED, QUALITY]),
-    ("moved", "llmops.build.engine:drop_stages", [SOURCE, QUANTISED, QUALITY]),
+    ("moving", "llmops.build.engine_folder.atomic:replace_folder", [SOURCE, QUANTISED, QUALITY]),
+    ("moved", "llmops.build.job.engine:drop_stages", [SOURCE, QUANTISED, QUALITY]),
 ]
 
 
@@ -201,7 +201,7 @@ def test_stopped_in_trtllm_build(builder, source, trtllm, tmp_path, number):
 def test_killed_after_trtllm_build(builder, source, trtllm, tmp_path):
     """Hours of work: the engine is a stage too."""
     output = tmp_path / "engine"
-    stop = {"call": "llmops.build.atomic:replace_folder", "signal": signal.SIGKILL}
+    stop = {"call": "llmops.build.engine_folder.atomic:replace_folder", "signal": signal.SIGKILL}
     assert builder(*engine_command(source, output), env=trtllm, stop=stop)["code"] == -signal.SIGKILL
     again = builder(*engine_command(source, output), env=trtllm)
     assert (again["code"], taken(again)) == (0, [SOURCE, QUANTISED, QUALITY, ENGINE])

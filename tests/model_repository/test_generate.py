@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.manifest import EngineManifest, Limits, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, TokenizerInfo
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.pbtxt import parse_config, quote, render_config

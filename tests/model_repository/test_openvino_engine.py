@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("openvino_genai")
 
-from llmops_engine.grammar_probe import GrammarLimits, GrammarProbe, Measured
+from llmops_engine.guided.probe import GrammarLimits, GrammarProbe, Measured
 from llmops_engine.loop import EngineLoop, Job
-from llmops_engine.openvino_runtime import OpenVINOOptions, OpenVINORuntime
 from llmops_engine.request import GenerationRequest, Sampling
 from llmops_engine.runtime import EngineRuntime
+from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -15,9 +15,9 @@ pytest.importorskip("jsonschema")
 
 import jsonschema
 import openvino_genai as genai
-from llmops_engine.openvino_grammar import GrammarPipeline, _prompt, _sampling
+from llmops_engine.guided.openvino import GrammarPipeline, _prompt, _sampling
 
-from llmops.gateway.openai.grammar import choice_grammar, grammar_of, pattern_grammar
+from llmops.gateway.answers.grammar import choice_grammar, grammar_of, pattern_grammar
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

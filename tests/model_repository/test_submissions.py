@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llmops_engine.parse import Limits, parse_request
 from llmops_engine.request import Refused
-from llmops_engine.submissions import Submissions
+from llmops_engine.steps.submissions import Submissions
 from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 

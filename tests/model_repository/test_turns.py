@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llmops_engine.turns import Turns as EngineTurns
 
-from llmops.gateway.turns import Turns as GatewayTurns
+from llmops.gateway.callers.turns import Turns as GatewayTurns
 
 both = pytest.mark.parametrize("turns_of", [EngineTurns, GatewayTurns], ids=["engine", "gateway"])
 NAMES = st.sampled_from(["a", "b", "a/x", "a/y", "c/x"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llmops_engine.parse import word_list as read_words
 from llmops_engine.request import Refused
-from llmops_engine.stop_words import StopWordMatcher
+from llmops_engine.runtimes.stop_words import StopWordMatcher
 from llmops_preprocessing.words import embedding_bias, word_list
 
 words = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=6)

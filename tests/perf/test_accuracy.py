@@ -5,9 +5,10 @@ from statistics import mean, median
 
 import pytest
 
-from llmops.perf.bench import BenchOptions, bench
-from llmops.perf.delay_server import Delays, DelayServer
+from llmops.perf.bench import bench
+from llmops.perf.lab.delay_server import Delays, DelayServer
 from llmops.perf.load.slo import parse_slo
+from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import read_document
 from llmops.perf.workloads.lengths import parse_lengths
 

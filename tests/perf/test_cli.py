@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.perf.delay_server import Delays, DelayServer
+from llmops.perf.lab.delay_server import Delays, DelayServer
 from llmops.perf.load.loop import run_async
 
 LLMOPS = Path(sys.executable).parent / "llmops"

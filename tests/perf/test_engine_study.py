@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmops.errors import InputError
-from llmops.perf.engine.study import PEER, Sample, parse, ratios, table
+from llmops.perf.lab.engine.study import PEER, Sample, parse, ratios, table
 
 
 def _samples() -> list[Sample]:

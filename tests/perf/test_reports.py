@@ -17,11 +17,11 @@ from llmops.perf.clients.shape import Shape
 from llmops.perf.load.runner import Run
 from llmops.perf.load.slo import Slo, is_good, parse_slo
 from llmops.perf.load.sweep import Step, highest_rate
+from llmops.perf.quantiles import intervals, percentile
 from llmops.perf.records import Record
 from llmops.perf.report.compare import Row, differing_options, rows
 from llmops.perf.report.document import Document, read_document
 from llmops.perf.report.html import page, write_page
-from llmops.perf.report.quantiles import intervals, percentile
 from llmops.perf.report.rates import rate_interval
 from llmops.perf.report.statistics import summarise
 

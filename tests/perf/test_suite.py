@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llmops.perf.benchmarks import engine_path
-from llmops.perf.harness.figures import Section
-from llmops.perf.suite import __main__ as suite
-from llmops.perf.suite import results
-from llmops.perf.suite.page import page
-from llmops.perf.suite.parts import Part
+from llmops.perf.lab.benchmarks import engine_path
+from llmops.perf.lab.harness.figures import Section
+from llmops.perf.lab.suite import __main__ as suite
+from llmops.perf.lab.suite import results
+from llmops.perf.lab.suite.page import page
+from llmops.perf.lab.suite.parts import Part
 
 # the part measures one figure, says that it is half done, and is ended as a limit ends it
 CHILD = """

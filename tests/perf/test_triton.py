@@ -1,16 +1,16 @@
-"""`llmops bench grpc://…` against the fountain on the real Triton: what it says must be what the fountain does."""
+"""`llmops bench grpc://…` against the mock engine on the real Triton: what it says must be what that does."""
 
 from __future__ import annotations
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from llmops.build.manifest import EngineManifest
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.errors import ServerError
 from llmops.perf.bench import bench
-from llmops.perf.fountain.repository import make_fountain
-from llmops.perf.harness.load import options
-from llmops.perf.harness.stack import triton
+from llmops.perf.lab.harness.load import options
+from llmops.perf.lab.harness.stack import triton
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from llmops.perf.load.loop import run_async
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -19,11 +19,11 @@ PERIOD = 0.03
 
 
 @pytest.fixture(scope="module")
-def fountain(tmp_path_factory):
-    """Address of a Triton whose model `fountain` gives every stream a token each 30 ms."""
+def mock_engine(tmp_path_factory):
+    """Address of a Triton whose model `mock` gives every stream a token each 30 ms."""
     engine = tmp_path_factory.mktemp("engine")
     _write_engine(engine)
-    with triton(make_fountain(engine, engine / "repository", PERIOD)) as server:
+    with triton(make_mock_engine(engine, engine / "repository", PERIOD)) as server:
         yield f"grpc://{server.address}"
 
 
@@ -38,7 +38,7 @@ def _write_engine(engine):
     (engine / "tokenizer" / "tokenizer_config.json").write_text("{}")
     manifest = {
         "key": "0" * 64,
-        "name": "fountain",
+        "name": "mock",
         "target": "openvino",
         "architecture": "LlamaForCausalLM",
         "source": {"checkpoint": "none", "format": "gguf", "files": []},
@@ -54,33 +54,33 @@ def run(url, **given):
     return run_async(bench(options(url, **{"output": 12, "requests": 12, "concurrency": 4, "warmup": 0, **given})))
 
 
-def test_the_engine_model_gives_every_token_at_the_fountains_pace(fountain):
-    summary = run(fountain).summary
+def test_the_engine_model_gives_every_token_at_the_mock_engines_pace(mock_engine):
+    summary = run(mock_engine).summary
     assert (summary.completed, summary.errors) == (12, {})
     assert (summary.tokens_out, summary.tokens_source) == (12 * 12, "usage")
     assert summary.tpot.p50 == pytest.approx(1000 * PERIOD, rel=0.02)
 
 
-def test_the_ensemble_gives_text_and_says_that_it_was_counted(fountain):
-    summary = run(fountain, via="ensemble", requests=4).summary
+def test_the_ensemble_gives_text_and_says_that_it_was_counted(mock_engine):
+    summary = run(mock_engine, via="ensemble", requests=4).summary
     assert (summary.completed, summary.errors) == (4, {})
     assert summary.tokens_source == "chunks"
     assert 0 < summary.tokens_out <= 4 * 12
 
 
-def test_a_cancelled_stream_ends_early(fountain):
-    summary = run(fountain, cancel_share=1.0, output=100, requests=4).summary
+def test_a_cancelled_stream_ends_early(mock_engine):
+    summary = run(mock_engine, cancel_share=1.0, output=100, requests=4).summary
     assert (summary.cancelled, summary.failed) == (4, 0)
     assert 4 <= summary.tokens_out < 400
 
 
-def test_a_refusal_of_the_engine_is_an_error_by_its_tensor(fountain):
-    summary = run(fountain, output=300_000, requests=2).summary
+def test_a_refusal_of_the_engine_is_an_error_by_its_tensor(mock_engine):
+    summary = run(mock_engine, output=300_000, requests=2).summary
     assert summary.completed == 0
     assert list(summary.errors.values()) == [2]
     assert "request_output_len" in next(iter(summary.errors))
 
 
-def test_a_model_that_is_not_there_is_said_at_once(fountain):
+def test_a_model_that_is_not_there_is_said_at_once(mock_engine):
     with pytest.raises(ServerError, match="does not serve other-tensorrt_llm"):
-        run(fountain, model="other")
+        run(mock_engine, model="other")

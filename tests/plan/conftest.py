@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmops.build.architecture import Architecture
+from llmops.build.model.architecture import Architecture
 
 
 @pytest.fixture(scope="session")

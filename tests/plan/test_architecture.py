@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmops.build.architecture import Architecture, SlidingWindow
+from llmops.build.model.architecture import Architecture, SlidingWindow
 from llmops.errors import CheckpointError
 
 LLAMA_70B = {

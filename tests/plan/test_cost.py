@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from llmops.build.plan.cost import ApiPrice, fleet_cost
-from llmops.build.plan.serving import Point
-from llmops.build.plan.workload import Workload
+from llmops.build.plan.search.cost import ApiPrice, fleet_cost
+from llmops.build.plan.speed.serving import Point
+from llmops.build.plan.speed.workload import Workload
 
 POINT = Point(10, 2.0, 0.1, 0.2, 0.02, 0.03, prefill_share=0.25, tokens_per_second=400, gpus=4)
 

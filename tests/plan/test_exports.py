@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.architecture import Architecture
-from llmops.build.plan.layout import Layout
+from llmops.build.model.architecture import Architecture
+from llmops.build.plan.memory.layout import Layout
+from llmops.build.plan.memory.weights import checkpoint_weights, rank_weights, stage_weights
 from llmops.build.plan.precision import OPENVINO, PRECISIONS
-from llmops.build.plan.weights import checkpoint_weights, rank_weights, stage_weights
 from llmops.errors import InputError
 
 SMALL = {

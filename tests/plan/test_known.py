@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.known import TABLE, KnownModel, did_you_mean, known_model, known_models
-from llmops.build.families import FAMILIES
+from llmops.build.model.architecture import Architecture
+from llmops.build.model.families import FAMILIES
+from llmops.build.plan.memory.weights import checkpoint_weights
 from llmops.build.plan.precision import DTYPE_BYTES, PRECISIONS
 from llmops.build.plan.timing.silicon import package_root
-from llmops.build.plan.weights import checkpoint_weights
 
 MODELS = known_models()
 DECODERS = [model for model in MODELS if not model.hf_class.endswith("Model")]

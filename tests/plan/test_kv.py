@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmops.build.plan.kv import sequence_bytes, sequences, token_bytes
-from llmops.build.plan.layout import Layout
+from llmops.build.plan.memory.kv import sequence_bytes, sequences, token_bytes
+from llmops.build.plan.memory.layout import Layout
 
 
 def test_bytes_per_token(models):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.layout import Layout, refusal
+from llmops.build.plan.memory.layout import Layout, refusal
 from llmops.build.plan.precision import PRECISIONS
 
 H100 = find_gpu("h100-sxm")

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from llmops.build.plan.candidate import fit, step_model
-from llmops.build.plan.correction import correction
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.layout import Layout
-from llmops.build.plan.measured import Measured, MeasuredLayout, StepTime
+from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.precision import PRECISIONS
-from llmops.build.plan.request import PlanRequest
-from llmops.build.plan.search import search
-from llmops.build.plan.step import Prefill
+from llmops.build.plan.search.candidate import fit, step_model
+from llmops.build.plan.search.correction import correction
+from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.search import search
+from llmops.build.plan.speed.measured import Measured, MeasuredLayout, StepTime
+from llmops.build.plan.speed.step import Prefill
+from llmops.build.plan.speed.workload import Workload
 from llmops.build.plan.timing.roofline import Roofline
-from llmops.build.plan.workload import Workload
 from llmops.errors import InputError
 
 GPU = find_gpu("h100-sxm")

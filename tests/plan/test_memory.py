@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.kv import BLOCK_TOKENS, token_bytes
-from llmops.build.plan.layout import Layout
-from llmops.build.plan.memory import Limits, activation_bytes, plan_memory
+from llmops.build.plan.memory.budget import Limits, activation_bytes, plan_memory
+from llmops.build.plan.memory.kv import BLOCK_TOKENS, token_bytes
+from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.precision import PRECISIONS
 
 H100 = find_gpu("h100-sxm")

@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from llmops.build.plan.cost import ApiPrice
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.report.html import page
 from llmops.build.plan.report.rates import cost_by_rate
-from llmops.build.plan.request import PlanRequest
-from llmops.build.plan.search import Plan, search
+from llmops.build.plan.search.cost import ApiPrice
+from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.search import Plan, search
+from llmops.build.plan.speed.workload import Workload
 from llmops.build.plan.timing.roofline import Roofline
-from llmops.build.plan.workload import Workload
 from llmops.pages.svg import BAR_WIDTH, stacked_bar
 
 

@@ -9,11 +9,11 @@ import pytest
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.report.text import asked
-from llmops.build.plan.request import PlanRequest
-from llmops.build.plan.search import Plan, search
-from llmops.build.plan.summary import batch_limit, build_plan
+from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.search import Plan, search
+from llmops.build.plan.search.summary import batch_limit, build_plan
+from llmops.build.plan.speed.workload import Workload
 from llmops.build.plan.timing.roofline import Roofline
-from llmops.build.plan.workload import Workload
 from llmops.errors import InputError
 
 LOAD = Workload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)

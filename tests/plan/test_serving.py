@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from llmops.build.plan.disaggregated import decode_worker, match, prefill_worker
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.layout import Layout
+from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.precision import PRECISIONS
-from llmops.build.plan.serving import Replica, highest
-from llmops.build.plan.step import Prefill, StepModel
+from llmops.build.plan.speed.disaggregated import decode_worker, match, prefill_worker
+from llmops.build.plan.speed.serving import Replica, highest
+from llmops.build.plan.speed.step import Prefill, StepModel
+from llmops.build.plan.speed.workload import Workload
 from llmops.build.plan.timing.roofline import Roofline
-from llmops.build.plan.workload import Workload
 
 H100 = Roofline(find_gpu("h100-sxm"))
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.layout import Layout
+from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.precision import PRECISIONS
-from llmops.build.plan.step import Prefill, StepModel
+from llmops.build.plan.speed.step import Prefill, StepModel
 from llmops.build.plan.timing.base import Attention, Experts
 from llmops.build.plan.timing.choose import op_times
 from llmops.build.plan.timing.grid import Grid

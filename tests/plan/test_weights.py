@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.build.plan.layout import Layout
+from llmops.build.plan.memory.layout import Layout
+from llmops.build.plan.memory.weights import checkpoint_weights, rank_weights, stage_weights
 from llmops.build.plan.precision import PRECISIONS, find_precision
-from llmops.build.plan.weights import checkpoint_weights, rank_weights, stage_weights
 
 # `metadata.total_size` of the models' model.safetensors.index.json on the Hugging Face hub
 PUBLISHED = {

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from llmops.build.manifest import EngineManifest, Quantisation
+from llmops.build.engine_folder.manifest import EngineManifest, Quantisation
+from llmops.build.progress import SilentProgress
 from llmops.build.quality.exported import load_exported
 from llmops.build.quality.gates import Gates, Quality
 from llmops.build.quality.reference import Reference
@@ -20,7 +21,6 @@ from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.loading import load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import SilentProgress
 from llmops.build.targets.nvidia.needs import needs
 from llmops.build.targets.nvidia.request import make_request
 from llmops.cli.quality import quality_lines

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.families import FAMILIES
+from llmops.build.model.families import FAMILIES
 from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.hf_files import HfFiles
 from llmops.build.quantize.rank_files import RankFiles

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from llmops.build.dry_run import dry_run
+from llmops.build.job.dry_run import dry_run
 from llmops.build.quality import layered
 from llmops.build.quality.exported import load_exported
 from llmops.build.quality.reference import greedy

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import ExistingQuantisation
+from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, sequences
 from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal

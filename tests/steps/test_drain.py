@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.steps.test_faults import Proxy
 
 pytestmark = pytest.mark.xdist_group("stack")
@@ -69,9 +69,9 @@ def start_serve(tmp_path: Path) -> Iterator:
 
 
 @pytest.fixture
-def fountain(engine_dir: Path, tmp_path: Path) -> Path:
+def mock_engine(engine_dir: Path, tmp_path: Path) -> Path:
     """A repository whose model gives every stream a token each 5 milliseconds, whatever else the machine does."""
-    return make_fountain(engine_dir, tmp_path / "fountain", 0.005)
+    return make_mock_engine(engine_dir, tmp_path / "mock", 0.005)
 
 
 class Answer:
@@ -133,13 +133,13 @@ async def test_32_answers_of_the_real_model_come_to_their_right_end(repository, 
 
 
 async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_begun(
-    fountain, start_serve, start_gateway
+    mock_engine, start_serve, start_gateway
 ) -> None:
     """2,000 steps; a window holds 256. The connection breaks on the way."""
-    serve = await asyncio.to_thread(start_serve, fountain, 300)
+    serve = await asyncio.to_thread(start_serve, mock_engine, 300)
     async with Proxy(serve.address) as proxy:
         gateway = await asyncio.to_thread(start_gateway, proxy.address)
-        answers = await begin(gateway.url, "fountain", 4, 2000)
+        answers = await begin(gateway.url, "mock", 4, 2000)
         serve.ask()
         await refused(gateway.url)
         proxy.cut()
@@ -151,7 +151,7 @@ async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_be
 
 async def refused(url: str) -> None:
     """Until a new request is answered with 503, that it may be tried again."""
-    body = {"model": "fountain", "prompt": "Once", "max_tokens": 1}
+    body = {"model": "mock", "prompt": "Once", "max_tokens": 1}
     async with httpx.AsyncClient(timeout=60) as client:
         while (reply := await client.post(url + "/v1/completions", json=body)).status_code == 200:
             await asyncio.sleep(0.02)
@@ -160,20 +160,22 @@ async def refused(url: str) -> None:
     assert int(reply.headers["retry-after"]) > 0
 
 
-async def test_at_the_exit_timeout_what_still_runs_is_told_and_all_ends(fountain, start_serve, start_gateway) -> None:
-    serve = await asyncio.to_thread(start_serve, fountain, 2)
+async def test_at_the_exit_timeout_what_still_runs_is_told_and_all_ends(
+    mock_engine, start_serve, start_gateway
+) -> None:
+    serve = await asyncio.to_thread(start_serve, mock_engine, 2)
     gateway = await asyncio.to_thread(start_gateway, serve.address)
-    answers = await begin(gateway.url, "fountain", 4, 200_000)
+    answers = await begin(gateway.url, "mock", 4, 200_000)
     serve.ask()
     await finish(answers)
     assert {answer.error for answer in answers} == {"The engine is shutting down; send the request again."}
     assert await serve.ended(60) == 0
 
 
-async def test_a_second_signal_ends_at_once(fountain, start_serve, start_gateway) -> None:
-    serve = await asyncio.to_thread(start_serve, fountain, 10_000)
+async def test_a_second_signal_ends_at_once(mock_engine, start_serve, start_gateway) -> None:
+    serve = await asyncio.to_thread(start_serve, mock_engine, 10_000)
     gateway = await asyncio.to_thread(start_gateway, serve.address)
-    answers = await begin(gateway.url, "fountain", 2, 200_000)
+    answers = await begin(gateway.url, "mock", 2, 200_000)
     serve.ask()
     await refused(gateway.url)
     serve.ask()
@@ -183,11 +185,11 @@ async def test_a_second_signal_ends_at_once(fountain, start_serve, start_gateway
     assert not list(Path("/dev/shm").glob(f"*llmops_{serve.process.pid}_*"))
 
 
-async def test_a_gateway_that_leaves_does_not_hold_up_the_stop(fountain, start_serve, start_gateway) -> None:
+async def test_a_gateway_that_leaves_does_not_hold_up_the_stop(mock_engine, start_serve, start_gateway) -> None:
     """Its requests leave the batch with it: the exit timeout of hours is not waited for."""
-    serve = await asyncio.to_thread(start_serve, fountain, 10_000)
+    serve = await asyncio.to_thread(start_serve, mock_engine, 10_000)
     gateway = await asyncio.to_thread(start_gateway, serve.address, LLMOPS_TIMEOUTS__DRAIN="0")
-    answers = await begin(gateway.url, "fountain", 2, 200_000)
+    answers = await begin(gateway.url, "mock", 2, 200_000)
     gateway.process.terminate()
     serve.ask()
     assert await serve.ended(60) == 0

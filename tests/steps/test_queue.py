@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("stack")
 @pytest.fixture
 def narrow(engine_dir: Path, tmp_path: Path) -> Iterator[TritonServer]:
     """A batch of 2, so that 8 may wait; and no answer comes to its end."""
-    repository = make_fountain(engine_dir, tmp_path / "fountain", 0.05, max_batch_size=2)
+    repository = make_mock_engine(engine_dir, tmp_path / "mock", 0.05, max_batch_size=2)
     with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=0) as server:
         server.wait_ready(120)
         yield server
@@ -26,7 +26,7 @@ def narrow(engine_dir: Path, tmp_path: Path) -> Iterator[TritonServer]:
 
 async def test_what_does_not_fit_the_queue_gets_503_and_the_rest_stays(narrow, start_gateway) -> None:
     gateway = await asyncio.to_thread(start_gateway, narrow.grpc_address)
-    body = {"model": "fountain", "prompt": "Once", "max_tokens": 200_000, "ignore_eos": True}
+    body = {"model": "mock", "prompt": "Once", "max_tokens": 200_000, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
         asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(16)]
         refused: list[httpx.Response] = []

@@ -1,4 +1,4 @@
-"""Clients that do not read, on the real Triton: the fountain soon sends more than sockets hold."""
+"""Clients that do not read, on the real Triton: the mock engine soon sends more than sockets hold."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import urllib.request
 
 import pytest
 
-from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.steps.test_faults import until_active
 
 pytestmark = pytest.mark.xdist_group("stack")
 
 
 @pytest.fixture(scope="module")
-def fountain(engine_dir, tmp_path_factory):
+def mock_engine(engine_dir, tmp_path_factory):
     """A Triton whose model gives every stream a token each millisecond."""
     from llmops.model_repository.launch import Ports, start_triton
 
-    repository = make_fountain(engine_dir, tmp_path_factory.mktemp("fountain") / "repository", 0.001)
+    repository = make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "repository", 0.001)
     with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3) as server:
         server.wait_ready(120)
         yield server
@@ -39,7 +39,7 @@ class Client:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self._socket.settimeout(60)
         self._socket.connect((host, int(port)))
-        body = {"model": "fountain", "prompt": "Go", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body = {"model": "mock", "prompt": "Go", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         data = json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
         self._socket.sendall(head.encode() + data)
@@ -70,7 +70,7 @@ def texts(events: list) -> list[str]:
 
 def metric(url: str, name: str) -> float:
     page = urllib.request.urlopen(url + "/metrics", timeout=5).read().decode()
-    found = re.search(rf'^{name}{{model="fountain"}} (\S+)$', page, re.MULTILINE)
+    found = re.search(rf'^{name}{{model="mock"}} (\S+)$', page, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
@@ -81,9 +81,9 @@ async def until(url: str, name: str, value: float, seconds: float) -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(fountain, start_gateway):
+async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(mock_engine, start_gateway):
     tokens = 6000
-    url = (await asyncio.to_thread(start_gateway, fountain.grpc_address)).url
+    url = (await asyncio.to_thread(start_gateway, mock_engine.grpc_address)).url
     slow = Client(url, tokens)
     quick = await asyncio.to_thread(Client(url, tokens).read)
     # the quick one went on to its end although the slow one has read nothing
@@ -96,8 +96,8 @@ async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(fountain,
     assert len(late) < 0.8 * len(quick)
 
 
-async def test_a_client_that_reads_nothing_for_too_long_is_dropped(fountain, start_gateway):
-    gateway = await asyncio.to_thread(start_gateway, fountain.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1")
+async def test_a_client_that_reads_nothing_for_too_long_is_dropped(mock_engine, start_gateway):
+    gateway = await asyncio.to_thread(start_gateway, mock_engine.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1")
     client = Client(gateway.url, 200_000)
     await until(gateway.url, "llmops_active_streams", 1, 10)
     await until(gateway.url, "llmops_active_streams", 0, 20)
@@ -107,13 +107,13 @@ async def test_a_client_that_reads_nothing_for_too_long_is_dropped(fountain, sta
     assert "[DONE]" not in events
 
 
-async def test_a_gateway_that_is_stopped_for_too_long_loses_its_requests_and_says_so_once(fountain, start_gateway):
+async def test_a_gateway_that_is_stopped_for_too_long_loses_its_requests_and_says_so_once(mock_engine, start_gateway):
     """The window of 256 steps is full after a quarter of a second, and the grace time is five."""
-    gateway = await asyncio.to_thread(start_gateway, fountain.grpc_address)
+    gateway = await asyncio.to_thread(start_gateway, mock_engine.grpc_address)
     clients = [Client(gateway.url, 200_000) for _ in range(4)]
-    await until_active(fountain.metrics_url, 4, seconds=20)
+    await until_active(mock_engine.metrics_url, 4, seconds=20)
     os.kill(gateway.process.pid, signal.SIGSTOP)
-    await until_active(fountain.metrics_url, 0, seconds=20)
+    await until_active(mock_engine.metrics_url, 0, seconds=20)
     os.kill(gateway.process.pid, signal.SIGCONT)
     for events in await asyncio.gather(*(asyncio.to_thread(client.read) for client in clients)):
         errors = [event["error"]["code"] for event in events if isinstance(event, dict) and "error" in event]

@@ -19,7 +19,7 @@ def steps():
     """The module as Triton sees it: beside model.py, not in the llmops package."""
     sys.path.insert(0, str(ENGINE))
     try:
-        yield importlib.import_module("llmops_engine.subscription")
+        yield importlib.import_module("llmops_engine.steps.subscription")
     finally:
         sys.path.remove(str(ENGINE))
 

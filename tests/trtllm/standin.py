@@ -454,7 +454,7 @@ async def _nothing() -> Any:
 
 
 def api(version: str = __version__) -> SimpleNamespace:
-    """The names of the library as of a version, as `llmops_engine.trtllm_library.Library` has them."""
+    """The names of the library as of a version, as `llmops_engine.runtimes.trtllm_library.Library` has them."""
     later = not version.startswith("1.2")
     return SimpleNamespace(
         version=version,

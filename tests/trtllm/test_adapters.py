@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.adapters import adapters_digest, read_adapters
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.manifest import EngineManifest
+from llmops.build.checkpoint.adapters import adapters_digest, read_adapters
+from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.trtllm.lora import convert
 from llmops.cli.main import cli
 from llmops.errors import CheckpointError, InputError, LlmopsError

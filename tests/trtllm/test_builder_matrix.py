@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.families import FAMILIES
+from llmops.build.model.families import FAMILIES
 from llmops.build.quantize.formats import FORMATS, KV_CACHES
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import tensorrt

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.manifest import EngineManifest, Limits, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, TokenizerInfo
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.errors import InputError
 from llmops.model_repository.generate import EngineEntry, model_folders

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.lock import sole_build, sole_replacement
-from llmops.build.manifest import EngineManifest, Limits, Parallelism, Source, TokenizerInfo
-from llmops.build.resume import resume
-from llmops.build.targets.base import SilentProgress
+from llmops.build.engine_folder.lock import sole_build, sole_replacement
+from llmops.build.engine_folder.manifest import EngineManifest, Limits, Parallelism, Source, TokenizerInfo
+from llmops.build.job.resume import resume
+from llmops.build.progress import SilentProgress
 from llmops.build.targets.nvidia import engine
 from llmops.build.trtllm.versions import image_of
 from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
@@ -113,7 +113,7 @@ def test_faults_leave_the_folder_resumable(folder, program, monkeypatch, fault, 
 
 def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += "from pathlib import Path; from llmops.build.resume import resume\n"
+    code += "from pathlib import Path; from llmops.build.job.resume import resume\n"
     code += "import llmops.build.targets.nvidia.engine as e; e.installed_version = lambda: '1.2.1'\n"
     code += f"resume(Path({str(folder)!r}))"
     process = subprocess.Popen(

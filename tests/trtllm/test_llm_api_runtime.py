@@ -33,7 +33,7 @@ def engine():
     """The package as Triton imports it: from the model's version folder."""
     sys.path.insert(0, str(ENGINE))
     try:
-        yield importlib.import_module("llmops_engine.trtllm_runtime")
+        yield importlib.import_module("llmops_engine.runtimes.trtllm")
     finally:
         sys.path.remove(str(ENGINE))
 
@@ -276,7 +276,7 @@ def test_what_the_installed_library_refuses_is_one_sentence(engine):
 
 
 def test_usage_is_not_reported_unless_it_is_wanted(monkeypatch):
-    library = importlib.import_module("llmops_engine.trtllm_library")
+    library = importlib.import_module("llmops_engine.runtimes.trtllm_library")
     for given, expected in ((None, "1"), ("0", "0")):
         monkeypatch.delenv("TRTLLM_NO_USAGE_STATS", raising=False)
         if given is not None:

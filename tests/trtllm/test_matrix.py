@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.families import FAMILIES
-from llmops.build.manifest import EngineManifest, Parallelism, Quantisation, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineManifest, Parallelism, Quantisation, Source, TokenizerInfo
+from llmops.build.model.families import FAMILIES
 from llmops.build.quantize.formats import FORMATS
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.request import make_request
@@ -151,7 +151,7 @@ def engine() -> Any:
     folder = str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1")
     sys.path.insert(0, folder)
     try:
-        yield importlib.import_module("llmops_engine.trtllm_library")
+        yield importlib.import_module("llmops_engine.runtimes.trtllm_library")
     finally:
         sys.path.remove(folder)
 

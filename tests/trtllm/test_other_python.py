@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.manifest import EngineManifest, Limits, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, TokenizerInfo
 
 PYTHON, LIBRARY = (os.environ.get(f"LLMOPS_{name}_PYTHON", "") for name in ("OTHER", "LIBRARY"))
 pytestmark = [

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.families import FAMILIES
+from llmops.build.model.families import FAMILIES
 from llmops.build.quantize.formats import FORMATS, KV_CACHES, format_of
 from llmops.build.targets.nvidia.request import allowed_formats
 
@@ -69,12 +69,12 @@ def source(tmp_path_factory):
 
 @pytest.fixture
 def export(source, tmp_path):
+    from llmops.build.progress import SilentProgress
     from llmops.build.quantize.calibration import CalibrationSettings
     from llmops.build.quantize.experts import split_experts
     from llmops.build.quantize.export import export_engine_checkpoint
     from llmops.build.quantize.loading import load_model, load_tokenizer
     from llmops.build.quantize.quantizer import quantize
-    from llmops.build.targets.base import SilentProgress
 
     def run(family, quant, kv="auto", tp=2, pp=1, dtype=None):
         checkpoint, form = source(family), format_of(quant, "tensorrt")

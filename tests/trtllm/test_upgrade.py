@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.lock import sole_build
-from llmops.build.manifest import EngineManifest, Limits, Parallelism, Quantisation, Source, TokenizerInfo
-from llmops.build.upgrade import apply_upgrade
+from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.manifest import EngineManifest, Limits, Parallelism, Quantisation, Source, TokenizerInfo
+from llmops.build.job.upgrade import apply_upgrade
 from llmops.cli.main import cli
 from llmops.errors import InputError, VersionMismatchError
 

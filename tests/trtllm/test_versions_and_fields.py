@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmops.build.manifest import Limits
+from llmops.build.engine_folder.manifest import Limits
 from llmops.build.trtllm.llm_args import Parallel, Serving, check_llm_args, make_llm_args, resolve
 from llmops.build.trtllm.llm_releases import Sampling, profile_of, profiles
 from llmops.build.trtllm.versions import check_image, check_installed, image_for, image_of

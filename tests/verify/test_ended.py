@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import pointing_at, triton_on
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(300)]
@@ -20,7 +20,7 @@ FIRST = "input and output tensors"
 
 def test_an_engine_that_ends_in_the_middle(engine_dir: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    with triton_on(make_fountain(engine_dir, tmp_path / "repository")) as server:
+    with triton_on(make_mock_engine(engine_dir, tmp_path / "repository")) as server:
         command = [sys.executable, "-m", "llmops.cli", "verify", *pointing_at(server), "--json", "--html", str(page)]
         with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
             assert running.stdout is not None

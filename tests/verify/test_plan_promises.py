@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.manifest import FILE_NAME, EngineManifest
-from llmops.build.plan.measured import Measured
-from llmops.perf.fountain.repository import make_fountain
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.plan.speed.measured import Measured
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
@@ -34,8 +34,8 @@ def planned(engine: Path, folder: Path, point: dict[str, float], kv_tokens: int,
 
 @pytest.fixture(scope="module")
 def served(serve, engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    repository = tmp_path_factory.mktemp("fountain") / "repository"
-    return serve(make_fountain(engine_dir, repository, 0.004, max_batch_size=8))
+    repository = tmp_path_factory.mktemp("mock") / "repository"
+    return serve(make_mock_engine(engine_dir, repository, 0.004, max_batch_size=8))
 
 
 PARTS = ("--only", "capacity", "--only", "speed")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from llmops.build.engine import build
-from llmops.build.manifest import FILE_NAME, EngineManifest
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from llmops.perf.verify.base import Result
 from llmops.perf.verify.run import VerifyOptions
 from llmops.perf.verify.run import verify as verified
@@ -106,12 +106,12 @@ def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
 def engines(checkpoint: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The sound engine, one with each fault, and an FP8 one without any."""
     from llmops.build.checkpoint import open_checkpoint
+    from llmops.build.progress import SilentProgress
     from llmops.build.quantize.calibration import CalibrationSettings
     from llmops.build.quantize.export import export_engine_checkpoint
     from llmops.build.quantize.formats import FORMATS
     from llmops.build.quantize.loading import load_model, load_tokenizer
     from llmops.build.quantize.quantizer import quantize
-    from llmops.build.targets.base import SilentProgress
 
     root = tmp_path_factory.mktemp("planted")
     found = [sound]
@@ -176,7 +176,7 @@ async def test_answers(served: str, model: str, fault: str | None) -> None:
 
 # in the engine model's package: (file, what it says, what the fault makes of it, what verify then finds wrong)
 FAULTS = [
-    ("fountain_runtime.py", "stop = self._stop_at(request)", "stop = None", {"end id", "stop words"}),
+    ("runtimes/mock.py", "stop = self._stop_at(request)", "stop = None", {"end id", "stop words"}),
     ("subscription.py", "WINDOW = 256", "WINDOW = 100_000", {"step stream: window"}),
     (
         "subscription.py", "        self.acknowledge(resume_from, now)\n", "        self.acknowledge(0, now)\n",
@@ -194,8 +194,8 @@ FAULTS = [
 
 def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
     """All at once: each must be found beside the others."""
-    repository = make_fountain(engine_dir, tmp_path / "repository", 0.02)
-    package = repository / "fountain-tensorrt_llm" / "1" / "llmops_engine"
+    repository = make_mock_engine(engine_dir, tmp_path / "repository", 0.02)
+    package = repository / "mock-tensorrt_llm" / "1" / "llmops_engine"
     wanted: set[str] = set()
     for name, old, new, found in FAULTS:
         text = (package / name).read_text()
@@ -210,8 +210,8 @@ def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
 
 
 def test_a_client_that_cannot_leave(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
-    repository = make_fountain(engine_dir, tmp_path / "repository", 0.005)
-    package = repository / "fountain-tensorrt_llm" / "1" / "llmops_engine"
+    repository = make_mock_engine(engine_dir, tmp_path / "repository", 0.005)
+    package = repository / "mock-tensorrt_llm" / "1" / "llmops_engine"
     loop = (package / "loop.py").read_text()
     assert "if job.sink.is_cancelled():" in loop
     (package / "loop.py").write_text(loop.replace("if job.sink.is_cancelled():", "if False:"))

@@ -1,4 +1,4 @@
-"""All runtimes that exist here keep the contract, on the real Triton: OpenVINO, the fountain, and our LLM-API model."""
+"""All runtimes that exist here keep the contract, on the real Triton: OpenVINO, mock engine, our LLM-API model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine import build
+from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.model_repository import match
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.perf.fountain.repository import make_fountain
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import load
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
@@ -41,7 +41,7 @@ def test_the_embedded_engine(verify, engine_dir: Path, triton, tmp_path: Path) -
 
 
 def test_the_mock_engine(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
-    served = serve(make_fountain(engine_dir, tmp_path / "repository", 0.02))
+    served = serve(make_mock_engine(engine_dir, tmp_path / "repository", 0.02))
     found = verify(*served, "--only", "contract")
     assert found.report["faults"] == []
     assert found.code == 0
@@ -81,7 +81,7 @@ def test_our_model_over_the_llm_api(verify, serve, llm_api: Path) -> None:
 
 
 def test_through_a_gateway(verify, engine_dir: Path, triton) -> None:
-    from llmops.perf.harness.stack import gateway
+    from llmops.perf.lab.harness.stack import gateway
 
     with gateway(triton.grpc_address) as front:
         found = verify("--url", front.address, "--engine", engine_dir)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from html import escape
 
-from llmops.build.plan.candidate import Candidate
 from llmops.build.plan.report import text
 from llmops.build.plan.report.pareto import frontiers
 from llmops.build.plan.report.rates import cost_by_rate
-from llmops.build.plan.search import Plan
-from llmops.build.plan.summary import caution
+from llmops.build.plan.search.candidate import Candidate
+from llmops.build.plan.search.search import Plan
+from llmops.build.plan.search.summary import caution
 from llmops.pages.page import folded, grid, key_figures, note, pairs
 from llmops.pages.page import page as whole
 from llmops.pages.svg import Plot, Series, stacked_bar

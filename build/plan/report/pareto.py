@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmops.build.plan.search import Curve
-from llmops.build.plan.serving import Point
+from llmops.build.plan.search.search import Curve
+from llmops.build.plan.speed.serving import Point
 
 MARKS = "●▲■◆"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from llmops.build.plan.candidate import Candidate
-from llmops.build.plan.cost import HOUR
-from llmops.build.plan.search import Plan
+from llmops.build.plan.search.candidate import Candidate
+from llmops.build.plan.search.cost import HOUR
+from llmops.build.plan.search.search import Plan
 
 # points along the axis, and how far it goes beyond what is asked, or beyond one replica's rate
 STEPS, BEYOND, REPLICAS = 200, 2.0, 4

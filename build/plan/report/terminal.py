@@ -7,11 +7,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from llmops.build.plan.candidate import Candidate
 from llmops.build.plan.report import text
 from llmops.build.plan.report.pareto import MARKS, frontiers, picture
-from llmops.build.plan.search import Plan
-from llmops.build.plan.summary import caution
+from llmops.build.plan.search.candidate import Candidate
+from llmops.build.plan.search.search import Plan
+from llmops.build.plan.search.summary import caution
 
 WIDE = 100
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmops.build.plan.candidate import Candidate
-from llmops.build.plan.memory import Memory
-from llmops.build.plan.search import Plan
-from llmops.build.plan.summary import batch_limit
+from llmops.build.plan.memory.budget import Memory
+from llmops.build.plan.search.candidate import Candidate
+from llmops.build.plan.search.search import Plan
+from llmops.build.plan.search.summary import batch_limit
 
 GB = 1e9
 

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.installed import installed_version as distribution_version
-from llmops.build.manifest import FILE_NAME
-from llmops.build.targets.base import Progress
+from llmops.build.progress import Progress
 from llmops.build.targets.nvidia import guard
 from llmops.build.trtllm.versions import Image, check_installed
 from llmops.errors import BuildError, MissingDependencyError

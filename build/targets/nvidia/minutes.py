@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.golden.prompts import TOKENS, golden_texts
+from llmops.build.checkpoint.golden_prompts import TOKENS, golden_texts
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.kept import KEPT_LAYERS
 from llmops.build.targets.nvidia.request import Request

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.golden.prompts import golden_texts
+from llmops.build.checkpoint.golden_prompts import golden_texts
+from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.kept import KEPT_LAYERS, KEPT_TABLE
 from llmops.build.spec import BuildSpec

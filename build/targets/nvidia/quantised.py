@@ -10,12 +10,12 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.hashing import digest_if_file
+from llmops.build.engine_folder.manifest import Golden
+from llmops.build.engine_folder.stages import finished_stage, stage
 from llmops.build.installed import installed_version
-from llmops.build.manifest import Golden
+from llmops.build.progress import Progress
 from llmops.build.quality.gates import Quality
 from llmops.build.spec import BuildSpec
-from llmops.build.stages import finished_stage, stage
-from llmops.build.targets.base import Progress
 from llmops.build.targets.nvidia.request import Request
 
 # Raised when the same inputs give other files than before.

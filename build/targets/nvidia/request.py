@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from llmops.build.architecture import Architecture
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.families import FAMILIES
-from llmops.build.manifest import Limits
+from llmops.build.engine_folder.manifest import Limits
+from llmops.build.model.architecture import Architecture
+from llmops.build.model.families import FAMILIES
 from llmops.build.quality.gates import GATES, Gates
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, check_data
 from llmops.build.quantize.formats import FORMATS, Format, check_kv_cache, format_of, stored_dtype

@@ -15,7 +15,7 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.installed import installed_version
-from llmops.build.targets.base import Progress
+from llmops.build.progress import Progress
 from llmops.errors import BuildError, MissingDependencyError
 
 INSTALL = "pip install 'llmops[export]' && pip install --no-deps optimum-intel"

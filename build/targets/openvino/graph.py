@@ -15,8 +15,8 @@ import openvino as ov
 from openvino import op
 from openvino import opset13 as ops
 
-from llmops.build.architecture import Architecture
 from llmops.build.checkpoint.weights import WeightSource
+from llmops.build.model.architecture import Architecture
 from llmops.build.targets.openvino.storage import Storage
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import openvino as ov
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.weights import WeightSource, open_weights
-from llmops.build.targets.base import Progress
+from llmops.build.progress import Progress
 from llmops.build.targets.openvino.graph import DecoderShape, build_decoder
 from llmops.build.targets.openvino.rope import inverse_frequencies
 from llmops.build.targets.openvino.storage import AsStored, Int4, Int8, Storage

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.families import FAMILIES
+from llmops.build.engine_folder.manifest import Golden, Limits, Quantisation, TargetName
 from llmops.build.installed import installed_version
-from llmops.build.manifest import Golden, Limits, Quantisation, TargetName
+from llmops.build.model.families import FAMILIES
+from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import Progress, Target, TargetResult
+from llmops.build.targets.base import Target, TargetResult
 from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_kind
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
@@ -63,10 +64,10 @@ class OpenVinoTarget(Target):
 
 def _golden(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> Golden | None:
     if _is_native(checkpoint):
-        from llmops.build.golden.graph import golden_answers
+        from llmops.build.targets.openvino.golden import golden_answers
 
         return golden_answers(checkpoint, tokenizer_dir, progress)
-    from llmops.build.golden.source import golden_of_checkpoint
+    from llmops.build.quality.golden import golden_of_checkpoint
 
     return golden_of_checkpoint(checkpoint, progress)
 

@@ -10,10 +10,10 @@ from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.metrics import Metrics
 from llmops_engine.parse import NEEDS, Limits, Tensors, flag, parse_request
 from llmops_engine.request import Refused
-from llmops_engine.runtimes import create_runtime
-from llmops_engine.sinks import FINAL, RequestSink, send_error
-from llmops_engine.step_service import StepService
-from llmops_engine.submissions import Submissions
+from llmops_engine.runtimes.choose import create_runtime
+from llmops_engine.steps.service import StepService
+from llmops_engine.steps.sinks import FINAL, RequestSink, send_error
+from llmops_engine.steps.submissions import Submissions
 
 
 class TritonPythonModel:

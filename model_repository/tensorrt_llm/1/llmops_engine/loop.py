@@ -13,7 +13,7 @@ from functools import partial
 
 from .request import GenerationRequest, Refused
 from .runtime import FAILED, EngineDead, EngineRuntime, EngineStats, Preparation, StepOutput
-from .sinks import Sink
+from .steps.sinks import Sink
 
 # A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
 CANCEL_POLL = 0.05

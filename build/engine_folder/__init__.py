@@ -1,0 +1,1 @@
+"""The folder that a build writes: its manifest, whole or not at all, one builder at a time, stage by stage."""

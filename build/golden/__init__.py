@@ -1,1 +1,0 @@
-"""Golden answers: what the source checkpoint says, greedily, to a few prompts. engine.json keeps them for `verify`."""

@@ -1,0 +1,159 @@
+"""build(spec): the whole way from a checkpoint to an engine folder, atomic and cached by content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from llmops import __version__
+from llmops.build.checkpoint import Checkpoint, open_checkpoint
+from llmops.build.checkpoint.adapters import adapters_digest
+from llmops.build.checkpoint.hashing import digest_if_file
+from llmops.build.checkpoint.sampling import sampling_defaults
+from llmops.build.encoder import build_encoder, open_encoder
+from llmops.build.engine_folder.atomic import Workplace, check_space, followed, full_disk_named, remove_leftovers
+from llmops.build.engine_folder.lock import sole_replacement
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, Source
+from llmops.build.engine_folder.stages import clean_stages, drop_stages
+from llmops.build.plan.buildplan import BuildPlan
+from llmops.build.progress import Progress, SilentProgress
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.base import Target
+from llmops.build.targets.registry import get_target
+from llmops.build.tokenizer import check_tokenizer, write_tokenizer
+from llmops.errors import InputError
+
+# Raised when the same inputs give another engine than before.
+_REVISION = 4
+
+
+def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
+    """Make the engine folder `spec.output`. Returns its manifest and whether it was there already.
+
+    Raises CheckpointError, InputError, MissingDependencyError, ResourceError or BuildError; then `spec.output` is as
+    it was before.
+    """
+    progress = progress or SilentProgress()
+    spec = replace(spec, output=followed(spec.output))
+    encoder = open_encoder(spec.checkpoint)
+    if encoder is not None:
+        with _only_build(spec.output, progress):
+            return build_encoder(spec, encoder, progress)
+    checkpoint = open_checkpoint(spec.checkpoint)
+    target = check_spec(spec, checkpoint)
+    # for what they raise, before the work
+    check_tokenizer(checkpoint)
+    sampling_defaults(checkpoint)
+    with _only_build(spec.output, progress):
+        return _build(spec, checkpoint, target, progress)
+
+
+def check_spec(spec: BuildSpec, checkpoint: Checkpoint) -> Target:
+    """The target that will build it. Raises InputError for what does not go together, and for an output that is
+    something else."""
+    if spec.plan:
+        BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
+    target = get_target(spec.target)
+    target.validate(spec, checkpoint)
+    _check_output(spec.output)
+    return target
+
+
+@contextlib.contextmanager
+def _only_build(output: Path, progress: Progress) -> Iterator[None]:
+    """What a killed build left is cleared away first."""
+    with full_disk_named(output), sole_replacement(output, progress.note):
+        # another build may have ended while this one waited
+        _check_output(output)
+        remove_leftovers(output.absolute())
+        clean_stages(output)
+        yield
+
+
+def _build(spec: BuildSpec, checkpoint: Checkpoint, target: Target, progress: Progress) -> tuple[EngineManifest, bool]:
+    fresh = not (spec.output / FILE_NAME).is_file()
+    if fresh:  # what cannot be is said before minutes of hashing
+        target.check_machine(spec, checkpoint)
+    with progress.stage("Hashing the checkpoint"):
+        source = checkpoint.source()
+    key = build_key(spec, source, target)
+    present = _present(spec.output, key)
+    if present is None:
+        if not fresh:
+            target.check_machine(spec, checkpoint)
+        kept = target.kept_bytes(spec, checkpoint)
+        check_space(spec.output, max(0, target.disk_bytes(spec, checkpoint) - kept))
+        with Workplace(spec.output) as workdir:
+            manifest = _make(spec, checkpoint, target, source, key, workdir, progress)
+    # the engine is in its place: what was kept for a restart is not needed any more
+    drop_stages(spec.output)
+    return (manifest, False) if present is None else (present, True)
+
+
+def build_key(spec: BuildSpec, source: Source, target: Target) -> str:
+    """SHA-256 over all that decides the engine: files, spec, versions."""
+    content = {
+        "revision": _REVISION,
+        "files": [[file.path, file.sha256] for file in source.files],
+        "spec": spec.key_fields(),
+        "versions": target.versions(),
+        "adapters": adapters_digest(spec.options.get("adapters")),
+    }
+    if spec.calib_dataset:
+        content["calibration"] = digest_if_file(spec.calib_dataset)
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _make(
+    spec: BuildSpec, checkpoint: Checkpoint, target: Target, source: Source, key: str, workdir: Path, progress: Progress
+) -> EngineManifest:
+    with progress.stage("Writing the tokenizer"):
+        tokenizer = write_tokenizer(checkpoint, workdir / "tokenizer", progress.warn)
+    _warn(checkpoint, progress)
+    result = target.build(spec, checkpoint, workdir, progress)
+    manifest = EngineManifest(
+        key=key,
+        name=spec.name or checkpoint.name,
+        target=spec.target,
+        architecture=checkpoint.architecture.hf_class,
+        model_dir=result.model_dir,
+        source=source,
+        versions={"llmops": __version__, **{name: v for name, v in target.versions().items() if v}},
+        quantisation=result.quantisation,
+        parallelism=result.parallelism,
+        limits=result.limits,
+        tokenizer=tokenizer,
+        sampling=sampling_defaults(checkpoint),
+        complete=result.complete,
+        plan=result.plan or spec.plan,
+        quality=result.quality,
+        golden=result.golden,
+        extra=result.extra,
+    )
+    manifest.save(workdir)
+    return manifest
+
+
+def _warn(checkpoint: Checkpoint, progress: Progress) -> None:
+    if checkpoint.chat_template is None:
+        progress.warn(f"{checkpoint.ref} has no chat template: the engine serves completions, not chats.")
+    if not checkpoint.special_tokens.end:
+        progress.warn(f"{checkpoint.ref} names no end-of-text token: answers end at max_tokens only.")
+
+
+def _check_output(output: Path) -> None:
+    if output.is_file() or (output.is_dir() and not (output / FILE_NAME).is_file() and any(output.iterdir())):
+        raise InputError(f"{output} exists and is not an engine folder; give -o another folder, or remove it.")
+
+
+def _present(output: Path, key: str) -> EngineManifest | None:
+    try:
+        manifest = EngineManifest.load(output)
+    except InputError:
+        return None  # none there, or of another version: it is replaced
+    complete = (output / manifest.model_dir).is_dir() and (output / manifest.tokenizer.directory).is_dir()
+    return manifest if manifest.key == key and complete else None

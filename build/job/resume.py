@@ -1,0 +1,69 @@
+"""`llmops build --resume DIR`: the step that was left because it needs other hardware."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from llmops.build.engine_folder.atomic import full_disk_named, sync_tree
+from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.progress import Progress, SilentProgress
+from llmops.build.targets.nvidia import engine
+from llmops.build.trtllm.versions import image_of
+from llmops.errors import BuildError, InputError, MissingDependencyError
+
+
+def resume(folder: Path, in_container: bool = False, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
+    """Finish an engine folder. Returns its manifest and whether it was finished already.
+
+    Raises InputError (not such a folder), MissingDependencyError, VersionMismatchError or BuildError; the folder then
+    stays as it was, but for the log.
+    """
+    progress = progress or SilentProgress()
+    EngineManifest.load(folder)
+    with full_disk_named(folder), sole_build(folder, progress.note, inside=True):
+        manifest = EngineManifest.load(folder)
+        if manifest.complete:
+            return manifest, True
+        return _finish(manifest, folder, in_container, progress), False
+
+
+def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress: Progress) -> EngineManifest:
+    argv = manifest.extra.get("trtllm_build")
+    if manifest.target != "tensorrt" or not argv:
+        raise InputError(f"{folder} is not complete, but nothing can be resumed in it; build it again.")
+    image = image_of(str(manifest.extra["image"]))
+    if in_container:
+        _require_docker()
+        argv = engine.docker_command(folder, image)
+    else:
+        engine.check_version(image)
+    _clear(folder / engine.ENGINE_DIR)
+    engine.run(argv, folder, manifest.parallelism.world_size, folder / engine.LOG, progress)
+    finished = manifest.model_copy(update={"complete": True})
+    _save(finished, folder)
+    return finished
+
+
+def _require_docker() -> None:
+    if shutil.which("docker") is None:
+        raise MissingDependencyError("--in-container needs docker on PATH; or run this inside the image without it.")
+
+
+def _clear(engine_dir: Path) -> None:
+    """What a run that was killed left: a rank file cut short would look finished."""
+    try:
+        shutil.rmtree(engine_dir, ignore_errors=True)
+        engine_dir.mkdir()
+    except OSError as error:
+        raise BuildError(f"{engine_dir} cannot be written: {error}.") from error
+
+
+def _save(manifest: EngineManifest, folder: Path) -> None:
+    """engine.json says `complete` only when it is; the rename makes that one step."""
+    sync_tree(folder / engine.ENGINE_DIR)
+    part = folder / f".{FILE_NAME}.part"
+    part.write_text(manifest.text())
+    os.replace(part, folder / FILE_NAME)

@@ -1,0 +1,158 @@
+"""What an engine becomes on another release of TensorRT-LLM: what changes, what is lost, and what can be rewritten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from llmops.build.engine_folder.atomic import replace_text
+from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.quantize.formats import FORMATS
+from llmops.build.targets.pytorch import ARGS_FILE
+from llmops.build.trtllm.llm_args import FieldError, neutral, resolve
+from llmops.build.trtllm.llm_releases import CHECKED, profile_of
+from llmops.build.trtllm.versions import Image, image_for, release
+from llmops.errors import InputError, VersionMismatchError
+
+# what means nothing without this field goes with it
+_WHOLE = {"speculative_config.decoding_type": "speculative_config"}
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """The engine as it would be; `changes` keep what it does, `lost` do not, `gained` it can do afterwards."""
+
+    manifest: EngineManifest
+    image: Image
+    changes: list[str]
+    lost: list[str]
+    gained: list[str]
+
+
+def plan_upgrade(directory: Path, to: str) -> Upgrade:
+    """Look, change nothing. Raises InputError for an engine that has to be built anew, with the command, and
+    VersionMismatchError for a release that llmops does not know."""
+    manifest = EngineManifest.load(directory)
+    version = _known(to)
+    if manifest.target == "openvino":
+        raise InputError(f"{directory} is an OpenVINO engine, which no TensorRT-LLM runs: there is nothing to upgrade.")
+    if manifest.target == "tensorrt":
+        raise InputError(
+            f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.extra['tensorrt_llm']} only, and 1.3 "
+            f"no longer has engines. Build the model again for the PyTorch backend:\n  {_again(manifest, directory)}"
+        )
+    if manifest.quantisation.weights == "int8_wo" and release(version) >= (1, 3):
+        raise InputError(
+            f"{directory} has INT8 weight-only weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
+            f"  {_again(manifest, directory)}"
+        )
+    return _upgraded(manifest, version)
+
+
+def apply_upgrade(directory: Path, to: str, say: Callable[[str], None]) -> Upgrade:
+    """Plan and rewrite while no build works in the folder: engine.json last, so that a crash leaves the old engine.
+    `say` tells of waiting. Raises what `plan_upgrade` does."""
+    plan_upgrade(directory, to)
+    with sole_build(directory, say, inside=True):
+        upgrade = plan_upgrade(directory, to)
+        arguments = json.dumps(upgrade.manifest.extra["llm_args"], indent=2) + "\n"
+        replace_text(directory / ARGS_FILE, arguments)
+        replace_text(directory / FILE_NAME, upgrade.manifest.text())
+    return upgrade
+
+
+def _known(to: str) -> str:
+    minor = release(to)
+    if minor not in CHECKED:
+        known = ", ".join(CHECKED.values())
+        raise VersionMismatchError(f"--to {to}: llmops knows the LLM API of TensorRT-LLM {known}; name one of them.")
+    return CHECKED[minor] if to.count(".") < 2 else to
+
+
+def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
+    old_version, old = str(manifest.extra["tensorrt_llm"]), neutral(manifest.extra["llm_args"])
+    kept, lost = _without_lost(old, release(version))
+    before, after = profile_of(old, old_version), profile_of(kept, version)
+    unset, newly = before.wishes.items() - after.wishes.items(), after.wishes.items() - before.wishes.items()
+    changes = [
+        *_differences(resolve(old, release(old_version)), resolve(kept, release(version)), lost),
+        *(f"{name} = {value} is no longer set at start" for name, value in unset),
+        *(f"{name} = {value} is set at start" for name, value in newly),
+    ]
+    names = [field.name for field in fields(before.sampling)]
+    can = {name: (getattr(before.sampling, name), getattr(after.sampling, name)) for name in names}
+    image = image_for("pytorch", version)
+    extra = {**manifest.extra, "tensorrt_llm": version, "image": image.reference, "llm_args": kept}
+    return Upgrade(
+        manifest.model_copy(update={"extra": extra}),
+        image,
+        changes,
+        [
+            *lost.values(),
+            *(f"requests with {name}: refused from then on" for name, (a, b) in can.items() if a and not b),
+        ],
+        [f"requests with {name}" for name, (a, b) in can.items() if b and not a],
+    )
+
+
+def _without_lost(arguments: Mapping[str, Any], minor: tuple[int, int]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Arguments that the release takes, and for each field that had to go why."""
+    kept: dict[str, Any] = json.loads(json.dumps(arguments))
+    lost: dict[str, str] = {}
+    while True:
+        try:
+            resolve(kept, minor)
+        except FieldError as error:
+            path = _WHOLE.get(error.path, error.path)
+            *parents, last = path.split(".")
+            holder = kept
+            for parent in parents:
+                holder = holder[parent]
+            value = holder.pop(last)
+            lost[path] = f"{path} = {json.dumps(value)}: {error.message.removesuffix(', or leave it out.')}"
+        else:
+            return kept, lost
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], lost: Mapping[str, str]) -> Iterator[str]:
+    before, after = dict(_flat(old)), dict(_flat(new))
+    for name in [*before, *(name for name in after if name not in before)]:
+        if _is_lost(name, lost) or before.get(name) == after.get(name):
+            continue
+        if name not in after:
+            yield f"{name} = {json.dumps(before[name])} is left out: its field is gone, and nothing with it"
+        elif name not in before:
+            yield f"{name} = {json.dumps(after[name])} is set"
+        else:
+            yield f"{name}: {json.dumps(before[name])} becomes {json.dumps(after[name])}"
+
+
+def _is_lost(name: str, lost: Mapping[str, str]) -> bool:
+    return any(name == path or name.startswith(f"{path}.") for path in lost)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _again(manifest: EngineManifest, directory: Path) -> str:
+    """The command that builds what this engine was for the PyTorch backend."""
+    quant = manifest.quantisation.weights
+    form = FORMATS.get(quant)
+    if quant == "int8_wo" or form is None or "pytorch" not in form.targets:
+        quant = "fp8"
+    cache, parallel, limits = manifest.quantisation.kv_cache, manifest.parallelism, manifest.limits
+    words = [
+        f"llmops build {manifest.source.checkpoint} -o {directory}-1.3 --target pytorch --set image=trtllm-1.3",
+        f"--quant {quant} --tp {parallel.tp_size} --pp {parallel.pp_size} --max-batch-size {limits.max_batch_size}",
+        f"--max-seq-len {limits.max_seq_len}",
+    ]
+    return " ".join([*words, *([f"--kv-cache {cache}"] if cache == "fp8" else [])])

@@ -1,0 +1,1 @@
+"""What a model is: its architecture, read from a config without loading weights, and the families that are known."""

@@ -1,0 +1,1 @@
+"""What was asked for, and which of the candidates answers it at the least cost."""

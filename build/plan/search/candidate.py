@@ -1,0 +1,187 @@
+"""One layout on one kind of GPU: does it fit, does it hold the targets, how many replicas, at what cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llmops.build.plan.gpus import Gpu
+from llmops.build.plan.memory import kv
+from llmops.build.plan.memory.budget import Limits, Memory, plan_memory
+from llmops.build.plan.memory.layout import Layout, refusal
+from llmops.build.plan.search.cost import Cost, fleet_cost
+from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.speed.disaggregated import Disaggregated
+from llmops.build.plan.speed.serving import Point, Replica, highest
+from llmops.build.plan.speed.step import Correction, StepModel
+from llmops.build.plan.timing.base import OpTimes
+
+# TensorRT-LLM's default for the largest batch.
+MAX_BATCH = 2048
+GB = 1e9
+
+
+class Refused(Exception):
+    """A layout that is out, with the reason in one line. `memory`: it does not fit; `missed`: the latency it reaches
+    where a target asks for less; `needs`: the GPUs it takes for the rate when there are fewer."""
+
+    def __init__(
+        self, reason: str, *, memory: Memory | None = None, missed: Point | None = None, needs: int | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.memory, self.missed, self.needs = reason, memory, missed, needs
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to serve. `point`: one replica (or the whole disaggregated set) at the rate asked for; `best`: at the
+    highest rate that keeps the targets; `capacity`: requests/s of all replicas at `best`; `paged` and `contiguous`:
+    sequences per replica that fit with and without paging; `kv_token`: bytes of a token's cache on a GPU."""
+
+    gpu: Gpu
+    layout: Layout
+    limits: Limits
+    memory: Memory
+    replicas: int
+    gpus: int
+    point: Point
+    best: Point
+    capacity: float
+    cost: Cost
+    paged: int
+    contiguous: int
+    kv_token: int
+    workers: Disaggregated | None = None
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.gpu.per_node)
+
+    @property
+    def kind(self) -> str:
+        return "disaggregated" if self.workers else "aggregated"
+
+    @property
+    def name(self) -> str:
+        if self.workers is None:
+            return str(self.layout)
+        pair = self.workers
+        return f"{pair.prefills}x {pair.prefill.layout} prefill + {pair.decodes}x {pair.decode.layout} decode"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A layout that fits in memory: what it leaves, and the replica that would run."""
+
+    layout: Layout
+    limits: Limits
+    memory: Memory
+    replica: Replica
+    paged: int
+    contiguous: int
+
+
+def fit(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes, correction: Correction | None = None) -> Fitted:
+    """Raises Refused when TensorRT-LLM cannot run the layout or it does not fit."""
+    if layout.gpus > request.max_gpus:
+        raise Refused(f"{layout.gpus} GPUs for one replica; {request.max_gpus} given")
+    reason = refusal(request.model, request.precision, gpu, layout)
+    if reason:
+        raise Refused(reason)
+    batch, limits, memory = MAX_BATCH, Limits(1, 1, 1), None
+    # The logits of a larger batch take memory from the cache that would hold it: two rounds settle it.
+    for _ in range(3):
+        limits = Limits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
+        memory = plan_memory(request.model, request.precision, request.kv, layout, gpu, limits)
+        held = kv.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
+        if 1 <= held < batch:
+            batch = held
+    if memory is None or not memory.fits:
+        raise Refused(_too_large(memory, gpu), memory=memory)
+    paged = kv.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
+    contiguous = kv.sequences(memory.kv_cache, request.model, request.kv, layout, request.seq_len)
+    if not contiguous:
+        raise Refused(
+            f"the cache of {memory.kv_cache / GB:.1f} GB does not hold one sequence of {request.seq_len} tokens"
+        )
+    steps = step_model(request, gpu, layout, times)
+    steps.correction = correction
+    replica = Replica(steps, request.workload, min(paged, MAX_BATCH), request.num_tokens)
+    return Fitted(layout, limits, memory, replica, paged, contiguous)
+
+
+def step_model(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes) -> StepModel:
+    """The steps of one layout, as the tables or the roofline have them."""
+    nodes = layout.gpus > gpu.per_node
+    return StepModel(request.model, request.precision, request.kv, layout, times, nodes)
+
+
+def _too_large(memory: Memory | None, gpu: Gpu) -> str:
+    if memory is None:
+        return "does not fit"
+    weights, total = memory.weight_bytes / GB, gpu.memory / GB
+    return f"{memory.short / GB:.1f} GB short: weights take {weights:.1f} of {total:.1f} GB per GPU"
+
+
+def holds(request: PlanRequest, point: Point) -> bool:
+    """Whether both latency targets are kept."""
+    load = request.workload
+    return (load.ttft_p95 is None or point.ttft_p95 <= load.ttft_p95) and (
+        load.tpot_p95 is None or point.tpot_p95 <= load.tpot_p95
+    )
+
+
+def evaluate(request: PlanRequest, gpu: Gpu, fitted: Fitted) -> Candidate:
+    """The layout as a fleet of equal replicas. Raises Refused when it misses a target or needs too many GPUs."""
+    replica, layout = fitted.replica, fitted.layout
+    best = highest(replica.at, replica.steady_batch, lambda point: holds(request, point))
+    if best is None:
+        alone = replica.at(1.0)
+        raise Refused(_missed(request, alone), missed=alone)
+    qps = request.workload.qps
+    replicas = math.ceil(qps / best.rate - 1e-9) if qps else 1
+    gpus = replicas * layout.gpus
+    if gpus > request.max_gpus:
+        each = f"{best.rate:.2f} each"
+        raise Refused(f"{gpus} GPUs for {qps:g} requests/s ({each}); {request.max_gpus} given", needs=gpus)
+    point = at_rate(replica, qps / replicas, best) if qps else best
+    rate, capacity = (qps or best.rate), best.rate * replicas
+    return Candidate(
+        gpu=gpu,
+        layout=layout,
+        limits=fitted.limits,
+        memory=fitted.memory,
+        replicas=replicas,
+        gpus=gpus,
+        point=point,
+        best=best,
+        capacity=capacity,
+        cost=fleet_cost(gpu.price, gpus, rate, capacity, point, request.workload, request.api),
+        paged=fitted.paged,
+        contiguous=fitted.contiguous,
+        kv_token=kv.token_bytes(request.model, request.kv, layout),
+    )
+
+
+def _missed(request: PlanRequest, alone: Point) -> str:
+    load = request.workload
+    if load.tpot_p95 is not None and alone.tpot_p95 > load.tpot_p95:
+        return f"TPOT is {1e3 * alone.tpot_p95:.1f} ms even for one request; target {1e3 * load.tpot_p95:g} ms"
+    target = 1e3 * (load.ttft_p95 or 0)
+    return f"TTFT p95 is {1e3 * alone.ttft_p95:.0f} ms even for one request; target {target:g} ms"
+
+
+def at_rate(replica: Replica, rate: float, best: Point) -> Point:
+    """The steady state at `rate` requests/s, which is at most that of `best`."""
+    low, high = 0.0, best.concurrency
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if replica.at(middle).rate < rate else (low, middle)
+    return replica.at(high)
+
+
+def curve(replica: Replica) -> tuple[Point, ...]:
+    """Points from one sequence to a full batch, doubling."""
+    full = replica.full_batch
+    batches = [2.0**step for step in range(int(math.log2(full)) + 1)]
+    return tuple(replica.at(batch, bursts=False) for batch in dict.fromkeys([*batches, full]))

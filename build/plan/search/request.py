@@ -1,0 +1,146 @@
+"""What a user asks of the planner, checked for contradictions before any work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.plan.gpus import Gpu
+from llmops.build.plan.memory.budget import DEFAULT_KV_FRACTION
+from llmops.build.plan.precision import Precision
+from llmops.build.plan.search.cost import ApiPrice
+from llmops.build.plan.speed.measured import Measured
+from llmops.build.plan.speed.workload import Workload
+from llmops.build.trtllm.surviving import paged_context
+from llmops.errors import InputError
+
+DEFAULT_NUM_TOKENS = 8192
+# What only one of the two GPU targets runs: trtllm-build has no block-scaled formats, the PyTorch backend neither
+# SmoothQuant nor per-channel INT4 nor an INT8 cache.
+ENGINE, TORCH = "tensorrt", "pytorch"
+_QUANT_ONLY = {"int8_sq": ENGINE, "int4_wo": ENGINE, "fp8_block": TORCH, "mxfp4": TORCH}
+_KV_ONLY = {"int8": ENGINE}
+
+
+def default_target(model: Architecture, precision: Precision, kv: str, ep: int = 1) -> str:
+    """tensorrt where the family and the precision can and experts are not spread, else pytorch."""
+    if ep > 1:
+        return TORCH
+    only = _QUANT_ONLY.get(precision.name) or _KV_ONLY.get(kv)
+    return only or (ENGINE if ENGINE in model.targets else TORCH)
+
+
+SEQ_LEN_STEP = 1024
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """`gpus`: the kinds to compare; `max_gpus`: the fleet; `tp`, `pp`, `ep` pin a size; `kv`: bf16, fp8 or int8;
+    `max_seq_len` and `max_num_tokens` in tokens, None lets the planner choose. An engine that cannot read its cache in
+    pages while it takes a prompt is planned without chunked prefill, whatever the workload says."""
+
+    name: str
+    model: Architecture
+    precision: Precision
+    kv: str
+    workload: Workload
+    gpus: tuple[Gpu, ...]
+    target: str = "pytorch"
+    max_gpus: int = 64
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    max_seq_len: int | None = None
+    max_num_tokens: int | None = None
+    kv_fraction: float = DEFAULT_KV_FRACTION
+    disaggregated: bool = True
+    api: ApiPrice | None = None
+    measured: Measured | None = None
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        asked = self.workload.chunked_prefill
+        if self.target == ENGINE and not paged_context(self.precision.name, self.kv):
+            self._leave_out_pages()
+        self._check_lengths("raise it or drop --no-chunked-prefill" if not asked else "raise it")
+        if self.target not in self.model.targets:
+            raise InputError(
+                f"{self.model.hf_class} cannot be built for --target {self.target}; "
+                f"take one of {', '.join(sorted(self.model.targets - {'openvino'})) or 'none (only openvino)'}."
+            )
+        for flag, name, only in (
+            ("quant", self.precision.name, _QUANT_ONLY.get(self.precision.name)),
+            ("kv-dtype", self.kv, _KV_ONLY.get(self.kv)),
+        ):
+            if only not in (None, self.target):
+                raise InputError(f"--{flag} {name} runs on --target {only} only; change one of them.")
+        if not 0 < self.kv_fraction <= 1:
+            raise InputError(f"--kv-fraction {self.kv_fraction:g}: a share of the free memory, above 0 and at most 1.")
+
+    def _check_sizes(self) -> None:
+        for flag, size in (("gpus", self.max_gpus), ("tp", self.tp), ("pp", self.pp), ("ep", self.ep)):
+            if size is not None and size < 1:
+                raise InputError(f"--{flag} {size}: at least 1.")
+        pinned = (self.tp or 1) * (self.pp or 1)
+        if pinned > self.max_gpus:
+            raise InputError(
+                f"--tp {self.tp or 1} x --pp {self.pp or 1} needs {pinned} GPUs, but --gpus is {self.max_gpus}."
+            )
+        if self.ep and self.ep > 1 and self.model.moe is None:
+            raise InputError(f"--ep {self.ep}: {self.name} is a dense model without experts; leave --ep out.")
+        if self.ep and self.ep > 1 and self.target == ENGINE:
+            raise InputError(
+                f"--ep {self.ep} runs on --target pytorch only: engines have their experts cut over all GPUs."
+            )
+        if self.ep and self.tp and self.tp % self.ep:
+            raise InputError(
+                f"--ep {self.ep} must divide --tp {self.tp}: experts are split over the tensor-parallel ranks."
+            )
+
+    def _leave_out_pages(self) -> None:
+        if self.workload.prefix_hit:
+            raise InputError(
+                f"--prefix-hit: an engine of {self.precision.name} weights with an {self.kv} KV cache does not reuse "
+                "it; use --kv-dtype bf16 or --target pytorch, or leave --prefix-hit out."
+            )
+        object.__setattr__(self, "workload", replace(self.workload, chunked_prefill=False))
+
+    def _check_lengths(self, remedy: str) -> None:
+        limit, longest = self.model.max_position_embeddings, self.workload.length
+        if self.max_seq_len is not None and self.max_seq_len > limit:
+            raise InputError(f"--max-seq-len {self.max_seq_len} is more than the {limit} positions of {self.name}.")
+        if longest > limit:
+            raise InputError(
+                f"--isl {self.workload.isl} + --osl {self.workload.osl} is {longest} tokens, more than the {limit} "
+                f"positions of {self.name}; take shorter lengths."
+            )
+        if self.max_seq_len is not None and longest > self.max_seq_len:
+            raise InputError(
+                f"--isl {self.workload.isl} + --osl {self.workload.osl} is {longest} tokens, more than "
+                f"--max-seq-len {self.max_seq_len}; raise --max-seq-len or take shorter lengths."
+            )
+        if self.max_num_tokens is not None and self.max_num_tokens < 1:
+            raise InputError(f"--max-num-tokens {self.max_num_tokens}: at least 1.")
+        if not self.workload.chunked_prefill and (self.max_num_tokens or self.workload.isl) < self.workload.isl:
+            raise InputError(
+                f"--max-num-tokens {self.max_num_tokens} cannot hold a prompt of {self.workload.isl} tokens without "
+                f"chunked prefill; {remedy}."
+            )
+
+    @property
+    def expert_split(self) -> int | None:
+        """`ep` to try: what is pinned, 1 where the target has no other, None for every one."""
+        return self.ep or (1 if self.target == ENGINE else None)
+
+    @property
+    def seq_len(self) -> int:
+        """The longest sequence to build for: what was asked, or the mean lengths rounded up to whole thousands."""
+        rounded = -(-self.workload.length // SEQ_LEN_STEP) * SEQ_LEN_STEP
+        return self.max_seq_len or min(rounded, self.model.max_position_embeddings)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one step. Without chunked prefill the longest prompt must fit in one."""
+        if self.max_num_tokens:
+            return self.max_num_tokens
+        return DEFAULT_NUM_TOKENS if self.workload.chunked_prefill else max(DEFAULT_NUM_TOKENS, self.seq_len)

@@ -1,0 +1,129 @@
+"""Prefill and decode on separate workers: each kind has its own layout, and the KV cache moves between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llmops.build.plan.memory import kv
+from llmops.build.plan.memory.layout import Layout
+from llmops.build.plan.speed.serving import Point, Replica, highest
+from llmops.build.plan.speed.step import Prefill
+from llmops.build.plan.speed.workload import Workload
+from llmops.build.plan.timing.base import OpTimes
+
+MAX_RATIO = 8
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker of a kind at the highest rate (requests/s) that keeps its target; seconds for the latency. A prefill
+    worker is busy for `service` seconds per request and answers in `unloaded` seconds when nothing waits."""
+
+    layout: Layout
+    rate: float
+    latency: float
+    latency_p95: float
+    gpus: int
+    service: float = 0.0
+    unloaded: float = 0.0
+
+
+def prefill_worker(replica: Replica, times: OpTimes) -> Worker | None:
+    """Prompts one at a time, arriving at random: M/D/1. The KV cache then goes over the network to the decoder, which
+    is counted to the TTFT: a user sees nothing more before it has arrived."""
+    load, steps = replica.workload, replica.steps
+    layout = steps.layout
+    stage = steps.seconds(0, 0, Prefill(1, load.new_tokens, load.isl - load.new_tokens))
+    total = layout.pp * stage + transfer_seconds(replica, times)
+    if load.ttft_p95 is not None and total > load.ttft_p95:
+        return None
+    rate = _busiest(stage, total, load.ttft_p95) / stage
+    mean, p95 = prefill_latency(stage, total, rate)
+    return Worker(layout, rate, mean, p95, layout.gpus, service=stage, unloaded=total)
+
+
+def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float]:
+    """Mean and 95th percentile (from the exponential tail) of an M/D/1 queue at `rate` requests/s."""
+    busy = rate * service
+    wait = busy * service / (2 * (1 - busy))
+    return unloaded + wait, unloaded + max(wait, _wait_p95(busy, service))
+
+
+def transfer_seconds(replica: Replica, times: OpTimes) -> float:
+    """A prompt's KV cache from rank to rank; each rank sends its own part."""
+    steps, load = replica.steps, replica.workload
+    return times.send(kv.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl), nodes=True)
+
+
+def _wait_p95(busy: float, service: float) -> float:
+    """95th percentile of the wait."""
+    return service / (2 * (1 - busy)) * math.log(busy / 0.05) if busy > 0.05 else 0.0
+
+
+def _busiest(service: float, total: float, target: float | None) -> float:
+    """The highest load whose waits keep the target; 90 % where there is none."""
+    if target is None:
+        return 0.9
+    low, high = 0.01, 0.95
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if total + _wait_p95(middle, service) <= target else (low, middle)
+    return low
+
+
+def decode_worker(replica: Replica) -> Worker | None:
+    """Sequences that arrive with their KV cache and only decode."""
+    load = replica.workload
+    alone = Replica(replica.steps, load, replica.max_batch, replica.max_num_tokens, prompts=False)
+    point = highest(alone.at, alone.full_batch, lambda at: load.tpot_p95 is None or at.tpot_p95 <= load.tpot_p95)
+    if point is None:
+        return None
+    return Worker(
+        replica.steps.layout, point.rate, point.tpot, point.tpot_p95, point.gpus, math.ceil(point.concurrency)
+    )
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """`prefills` workers feed `decodes` workers; the slower side sets the rate."""
+
+    prefill: Worker
+    decode: Worker
+    prefills: int
+    decodes: int
+
+    @property
+    def gpus(self) -> int:
+        return self.prefills * self.prefill.gpus + self.decodes * self.decode.gpus
+
+    @property
+    def rate(self) -> float:
+        return min(self.prefills * self.prefill.rate, self.decodes * self.decode.rate)
+
+    def point(self, load: Workload, rate: float) -> Point:
+        """What a user sees when the whole set serves `rate` requests/s; decoding as if it were at its limit."""
+        each = min(rate / self.prefills, self.prefill.rate)
+        ttft, ttft_p95 = prefill_latency(self.prefill.service, self.prefill.unloaded, each)
+        return Point(
+            concurrency=rate * load.osl * self.decode.latency,
+            rate=rate,
+            ttft=ttft,
+            ttft_p95=ttft_p95,
+            tpot=self.decode.latency,
+            tpot_p95=self.decode.latency_p95,
+            prefill_share=self.prefills * self.prefill.gpus / self.gpus,
+            tokens_per_second=rate * load.osl,
+            gpus=self.gpus,
+            pause=self.decode.latency_p95,
+        )
+
+
+def match(prefill: Worker, decode: Worker, qps: float | None, max_gpus: int) -> Disaggregated | None:
+    """The ratio of workers: for a rate as many of each as it takes, otherwise the most requests/s per GPU."""
+    if qps is not None:
+        pair = Disaggregated(prefill, decode, math.ceil(qps / prefill.rate), math.ceil(qps / decode.rate))
+        return pair if pair.gpus <= max_gpus else None
+    pairs = [Disaggregated(prefill, decode, p, d) for p in range(1, MAX_RATIO + 1) for d in range(1, MAX_RATIO + 1)]
+    fitting = [pair for pair in pairs if pair.gpus <= max_gpus]
+    return max(fitting, key=lambda pair: (pair.rate / pair.gpus, -pair.gpus), default=None)

@@ -1,0 +1,179 @@
+"""An answer in progress: the engine's token streams, the choices they fill, and the clock.
+
+Streaming and plain answers of every endpoint read the same thing: `next` until None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from llmops.gateway.answers.choice import Choice
+from llmops.gateway.answers.sampling import in_client_terms
+from llmops.gateway.errors import ApiError, CancelledStreamError, EngineTimeoutError, UnsupportedError
+from llmops.gateway.messages import TokenBatch, TokenSink, TokenStream
+from llmops.gateway.observability.metrics import Meter
+from llmops.gateway.settings import Timeouts
+
+
+class Advance(NamedTuple):
+    """A choice went on by `text` (which may be empty), and `ended` with it or not."""
+
+    choice: Choice
+    text: str
+    ended: bool
+
+
+class Answer:
+    """Runs until all choices have ended; the engine's slot is free as soon as they have, or on `cancel`."""
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        choices: Sequence[Choice],
+        meter: Meter,
+        timeouts: Timeouts,
+        prompt_tokens: int,
+        leave: Callable[[], None],
+    ) -> None:
+        """`leave` gives back its places among the sequences in progress."""
+        self._stream = stream
+        self.choices = choices
+        self.meter = meter
+        self.timeouts = timeouts
+        self.prompt_tokens = prompt_tokens
+        self._leave = leave
+        self._open = len(choices)
+        self._ended: list[Choice] = []
+        self._over = self._left = False
+        self._first: Advance | None = None
+        # seconds in `next` and `start`: until tokens came, and until they were text
+        self.waited = self.detokenised = 0.0
+        self._clock = Watchdog(stream, meter, timeouts)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices)
+
+    async def start(self) -> None:
+        """Wait for the first tokens. Raises what the engine says instead of them."""
+        try:
+            self._first = await self._advance()
+        except UnsupportedError as error:
+            self.close()
+            raise in_client_terms(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    async def next(self) -> Advance | None:
+        """The next stretch, None when all choices have ended. Raises ApiError when the engine fails half-way."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await self._advance()
+
+    def attach(self, sink: TokenSink) -> None:
+        """Offer tokens to `sink` before `next` gives them; it turns them into text with `take`."""
+        self._stream.attach(sink)
+
+    def cancel(self) -> None:
+        """The client is gone, or is dropped and then seen to be gone."""
+        if not self._over and not self._left:
+            self._left = True
+            self.meter.cancelled()
+            self._stream.cancel()
+
+    def close(self) -> None:
+        """Free everything; after this the answer is over whatever happened."""
+        self._over = True
+        self._clock.stop()
+        self._stream.cancel()
+        self._leave()
+        self.meter.end(self.completion_tokens)
+
+    async def _advance(self) -> Advance | None:
+        if self._over:
+            return self._next_ended()
+        asked = perf_counter()
+        try:
+            batch = await self._stream.__anext__()
+        except StopAsyncIteration:
+            self._finish_open()
+            return self._next_ended()
+        except CancelledStreamError:
+            if self._over:
+                return self._next_ended()
+            raise self._clock.expired or CancelledStreamError() from None
+        except ApiError:
+            self._over = True
+            raise
+        finally:
+            came = perf_counter()
+            self.waited += came - asked
+        advance = self.take(batch)
+        self.detokenised += perf_counter() - came
+        return advance
+
+    def take(self, batch: TokenBatch) -> Advance:
+        """What the tokens add to their choice."""
+        choice = self.choices[batch.sequence]
+        before = choice.completion_tokens
+        was_done = choice.done
+        text = choice.feed(batch)
+        self.meter.tokens(choice.completion_tokens - before)
+        if choice.done and not was_done:
+            self._open -= 1
+            if self._open == 0 and any(isinstance(one.stop_reason, str) for one in self.choices):
+                # stop strings are the gateway's own: the engine would go on to max_tokens
+                self._over = True
+                self._stream.cancel()
+        return Advance(choice, text, choice.done and not was_done)
+
+    def _finish_open(self) -> None:
+        self._over = True
+        self._ended = [choice for choice in self.choices if not choice.done]
+
+    def _next_ended(self) -> Advance | None:
+        if not self._ended:
+            return None
+        choice = self._ended.pop(0)
+        return Advance(choice, choice.finish(), True)
+
+
+class Watchdog:
+    """Ends a stream that is silent for too long; checks a few times per period instead of once per token."""
+
+    def __init__(self, stream: TokenStream, meter: Meter, timeouts: Timeouts) -> None:
+        self._stream = stream
+        self._meter = meter
+        self._timeouts = timeouts
+        self._started = perf_counter()
+        self.expired: EngineTimeoutError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_later(self._wait(), self._check)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+    def _wait(self) -> float:
+        """Seconds until something may be overdue."""
+        last = self._meter.last
+        overdue = last + self._timeouts.idle if last else self._started + self._timeouts.first_token
+        return min(overdue, self._started + self._timeouts.total) - perf_counter()
+
+    def _check(self) -> None:
+        wait = self._wait()
+        if wait > 0:
+            # before the first token the long limit is set; a stream that has begun is looked at again sooner
+            self._handle = self._loop.call_later(min(wait, self._timeouts.idle), self._check)
+            return
+        silent = perf_counter() - (self._meter.last or self._started)
+        self.expired = EngineTimeoutError(f"The engine sent nothing for {silent:.0f} s.")
+        self._stream.cancel()

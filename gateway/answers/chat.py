@@ -1,0 +1,211 @@
+"""From a validated chat request to a started answer; chat completions and responses both go this way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llmops.gateway.answers.answer import Answer
+from llmops.gateway.answers.choice import Choice, LogprobLog, TokenStarts
+from llmops.gateway.answers.guided.schemas import SchemaLimits
+from llmops.gateway.answers.guided.structured import (
+    GUIDE_CHARACTERS,
+    enforced,
+    guide_field,
+    guide_of,
+    must_hold,
+    work_of,
+)
+from llmops.gateway.answers.parsers.chain import Chain
+from llmops.gateway.answers.parsers.harmony import FINAL, HarmonyParser, is_harmony
+from llmops.gateway.answers.parsers.pieces import Processor
+from llmops.gateway.answers.parsers.plan import FirstCallOnly, ToolPlan, plan_tools
+from llmops.gateway.answers.parsers.reasoning import ReasoningSplitter, markers_of, opened_by
+from llmops.gateway.answers.prompt import render_chat
+from llmops.gateway.answers.sampling import (
+    bad_words_of,
+    check_capabilities,
+    check_guide,
+    check_logprobs,
+    endings_of,
+    output_length,
+    sampling_of,
+)
+from llmops.gateway.answers.service import Service, open_streams
+from llmops.gateway.answers.sizes import characters, check_messages, check_text
+from llmops.gateway.errors import InvalidRequestError, UnsupportedError
+from llmops.gateway.fleet.serving import ServedModel
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.messages import EngineRequest, Guide
+from llmops.gateway.openai.chat import ChatRequest
+from llmops.gateway.settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A rendered and tokenised request. `processor` makes one choice's, None when all of its text is content.
+
+    `marker_ids`: the thinking's markers that are one token, with the length of their text; None without thinking.
+    """
+
+    input_ids: list[int]
+    guide: Guide | None
+    processor: Callable[[], Processor] | None
+    skip_special_tokens: bool
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    marker_ids: Mapping[int, int] | None = None
+
+
+def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
+    """What can be refused without rendering the prompt."""
+    if body.functions or body.function_call:
+        raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
+    if body.audio or set(body.modalities or ["text"]) != {"text"}:
+        raise InvalidRequestError("Only text answers are supported.", param="audio" if body.audio else "modalities")
+    if body.prediction is not None:
+        raise UnsupportedError("prediction is not supported: no engine here takes a draft text.", param="prediction")
+    if body.web_search_options is not None:
+        raise InvalidRequestError("web_search_options are not supported.", param="web_search_options")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
+    check_messages(body.messages, limits)
+    if len(body.tools or ()) > limits.tools:
+        raise InvalidRequestError(f"At most {limits.tools} tools are allowed.", param="tools")
+    check_capabilities(body, model.card)
+    top = body.top_logprobs or 0
+    if top and not body.logprobs:
+        raise InvalidRequestError("top_logprobs need logprobs to be true.", param="top_logprobs")
+    check_logprobs(bool(body.logprobs), top, model.card, "top_logprobs")
+
+
+async def start_chat(
+    service: Service, body: ChatRequest, model: ServedModel, answer_id: str, context: RequestContext
+) -> Answer:
+    """Submit the request. Raises what is wrong with it, or UnavailableError when too many wait already."""
+    leave = service.queues.enter(model, body.n or 1)
+    try:
+        return await _start(service, body, model, answer_id, context, leave)
+    except BaseException:
+        leave()
+        raise
+
+
+async def _start(
+    service: Service,
+    body: ChatRequest,
+    model: ServedModel,
+    answer_id: str,
+    context: RequestContext,
+    leave: Callable[[], None],
+) -> Answer:
+    limits = service.limits
+    # a message costs its template some work however short it is; earlier ones may not have come with this body
+    size = max(context.size, characters(body.messages)) + 64 * len(body.messages)
+    size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
+    plan = await service.workers.run(lambda: plan_chat(model, body, limits, context.mark), size, context.caller)
+    wanted, field = _wanted_length(body)
+    length = output_length(wanted, len(plan.input_ids), model.card, default=service.default_tokens, param=field)
+    endings = endings_of(body, model.card, limits)
+    request = EngineRequest(
+        request_id=answer_id,
+        input_ids=plan.input_ids,
+        max_tokens=length,
+        sampling=sampling_of(body, model.card),
+        n=body.n or 1,
+        min_tokens=body.min_tokens or 0,
+        end_ids=endings.end_ids,
+        logprobs=bool(body.logprobs),
+        bad_words=plan.bad_words,
+        guide=plan.guide,
+        caller=context.caller,
+        lora_id=model.lora_id,
+    )
+    end_ids = frozenset(endings.end_ids)
+    choices = [
+        Choice(
+            index,
+            model.tokenizer.detokenizer(skip_special_tokens=plan.skip_special_tokens),
+            max_tokens=length,
+            end_ids=end_ids,
+            stops=endings.stops,
+            processor=plan.processor() if plan.processor else None,
+            logprobs=LogprobLog(model.tokenizer.token_bytes) if body.logprobs else None,
+            starts=TokenStarts(plan.marker_ids) if plan.marker_ids is not None else None,
+        )
+        for index in range(request.n)
+    ]
+    stream = await open_streams(model.engine, [request])
+    context.mark("submit")
+    meter = service.metrics.meter(model.name, context.started, len(plan.input_ids))
+    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave)
+
+
+def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Callable[[str], None]) -> ChatPlan:
+    """Prompt, grammar and processing; the template writes the special tokens itself. `mark` ends a stage."""
+    mark("queue")
+    schema_limits = SchemaLimits.of(limits)
+    template = model.template.source if model.template else ""
+    own_guide = guide_of(body, schema_limits)
+    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, template, own_guide, schema_limits)
+    guide = _enforced(body, tools, own_guide, model)
+    prompt = render_chat(model, body, tools.definitions)
+    if tools.guide is not None and is_harmony(template) and model.template is not None:
+        prompt = prompt.then(model.template.own(FINAL))
+    mark("template")
+    check_text(prompt.text, model, "messages")
+    input_ids = model.tokenizer.encode_prompt(prompt)
+    mark("tokenise")
+    reading = _reading(tools, template, prompt.text)
+    visible = (*tools.special_tokens, *reading.markers)
+    return ChatPlan(
+        input_ids=input_ids,
+        guide=guide,
+        processor=reading.processor,
+        skip_special_tokens=body.skip_special_tokens is not False and not model.tokenizer.has_special(visible),
+        bad_words=bad_words_of(body, model.tokenizer, limits),
+        marker_ids=_marker_ids(model, reading.markers) if reading.markers else None,
+    )
+
+
+def _enforced(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, model: ServedModel) -> Guide | None:
+    """The engine's guide. A function that is not `strict` is held to its schema as far as a grammar can."""
+    field = guide_field(body) if tools.guide == own_guide else "tool_choice"
+    check_guide(tools.guide, model.card, field)
+    strict = must_hold(body) if own_guide is not None else any(tool.function.strict for tool in body.tools or ())
+    named = field if tools.guide == own_guide else "tools"
+    return enforced(tools.guide, model.card.capabilities.guided, strict, named)
+
+
+class Reading(NamedTuple):
+    """How the text is read: its processor, and the markers around what is thinking."""
+
+    processor: Callable[[], Processor] | None
+    markers: tuple[str, ...] = ()
+
+
+def _reading(tools: ToolPlan, template: str, prompt: str) -> Reading:
+    """Thinking first, then calls. Under a grammar the answer starts at once, so there is no thinking to split off."""
+    if tools.guide is not None:
+        return Reading(tools.processor)
+    if is_harmony(template):
+        harmony = (lambda: FirstCallOnly(HarmonyParser())) if tools.first_call_only else HarmonyParser
+        return Reading(harmony, HarmonyParser.special_tokens)
+    markers = markers_of(template)
+    if markers is None:
+        return Reading(tools.processor)
+    found, inside, second = markers, opened_by(prompt, markers), tools.processor
+    return Reading(
+        lambda: Chain([ReasoningSplitter(found, inside), *([second()] if second else [])]), (found.start, found.end)
+    )
+
+
+def _marker_ids(model: ServedModel, markers: Sequence[str]) -> dict[int, int]:
+    found = ((model.tokenizer.token_id(text), len(text)) for text in markers)
+    return {token: size for token, size in found if token is not None}
+
+
+def _wanted_length(body: ChatRequest) -> tuple[int | None, str]:
+    if body.max_completion_tokens is not None:
+        return body.max_completion_tokens, "max_completion_tokens"
+    return body.max_tokens, "max_tokens"

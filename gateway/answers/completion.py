@@ -1,0 +1,216 @@
+"""From a validated completions request to a started answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llmops.gateway.answers.answer import Answer
+from llmops.gateway.answers.choice import Choice, LogprobLog
+from llmops.gateway.answers.guided.schemas import SchemaLimits
+from llmops.gateway.answers.guided.structured import enforced, guide_field, guide_of, must_hold, work_of
+from llmops.gateway.answers.sampling import (
+    Endings,
+    bad_words_of,
+    check_capabilities,
+    check_guide,
+    check_logprobs,
+    endings_of,
+    output_length,
+    sampling_of,
+)
+from llmops.gateway.answers.service import Service, open_streams
+from llmops.gateway.answers.sizes import check_ids, check_length, check_text
+from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing
+from llmops.gateway.fleet.serving import ServedModel
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.messages import EngineRequest, Guide
+from llmops.gateway.openai.completions import CompletionRequest
+from llmops.gateway.settings import Limits
+
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+def check_completion(body: CompletionRequest, model: ServedModel) -> None:
+    """What can be refused without tokenising the prompts."""
+    if body.prompt is None or body.prompt == []:
+        raise missing("prompt")
+    if body.echo and body.logprobs is not None:
+        raise UnsupportedError(
+            "echo together with logprobs needs the prompt's log-probabilities, which this engine does not give; "
+            "leave out one of them.",
+            param="echo",
+        )
+    if body.suffix:
+        raise UnsupportedError("suffix is not supported.", param="suffix")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
+    check_capabilities(body, model.card)
+    check_logprobs(body.logprobs is not None, body.logprobs or 0, model.card, "logprobs")
+    _check_best_of(body, model)
+
+
+def _check_best_of(body: CompletionRequest, model: ServedModel) -> None:
+    n, best_of = body.n or 1, sequences_of(body)
+    if best_of < n:
+        raise InvalidRequestError("best_of must not be less than n.", param="best_of")
+    if best_of == n:
+        return
+    if body.stream:
+        raise InvalidRequestError("best_of chooses among whole answers; it cannot be streamed.", param="best_of")
+    can = model.card.capabilities
+    if best_of > can.n or not can.logprobs:
+        most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not known"
+        raise UnsupportedError(f"best_of {most} with target {model.card.target}.", param="best_of")
+
+
+def sequences_of(body: CompletionRequest) -> int:
+    """How many answers are generated per prompt."""
+    return body.best_of or body.n or 1
+
+
+async def start_completion(
+    service: Service, body: CompletionRequest, model: ServedModel, answer_id: str, context: RequestContext
+) -> Answer:
+    """Submit one engine request per prompt. Choices are numbered prompt by prompt.
+
+    Raises what is wrong with it, or UnavailableError when too many wait already.
+    """
+    prompts = prompts_of(body, service.limits)
+    leave = service.queues.enter(model, len(prompts) * sequences_of(body))
+    try:
+        return await _start(service, body, model, answer_id, context, prompts, leave)
+    except BaseException:
+        leave()
+        raise
+
+
+async def _start(
+    service: Service,
+    body: CompletionRequest,
+    model: ServedModel,
+    answer_id: str,
+    context: RequestContext,
+    prompts: Sequence[Prompt],
+    leave: Callable[[], None],
+) -> Answer:
+    def prepare() -> tuple[list[list[int]], Guide | None]:
+        return [encode(model, one, body) for one in prompts], _guide(body, model, service)
+
+    encoded, guide = await service.workers.run(prepare, context.size + work_of(body), context.caller)
+    context.mark("tokenise")
+    endings = endings_of(body, model.card, service.limits)
+    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context.caller)
+    choices = [
+        Choice(
+            at * request.n + sequence,
+            model.tokenizer.detokenizer(skip_special_tokens=body.skip_special_tokens is not False),
+            max_tokens=request.max_tokens,
+            end_ids=frozenset(endings.end_ids),
+            stops=endings.stops,
+            logprobs=LogprobLog(model.tokenizer.token_bytes) if request.logprobs else None,
+        )
+        for at, request in enumerate(requests)
+        for sequence in range(request.n)
+    ]
+    prompt_tokens = sum(map(len, encoded))
+    stream = await open_streams(model.engine, requests)
+    context.mark("submit")
+    meter = service.metrics.meter(model.name, context.started, prompt_tokens)
+    return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave)
+
+
+def _guide(body: CompletionRequest, model: ServedModel, service: Service) -> Guide | None:
+    guide = guide_of(body, SchemaLimits.of(service.limits))
+    field = guide_field(body)
+    check_guide(guide, model.card, field)
+    return enforced(guide, model.card.capabilities.guided, must_hold(body), field)
+
+
+def _engine_requests(
+    body: CompletionRequest,
+    model: ServedModel,
+    prompts: list[list[int]],
+    endings: Endings,
+    answer_id: str,
+    service: Service,
+    guide: Guide | None,
+    caller: str,
+) -> list[EngineRequest]:
+    sampling = sampling_of(body, model.card)
+    bad_words = bad_words_of(body, model.tokenizer, service.limits)
+    default = min(DEFAULT_MAX_TOKENS, service.default_tokens or DEFAULT_MAX_TOKENS)
+    return [
+        EngineRequest(
+            request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{at}",
+            input_ids=ids,
+            max_tokens=output_length(body.max_tokens, len(ids), model.card, default=default, param="prompt"),
+            sampling=sampling,
+            n=sequences_of(body),
+            min_tokens=body.min_tokens or 0,
+            end_ids=endings.end_ids,
+            logprobs=body.logprobs is not None or sequences_of(body) > (body.n or 1),
+            bad_words=bad_words,
+            guide=guide,
+            caller=caller,
+            lora_id=model.lora_id,
+        )
+        for at, ids in enumerate(prompts)
+    ]
+
+
+def prompts_of(body: CompletionRequest, limits: Limits) -> list[Prompt]:
+    """The prompts as a list, whichever of the four forms came. Raises InvalidRequestError for too many or too long."""
+    prompt = body.prompt
+    assert prompt is not None
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+    if len(prompts) > limits.prompts:
+        raise InvalidRequestError(f"At most {limits.prompts} prompts are allowed.", param="prompt")
+    check_length(sum(len(one) for one in prompts if isinstance(one, str)), limits, "prompt")
+    return prompts
+
+
+async def echoes_of(
+    body: CompletionRequest, model: ServedModel, service: Service, context: RequestContext
+) -> list[str]:
+    """What stands before each choice's text: its prompt where `echo` asks for it."""
+    if not body.echo:
+        return []
+    prompts = prompts_of(body, service.limits)
+    texts = await service.workers.run(
+        lambda: [_echo(model, prompt) for prompt in prompts], context.size, context.caller
+    )
+    return [text for text in texts for _ in range(sequences_of(body))]
+
+
+def _echo(model: ServedModel, prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return model.tokenizer.decode(_checked_ids(model, prompt), skip_special_tokens=False)
+
+
+def encode(model: ServedModel, prompt: Prompt, body: CompletionRequest) -> list[int]:
+    if not isinstance(prompt, str):
+        return _checked_ids(model, prompt)
+    check_text(prompt, model, "prompt")
+    ids = model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+    return ids or [_start_token(model)]
+
+
+def _checked_ids(model: ServedModel, ids: list[int]) -> list[int]:
+    if not ids:
+        raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+    check_ids(ids, model, "prompt")
+    largest, size = max(ids), model.card.vocab_size
+    if largest >= size:
+        raise InvalidRequestError(f"There is no token {largest}: the vocabulary has {size}.", param="prompt")
+    return ids
+
+
+def _start_token(model: ServedModel) -> int:
+    """What an empty prompt begins with."""
+    if model.card.bos_id is None:
+        raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+    return model.card.bos_id

@@ -1,0 +1,95 @@
+"""An answer as server-sent events."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
+from llmops.gateway.http.chunked import ChunkedWriter
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.http.events import EventSource
+from llmops.gateway.http.failures import error_event
+from llmops.gateway.logs import current_request
+from llmops.gateway.messages import TokenBatch
+
+log = logging.getLogger(__name__)
+
+
+class AnswerEvents(EventSource):
+    """An Answer as server-sent events; subclasses say how an advance and the end look on the wire."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._over = False
+        self._late: Exception | None = None
+
+    async def start(self, context: RequestContext) -> None:
+        with timed(self._answer, context):
+            await self._answer.start()
+
+    def late(self, error: Exception) -> None:
+        self._late = error
+
+    async def next(self) -> bytes | None:
+        if self._over:
+            return None
+        try:
+            if self._late is not None:
+                raise self._late
+            advance = await self._answer.next()
+            if advance is not None:
+                return self.render(advance)
+        except CancelledStreamError:
+            self._over = True
+            return None
+        except ApiError as error:
+            self._over = True
+            return self.failed(error)
+        except Exception:
+            # the 200 is out: a bug can only be told inside the stream
+            log.exception("request %s: the stream failed", current_request.get())
+            self._over = True
+            return self.failed(InternalError("The gateway failed in the middle of the stream."))
+        self._over = True
+        return self.end()
+
+    def attach(self, writer: ChunkedWriter) -> None:
+        """Tokens become bytes in `writer` by one plain call, without waking this stream's coroutine."""
+
+        def sink(batch: TokenBatch) -> bool:
+            if writer.blocked:
+                return False
+            data = self.render(self._answer.take(batch))
+            if data:
+                writer.write(data)
+            return True
+
+        self._answer.attach(sink)
+
+    @abstractmethod
+    def render(self, advance: Advance) -> bytes: ...
+
+    @abstractmethod
+    def end(self) -> bytes: ...
+
+    def failed(self, error: ApiError) -> bytes:
+        return error_event(error)
+
+    def cancel(self) -> None:
+        self._answer.cancel()
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+@contextmanager
+def timed(answer: Answer, context: RequestContext) -> Iterator[None]:
+    """Whatever happens, `context` knows what of the time was not the gateway's."""
+    try:
+        yield
+    finally:
+        context.waited, context.detokenised = answer.waited, answer.detokenised

@@ -1,0 +1,161 @@
+"""response_format and the guided_* extras → the guide that the engine follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llmops.gateway.answers.grammar import NotEnforceableError, choice_grammar, grammar_of, pattern_grammar
+from llmops.gateway.answers.grammar.ebnf import grammar_problem
+from llmops.gateway.answers.guided.schemas import DEFAULT_LIMITS, SchemaLimits, checked_schema, pattern_problem
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import Guide
+from llmops.gateway.openai.common import ResponseFormat, SamplingFields
+from llmops.gateway.text.threads import INLINE_CHARACTERS
+
+# engines' own guide `json` lets any JSON value through, a bare string as well
+JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
+# a schema that is a text may be laid out for people
+_SPACED = 8
+GUIDE_CHARACTERS = INLINE_CHARACTERS + 1
+
+
+def guide_of(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
+    """The one guide that `request` asks for; InvalidRequestError names the field that cannot be used."""
+    asked = {
+        param: (value, make)
+        for param, (value, make) in _sources(request).items()
+        if value is not None and _is_guide(param, request)
+    }
+    if len(asked) > 1:
+        raise InvalidRequestError(f"Only one of {', '.join(asked)} can be given.", param=list(asked)[1])
+    for param, (value, make) in asked.items():
+        return make(value, param, limits)
+    return None
+
+
+def guide_field(request: SamplingFields) -> str:
+    """The field that `guide_of` takes its guide from, to be named in errors."""
+    given = (name for name, (value, _) in _sources(request).items() if value is not None)
+    return next((name for name in given if _is_guide(name, request)), "response_format")
+
+
+def work_of(request: SamplingFields) -> int:
+    """What making its guide counts for, in characters of a prompt: always enough for a thread of its own."""
+    return GUIDE_CHARACTERS if any(value is not None for value, _ in _sources(request).values()) else 0
+
+
+def must_hold(request: SamplingFields) -> bool:
+    """Whether what `request` asks for may not be weakened: everything but a response_format that is not `strict`."""
+    form = request.response_format
+    by_format = guide_field(request) == "response_format" and form is not None and form.json_schema is not None
+    return not by_format or form.json_schema.strict is True  # type: ignore[union-attr]
+
+
+def enforced(guide: Guide | None, kinds: Sequence[str], strict: bool, param: str) -> Guide | None:
+    """`guide` as a grammar of our own making where the engine takes one (`kinds`).
+
+    Raises InvalidRequestError naming keyword and place for what cannot be enforced; without `strict` that is left out.
+    """
+    if guide is None or "ebnf_grammar" not in kinds or guide.kind not in ("json_schema", "regex"):
+        return guide
+    try:
+        made = pattern_grammar(guide.text) if guide.kind == "regex" else grammar_of(guide.text, strict)
+    except NotEnforceableError as error:
+        raise InvalidRequestError(f"'{param}' cannot be used: {error}.", param=param) from None
+    return Guide("ebnf_grammar", made)
+
+
+def _is_guide(name: str, request: SamplingFields) -> bool:
+    """response_format `text` asks for nothing."""
+    form = request.response_format
+    return name != "response_format" or (form is not None and form.type != "text")
+
+
+_Maker = Callable[[Any, str, SchemaLimits], Guide | None]
+
+
+def _sources(request: SamplingFields) -> dict[str, tuple[Any, _Maker]]:
+    return {
+        "response_format": (request.response_format, _from_format),
+        "guided_json": (request.guided_json, _from_json),
+        "guided_regex": (request.guided_regex, _from_regex),
+        "guided_choice": (request.guided_choice, _from_choice),
+        "guided_grammar": (request.guided_grammar, _from_grammar),
+        "structured_outputs": (request.structured_outputs, _from_structured_outputs),
+    }
+
+
+def _from_format(value: ResponseFormat, param: str, limits: SchemaLimits) -> Guide:
+    if value.type == "json_object":
+        return JSON_OBJECT
+    if value.json_schema is None or value.json_schema.schema_ is None:
+        raise InvalidRequestError(
+            "A response_format of type json_schema needs 'json_schema.schema'.", param=f"{param}.json_schema.schema"
+        )
+    return Guide("json_schema", checked_schema(value.json_schema.schema_, f"{param}.json_schema.schema", limits))
+
+
+def _from_json(value: str | dict[str, Any], param: str, limits: SchemaLimits) -> Guide:
+    if isinstance(value, str):
+        if len(value) > _SPACED * limits.size:
+            raise InvalidRequestError(f"'{param}' has more than {_SPACED * limits.size} characters.", param=param)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise InvalidRequestError(f"'{param}' is not valid JSON.", param=param) from None
+    return Guide("json_schema", checked_schema(value, param, limits))
+
+
+def _from_regex(value: str, param: str, limits: SchemaLimits) -> Guide:
+    problem = pattern_problem(value, limits)
+    if problem:
+        raise InvalidRequestError(f"'{param}' cannot be used: {problem}.", param=param)
+    return Guide("regex", value)
+
+
+def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
+    if not isinstance(value, list) or not all(isinstance(choice, str) and choice for choice in value):
+        raise InvalidRequestError(f"'{param}' must be a list of texts that are not empty.", param=param)
+    if not 0 < len(value) <= limits.choices or sum(map(len, value)) > limits.size:
+        raise InvalidRequestError(
+            f"'{param}' must have 1 to {limits.choices} choices and {limits.size} characters at most.", param=param
+        )
+    try:
+        return Guide("ebnf_grammar", choice_grammar(tuple(value)))
+    except NotEnforceableError as error:
+        raise InvalidRequestError(f"'{param}' cannot be used: {error}.", param=param) from None
+
+
+def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
+    if not isinstance(value, str) or not value.strip() or len(value) > limits.size:
+        raise InvalidRequestError(f"'{param}' must be an EBNF text of 1 to {limits.size} characters.", param=param)
+    problem = grammar_problem(value)
+    if problem:
+        raise InvalidRequestError(f"'{param}' cannot be used as an EBNF grammar: {problem}.", param=param)
+    return Guide("ebnf_grammar", value)
+
+
+def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:
+    return JSON_OBJECT if value else None
+
+
+_STRUCTURED: dict[str, _Maker] = {
+    "json": _from_json,
+    "regex": _from_regex,
+    "choice": _from_choice,
+    "grammar": _from_grammar,
+    "json_object": _from_json_object,
+}
+
+
+def _from_structured_outputs(value: dict[str, Any], param: str, limits: SchemaLimits) -> Guide | None:
+    given = {key: part for key, part in value.items() if part is not None}
+    unknown = next((key for key in given if key not in _STRUCTURED), None)
+    if unknown or len(given) != 1:
+        which = f"{param}.{unknown}" if unknown else param
+        raise InvalidRequestError(f"'{param}' takes exactly one of {', '.join(_STRUCTURED)}.", param=which)
+    for key, part in given.items():
+        return _STRUCTURED[key](part, f"{param}.{key}", limits)
+    return None

@@ -1,0 +1,1 @@
+"""What a model writes → content, reasoning and tool calls, piece by piece; one module per form that models use."""

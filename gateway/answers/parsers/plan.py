@@ -1,0 +1,167 @@
+"""What a request's tools ask of the prompt, of the engine's grammar and of the answer's processing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmops.gateway.answers.guided.schemas import (
+    DEFAULT_LIMITS,
+    SchemaLimits,
+    calls_schema,
+    checked_schema,
+    embedded,
+    parameters_schema,
+)
+from llmops.gateway.answers.parsers.base import new_call_id, new_mistral_id
+from llmops.gateway.answers.parsers.families import PARSERS, family_of
+from llmops.gateway.answers.parsers.forced import AnswerOrCalls, ForcedCalls, NamedCall
+from llmops.gateway.answers.parsers.harmony import is_harmony
+from llmops.gateway.answers.parsers.pieces import Piece, Processor, ToolCall
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import Guide
+from llmops.gateway.openai.chat import AllowedToolsChoice, NamedToolChoice, Tool, ToolChoice
+
+MAX_TOOLS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """`definitions` go to the template; `guide` replaces the request's own; `processor` makes one choice's.
+
+    `special_tokens` must stay visible in the text. `named` is a call forced by name, which ends with `stop`;
+    `first_call_only` is left to whoever makes the processor, where that is not done here.
+    """
+
+    definitions: list[dict[str, Any]] = field(default_factory=list)
+    guide: Guide | None = None
+    processor: Callable[[], Processor] | None = None
+    special_tokens: tuple[str, ...] = ()
+    named: bool = False
+    first_call_only: bool = False
+
+
+def plan_tools(
+    tools: Sequence[Tool] | None,
+    choice: ToolChoice | None,
+    parallel: bool | None,
+    template: str,
+    guide: Guide | None = None,
+    limits: SchemaLimits = DEFAULT_LIMITS,
+) -> ToolPlan:
+    """The plan for one request. `guide` is what its response_format asks for; `template` the model's chat template."""
+    offered = _checked(tools or [], limits)
+    mode, offered_for_call = _mode(choice, offered)
+    if mode == "none" or not offered:
+        return ToolPlan(guide=guide)
+    definitions = [_definition(tool) for tool in offered.values()]
+    family = family_of(template)
+    new_id = new_mistral_id if family == "mistral" else new_call_id
+    if mode == "named":
+        (tool,) = offered_for_call.values()
+        forced = checked_schema(parameters_schema(tool.function.parameters), "tools", limits)
+        named = tool.function.name
+        return ToolPlan(definitions, Guide("json_schema", forced), lambda: NamedCall(named, new_id), named=True)
+    many = parallel is not False
+    if mode == "required":
+        return ToolPlan(definitions, _calls_guide(offered_for_call, many, limits), lambda: ForcedCalls(new_id))
+    if guide is not None:
+        union = _answer_or_calls(guide, offered_for_call, many, limits)
+        return ToolPlan(definitions, union, lambda: AnswerOrCalls(ForcedCalls(new_id)))
+    if is_harmony(template):
+        # its parser is there with or without tools
+        return ToolPlan(definitions, first_call_only=not many)
+    if family is None:
+        return ToolPlan(definitions)
+    parser = PARSERS[family]
+    functions = {name: tool.function.parameters for name, tool in offered_for_call.items()}
+    return ToolPlan(
+        definitions,
+        processor=lambda: parser(functions) if many else FirstCallOnly(parser(functions)),
+        special_tokens=parser.special_tokens,
+    )
+
+
+class FirstCallOnly(Processor):
+    """`parallel_tool_calls: false` where no grammar holds the model to it: later calls are left out."""
+
+    def __init__(self, parser: Processor) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[Piece]:
+        return self._first(self._parser.feed(text))
+
+    def finish(self) -> list[Piece]:
+        return self._first(self._parser.finish())
+
+    @property
+    def made_tool_calls(self) -> bool:
+        return self._parser.made_tool_calls
+
+    @property
+    def thinking(self) -> Sequence[tuple[int, float]]:
+        return self._parser.thinking
+
+    @staticmethod
+    def _first(pieces: Iterable[Piece]) -> list[Piece]:
+        return [piece for piece in pieces if not isinstance(piece, ToolCall) or piece.index == 0]
+
+
+def _checked(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError(f"{len(tools)} tools were given, the limit is {MAX_TOOLS}.", param="tools")
+    offered: dict[str, Tool] = {}
+    for at, tool in enumerate(tools):
+        if tool.function.name in offered:
+            raise InvalidRequestError(f"Two tools have the name '{tool.function.name}'.", param=f"tools[{at}]")
+        checked_schema(parameters_schema(tool.function.parameters), f"tools[{at}].function.parameters", limits)
+        offered[tool.function.name] = tool
+    return offered
+
+
+def _mode(choice: ToolChoice | None, offered: dict[str, Tool]) -> tuple[str, dict[str, Tool]]:
+    if isinstance(choice, NamedToolChoice):
+        return "named", _picked([choice], offered, "tool_choice")
+    if isinstance(choice, AllowedToolsChoice):
+        return choice.allowed_tools.mode, _picked(choice.allowed_tools.tools, offered, "tool_choice.allowed_tools")
+    if choice == "required" and not offered:
+        raise InvalidRequestError("tool_choice is 'required', but there are no tools.", param="tool_choice")
+    return choice or "auto", offered
+
+
+def _picked(choices: Sequence[NamedToolChoice], offered: dict[str, Tool], param: str) -> dict[str, Tool]:
+    names = [choice.function.name for choice in choices]
+    missing = next((name for name in names if name not in offered), None)
+    if missing is not None or not names:
+        raise InvalidRequestError(f"tool_choice names '{missing or ''}', which is not among the tools.", param=param)
+    return {name: offered[name] for name in names}
+
+
+def _definition(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.function.name, "description": tool.function.description or ""}
+    function["parameters"] = embedded(parameters_schema(tool.function.parameters), "#")
+    return {"type": "function", "function": function}
+
+
+def _functions(offered: dict[str, Tool]) -> list[tuple[str, dict[str, Any] | None]]:
+    return [(name, tool.function.parameters) for name, tool in offered.items()]
+
+
+def _calls_guide(offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
+    return Guide("json_schema", checked_schema(calls_schema(_functions(offered), many), "tools", limits))
+
+
+def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
+    """Either the asked JSON object or a list of calls: `{` or `[` tells which."""
+    schema = json.loads(guide.text) if guide.kind == "json_schema" else None
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise InvalidRequestError(
+            "Tools with tool_choice 'auto' go together with a response_format only if that is a JSON object.",
+            param="response_format",
+        )
+    calls = calls_schema(_functions(offered), many)
+    definitions = {**calls.pop("$defs"), "answer": embedded(schema, "#/$defs/answer")}
+    union = {"$defs": definitions, "anyOf": [{"$ref": "#/$defs/answer"}, calls]}
+    return Guide("json_schema", checked_schema(union, "response_format", limits))

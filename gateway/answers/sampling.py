@@ -1,0 +1,188 @@
+"""From a validated body to what the engine is asked: sampling, endings, and the capability checks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from llmops.gateway.messages import Capabilities, Guide, ModelCard, Sampling
+from llmops.gateway.openai.common import SamplingFields
+from llmops.gateway.settings import Limits
+from llmops.gateway.text.tokenizer import TextTokenizer
+
+# What an engine refuses by its tensor's name is a field of the request to the client
+FIELD_OF_TENSOR = {
+    "embedding_bias": "logit_bias",
+    "return_log_probs": "logprobs",
+    "num_return_sequences": "n",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "runtime_min_p": "min_p",
+    "request_output_len": "max_tokens",
+    "input_ids": "messages",
+    "input_lengths": "messages",
+    "bad_words_list": "bad_words",
+    "stop_words_list": "stop_token_ids",
+    "end_id": "ignore_eos",
+    "guided_decoding_guide": "response_format",
+    "guided_decoding_guide_type": "response_format",
+    "lora_task_id": "model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """What ends an answer besides its length."""
+
+    end_ids: tuple[int, ...]
+    stops: tuple[str, ...]
+
+
+def check_capabilities(body: SamplingFields, card: ModelCard) -> None:
+    """Raises UnsupportedError naming the first field that this model's engine cannot honour."""
+    can = card.capabilities
+    _require(can.logit_bias or not body.logit_bias, "logit_bias", card)
+    _require(can.min_p or not body.min_p, "min_p", card)
+    for field in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        neutral = (None, 1.0 if field == "repetition_penalty" else 0.0)
+        _require(can.penalties or getattr(body, field) in neutral, field, card)
+    _require(can.bad_words or not body.bad_words, "bad_words", card)
+    _require(can.seed or body.seed is None, "seed", card)
+    if (body.n or 1) > can.n:
+        raise UnsupportedError(f"n is at most {can.n} with target {card.target}.", param="n")
+
+
+def check_logprobs(wanted: bool, top: int, card: ModelCard, top_field: str) -> None:
+    """`top` alternatives per token beside the chosen one."""
+    _require(card.capabilities.logprobs or not wanted, "logprobs", card)
+    if top > card.capabilities.top_logprobs:
+        can: Capabilities = card.capabilities
+        raise UnsupportedError(
+            f"{top_field} is at most {can.top_logprobs} with target {card.target}"
+            + (": only the chosen token's log-probability is known." if can.logprobs else "."),
+            param=top_field,
+        )
+
+
+def check_guide(guide: Guide | None, card: ModelCard, field: str) -> None:
+    if guide is not None and guide.kind not in card.capabilities.guided:
+        raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
+
+
+def sampling_of(body: SamplingFields, card: ModelCard) -> Sampling:
+    """The body's wish, else the model's default, else OpenAI's: always sent, as engines have defaults of their own."""
+    own, can = card.sampling, card.capabilities
+    temperature: float = first_of(body.temperature, own.temperature, 1.0)
+    top_p: float = first_of(body.top_p, own.top_p, 1.0)
+    top_k: int = max(first_of(body.top_k, own.top_k, 0), 0)
+    return Sampling(
+        temperature=0.0 if top_p == 0 or top_k == 1 else temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=first_of(body.min_p, own.min_p if can.min_p else None, 0.0),
+        repetition_penalty=first_of(body.repetition_penalty, own.repetition_penalty if can.penalties else None, 1.0),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        seed=_seed(body.seed) if can.seed else None,
+        logit_bias=_bias_of(body, card),
+    )
+
+
+def _seed(given: int | None) -> int:
+    """Engines seed every request alike when not told otherwise: the same "random" answer each time."""
+    return secrets.randbits(63) if given is None else given % 2**64
+
+
+def first_of(*values: Any) -> Any:
+    """The first of them that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def endings_of(body: SamplingFields, card: ModelCard, limits: Limits) -> Endings:
+    ids = () if body.ignore_eos else card.end_ids
+    ids = tuple(dict.fromkeys((*ids, *_stop_ids_of(body.stop_token_ids or (), card, limits))))
+    return Endings(ids, _stops_of(body.stop, limits))
+
+
+def output_length(
+    wanted: int | None, prompt_tokens: int, card: ModelCard, *, default: int | None = None, param: str = "max_tokens"
+) -> int:
+    """How many tokens may come. Raises ContextLengthError when prompt and answer do not fit into the context."""
+    room = card.max_seq_len - prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}.",
+            param="messages" if param != "prompt" else param,
+        )
+    if wanted is not None and wanted > room:
+        raise ContextLengthError(
+            f"This model's maximum context length is {card.max_seq_len} tokens; {prompt_tokens} in the prompt and "
+            f"{wanted} for the answer are {prompt_tokens + wanted}.",
+            param=param,
+        )
+    return wanted or min(room, default or room)
+
+
+def bad_words_of(body: SamplingFields, tokenizer: TextTokenizer, limits: Limits) -> tuple[tuple[int, ...], ...]:
+    """Each word as its tokens at the start of a text and after a space: engines ban sequences of tokens."""
+    words = body.bad_words or []
+    if len(words) > limits.stop_strings or any(len(word) > limits.stop_length for word in words):
+        raise InvalidRequestError(
+            f"At most {limits.stop_strings} bad_words of {limits.stop_length} characters are allowed.",
+            param="bad_words",
+        )
+    forms = [tokenizer.encode(form, add_special_tokens=False) for word in words for form in (word, " " + word)]
+    return tuple(dict.fromkeys(tuple(ids) for ids in forms if ids))
+
+
+def _require(fulfilled: bool, field: str, card: ModelCard) -> None:
+    if not fulfilled:
+        raise UnsupportedError(f"{field} is not supported by this model (target {card.target}).", param=field)
+
+
+def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: Limits) -> Sequence[int]:
+    if len(ids) > limits.stop_token_ids:
+        raise InvalidRequestError(
+            f"At most {limits.stop_token_ids} stop_token_ids are allowed.", param="stop_token_ids"
+        )
+    if max(ids, default=0) >= card.vocab_size:
+        raise InvalidRequestError(
+            f"The stop_token_ids are token ids from 0 to {card.vocab_size - 1}.", param="stop_token_ids"
+        )
+    return ids
+
+
+def _stops_of(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > limits.stop_strings:
+        raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed.", param="stop")
+    for position, one in enumerate(stops):
+        if not one:
+            raise InvalidRequestError("A stop string must not be empty.", param=f"stop[{position}]")
+        if len(one) > limits.stop_length:
+            raise InvalidRequestError(f"A stop string has at most {limits.stop_length} characters.", param="stop")
+    return stops
+
+
+def _bias_of(body: SamplingFields, card: ModelCard) -> dict[int, float] | None:
+    if not body.logit_bias:
+        return None
+    try:
+        biases = {int(token): value for token, value in body.logit_bias.items()}
+    except ValueError as error:
+        raise InvalidRequestError("The keys of logit_bias are token ids.", param="logit_bias") from error
+    if not 0 <= min(biases) <= max(biases) < card.vocab_size:
+        raise InvalidRequestError(
+            f"The keys of logit_bias are token ids from 0 to {card.vocab_size - 1}.", param="logit_bias"
+        )
+    return biases
+
+
+def in_client_terms(error: UnsupportedError) -> UnsupportedError:
+    """An engine names the tensor that it refuses; the client sent a field."""
+    field = FIELD_OF_TENSOR.get(error.param or "", error.param)
+    message = error.message.replace(f"{error.param}:", f"{field}:", 1)
+    return UnsupportedError(message, param=field, detail=error.detail)

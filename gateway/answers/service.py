@@ -1,0 +1,90 @@
+"""What all endpoints share, from models to workers; and the way from engine requests to one token stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmops.gateway.errors import ApiError, CancelledStreamError
+from llmops.gateway.fleet.queues import Queues
+from llmops.gateway.fleet.serving import Models
+from llmops.gateway.http.body import Intake
+from llmops.gateway.messages import Engine, EngineRequest, TokenBatch, TokenStream
+from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.settings import Limits, Timeouts
+from llmops.gateway.text.threads import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Handed to every endpoint."""
+
+    models: Models
+    limits: Limits
+    timeouts: Timeouts
+    metrics: Metrics
+    workers: Workers
+    intake: Intake
+    queues: Queues
+    # of an answer whose request names no limit; None: the context's
+    default_tokens: int | None = None
+
+
+async def open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:
+    """One stream for one request. Several become one: sequence s of request r is sequence r * n + s."""
+    if len(requests) == 1:
+        return await engine.open(requests[0])
+    streams: list[TokenStream] = []
+    try:
+        for request in requests:
+            streams.append(await engine.open(request))
+    except BaseException:
+        for stream in streams:
+            stream.cancel()
+        raise
+    return MergedStream(streams, requests[0].n)
+
+
+class MergedStream(TokenStream):
+    """Several requests' tokens as they come."""
+
+    def __init__(self, streams: Sequence[TokenStream], n: int) -> None:
+        self._streams = streams
+        self._queue: asyncio.Queue[TokenBatch | ApiError | None] = asyncio.Queue(maxsize=64)
+        self._open = len(streams)
+        self._cancelled = False
+        self._pumps = [asyncio.create_task(self._pump(stream, at * n)) for at, stream in enumerate(streams)]
+
+    async def __anext__(self) -> TokenBatch:
+        while self._open and not self._cancelled:
+            item = await self._queue.get()
+            if isinstance(item, TokenBatch):
+                return item
+            if item is not None:
+                self.cancel()
+                raise item
+            self._open -= 1
+        if self._cancelled:
+            raise CancelledStreamError
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        if self._cancelled:
+            return
+        self._cancelled = True
+        for stream, pump in zip(self._streams, self._pumps, strict=True):
+            stream.cancel()
+            pump.cancel()
+        # wakes a waiting reader even when the queue is full of what nobody wants any more
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
+
+    async def _pump(self, stream: TokenStream, offset: int) -> None:
+        try:
+            async for batch in stream:
+                await self._queue.put(batch._replace(sequence=batch.sequence + offset))
+            await self._queue.put(None)
+        except ApiError as error:
+            await self._queue.put(error)

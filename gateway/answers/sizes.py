@@ -1,0 +1,70 @@
+"""What is too much text, told before any work is done on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llmops.gateway.errors import ContextLengthError, InvalidRequestError
+from llmops.gateway.fleet.serving import ServedModel
+from llmops.gateway.http.weight import weight
+from llmops.gateway.openai.chat import Message, MessageToolCall
+from llmops.gateway.settings import Limits
+
+
+def check_length(characters: int, limits: Limits, param: str) -> None:
+    """Raises ContextLengthError for more text than is tokenised for one request."""
+    if characters > limits.prompt_bytes:
+        raise ContextLengthError(
+            f"The prompt has {characters} characters; this gateway takes {limits.prompt_bytes}.", param=param
+        )
+
+
+def check_text(text: str, model: ServedModel, param: str) -> None:
+    """Raises ContextLengthError for what cannot fit, however it is tokenised."""
+    most = model.card.max_seq_len
+    least = model.tokenizer.least_tokens(text, most)
+    if least > most:
+        raise _too_long(model, f"at least {least}", param)
+
+
+def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
+    """The same for tokens."""
+    if len(ids) > model.card.max_seq_len:
+        raise _too_long(model, str(len(ids)), param)
+
+
+def check_messages(messages: Sequence[Message], limits: Limits) -> None:
+    """Raises InvalidRequestError for too many, too long ones, and calls whose arguments hold too many values."""
+    if len(messages) > limits.messages:
+        raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")
+    check_length(characters(messages), limits, "messages")
+    calls = (call for message in messages for call in message.tool_calls or ())
+    if sum(map(_weight_of_arguments, calls)) > limits.json_values:
+        raise InvalidRequestError("The arguments of the tool calls hold too many JSON values.", param="messages")
+
+
+def characters(messages: Sequence[Message]) -> int:
+    """Of all that a template may write of them."""
+    return sum(map(len, _texts(messages)))
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        if isinstance(message.content, str):
+            yield message.content
+        elif message.content:
+            yield from (part.text for part in message.content if part.text)
+        if message.tool_calls:
+            yield from (call.function.arguments or "" for call in message.tool_calls)
+        yield from (text for text in (message.refusal, message.reasoning_content) if text)
+
+
+def _weight_of_arguments(call: MessageToolCall) -> int:
+    return weight(call.function.arguments or "")
+
+
+def _too_long(model: ServedModel, tokens: str, param: str) -> ContextLengthError:
+    return ContextLengthError(
+        f"This model's maximum context length is {model.card.max_seq_len} tokens, but the prompt has {tokens}.",
+        param=param,
+    )

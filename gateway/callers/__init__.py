@@ -1,0 +1,1 @@
+"""Who asks, and the share of what is scarce that each of them gets. Where a request is served belongs to `fleet/`."""

@@ -1,0 +1,1 @@
+"""Answers that outlive their request: the Responses API's store, its background runs and what follows on them."""

@@ -1,0 +1,84 @@
+"""A responses request as the chat completions request that means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmops.gateway.conversations.items import Item, to_messages
+from llmops.gateway.errors import ApiError, InvalidRequestError, UnsupportedError
+from llmops.gateway.openai.responses import ResponsesRequest, TextFormat
+
+# What chat completions calls by another name, to name the right field in errors.
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+def to_chat(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
+    """The body of the chat completions request for `request` with all of its context as `items`."""
+    _refuse_unsupported(request)
+    body: dict[str, Any] = {
+        **(request.model_extra or {}),  # the sampling extras of chat completions
+        "model": request.model,
+        "messages": to_messages(items, request.instructions),
+        "max_completion_tokens": request.max_output_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or [])] or None,
+        "tool_choice": _tool_choice(request.tool_choice),
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "response_format": _format(request.text.format if request.text else None),
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "user": request.user,
+        "stream": True,
+    }
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def put_into_own_terms(error: ApiError) -> None:
+    """An error from below speaks of chat fields; here it is put into the words of the responses API."""
+    head = (error.param or "").split(".")[0].split("[")[0]
+    error.param = _NAMES.get(head, error.param)
+    if head in _NAMES:
+        error.message = error.message.replace(f"'{head}", f"'{_NAMES[head]}")
+
+
+def _refuse_unsupported(request: ResponsesRequest) -> None:
+    for field in ("conversation", "prompt"):
+        if getattr(request, field) is not None:
+            raise UnsupportedError(f"'{field}' is not supported; send the items in 'input'.", param=field)
+    if request.truncation == "auto":
+        raise UnsupportedError("Only truncation 'disabled' is supported.", param="truncation")
+    if request.top_logprobs:
+        raise UnsupportedError("top_logprobs is supported in chat completions only.", param="top_logprobs")
+    if request.background and request.store is False:
+        raise InvalidRequestError("background needs store: the answer is fetched later.", param="background")
+
+
+def _tool(tool: dict[str, Any], param: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise UnsupportedError(f"Tools of type '{tool.get('type')}' are not supported.", param=f"{param}.type")
+    keys = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools":
+        tools = [_tool_choice(tool) for tool in choice.get("tools") or [] if isinstance(tool, dict)]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
+    raise UnsupportedError(f"A tool_choice of type '{choice.get('type')}' is not supported.", param="tool_choice")
+
+
+def _format(form: TextFormat | None) -> dict[str, Any] | None:
+    if form is None or form.type != "json_schema":
+        return {"type": form.type} if form else None
+    schema = {"name": form.name, "description": form.description, "schema": form.schema_, "strict": form.strict}
+    return {"type": "json_schema", "json_schema": {key: value for key, value in schema.items() if value is not None}}

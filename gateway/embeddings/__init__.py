@@ -1,1 +1,0 @@
-"""Embedding models behind the gateway: which there are, and vectors for token ids."""

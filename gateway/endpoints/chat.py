@@ -1,0 +1,165 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.answers.chat import check_chat, start_chat
+from llmops.gateway.answers.choice import Choice
+from llmops.gateway.answers.events import AnswerEvents
+from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
+from llmops.gateway.answers.service import Service
+from llmops.gateway.endpoints.chunks import ChatChunks, chat_logprobs, tool_call_delta, usage_of
+from llmops.gateway.endpoints.common import note_ignored, respond
+from llmops.gateway.http.context import context_of
+from llmops.gateway.openai.chat import ChatRequest
+
+IGNORED = frozenset(
+    {
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "verbosity",
+        "moderation",
+        "priority",
+        "cache_salt",
+        "include_reasoning",
+        "include_stop_str_in_output",
+        "stream_options.include_obfuscation",
+        "stream_options.continuous_usage_stats",
+    }
+)
+
+
+class ChatCompletions:
+    """The endpoint; `handle` is the route."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def handle(self, request: Request) -> Response:
+        context = context_of(request)
+        body = await self._service.intake.load(ChatRequest, request)
+        context.mark("parse")
+        model = self._service.models.get(body.model)
+        check_chat(body, model, self._service.limits)
+        note_ignored(context, self._service.metrics, body, IGNORED)
+        answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())
+
+        def events(answer: Answer) -> AnswerEvents:
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            chunks = ChatChunks(answer_id, body.model, created, len(answer.choices), include_usage=include_usage)
+            return ChatEvents(answer, chunks)
+
+        async def collect(answer: Answer) -> dict[str, Any]:
+            choices = await collect_choices(answer)
+            return {
+                "id": answer_id,
+                "object": "chat.completion",
+                "created": created,
+                "model": body.model,
+                "choices": choices,
+                "usage": usage_of(answer),
+                "service_tier": "default" if body.service_tier else None,
+                "system_fingerprint": None,
+            }
+
+        return await respond(
+            request,
+            lambda: start_chat(self._service, body, model, answer_id, context),
+            self._service.timeouts,
+            events=events if body.stream else None,
+            collect=collect,
+        )
+
+
+class ChatEvents(AnswerEvents):
+    """chat.completion.chunk events: the role, the text, the reason why it ended; then usage and [DONE]."""
+
+    def __init__(self, answer: Answer, chunks: ChatChunks) -> None:
+        super().__init__(answer)
+        self._chunks = chunks
+        self._begun = [False] * len(answer.choices)
+
+    def render(self, advance: Advance) -> bytes:
+        choice, text, ended = advance
+        index = choice.index
+        if self._begun[index] and text and choice.plain and not choice.done and choice.logprobs is None:
+            return self._chunks.content(index, text)
+        parts = []
+        if not self._begun[index]:
+            self._begun[index] = True
+            parts.append(self._chunks.role(index))
+        parts.extend(self._content(choice, text))
+        if ended:
+            parts.append(self._chunks.finish(choice))
+        return b"".join(parts)
+
+    def _content(self, choice: Choice, text: str) -> list[bytes]:
+        entries = choice.take_logprobs(text)
+        if not choice.plain:
+            shown = [self._chunks.piece(choice.index, piece) for piece in choice.sort(text)]
+            # the text of a call or of thinking has log-probabilities as well; they are the choice's, whatever it is
+            return [self._chunks.content(choice.index, "", entries), *shown] if entries else shown
+        if not text and not entries:
+            return []
+        return [self._chunks.content(choice.index, text, entries)]
+
+    def end(self) -> bytes:
+        return self._chunks.last(usage_of(self._answer))
+
+
+async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
+    """All choices, complete."""
+    pieces: list[list[Piece]] = [[] for _ in answer.choices]
+    entries: list[list] = [[] for _ in answer.choices]
+    while (advance := await answer.next()) is not None:
+        choice, text, _ = advance
+        pieces[choice.index].extend(choice.sort(text))
+        entries[choice.index].extend(choice.take_logprobs(text) or ())
+    return [
+        {
+            "index": choice.index,
+            "message": message_of(pieces[choice.index]),
+            "logprobs": chat_logprobs(entries[choice.index]) if choice.logprobs is not None else None,
+            "finish_reason": choice.finish_reason,
+        }
+        for choice in answer.choices
+    ]
+
+
+def message_of(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """The assistant message that streamed pieces add up to."""
+    calls: dict[int, ToolCall] = {}
+    for piece in pieces:
+        if isinstance(piece, ToolCall):
+            known = calls.get(piece.index)
+            calls[piece.index] = known._replace(arguments=known.arguments + piece.arguments) if known else piece
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [_whole_call(calls[index]) for index in sorted(calls)]
+    return message
+
+
+def _whole_call(call: ToolCall) -> dict[str, Any]:
+    whole = tool_call_delta(call)
+    del whole["index"]
+    return whole

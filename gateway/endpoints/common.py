@@ -1,0 +1,157 @@
+"""The frame that every generating endpoint shares: prepare, start, then stream or collect."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.answers.answer import Answer
+from llmops.gateway.answers.events import timed
+from llmops.gateway.errors import ApiError, InternalError, log_detail
+from llmops.gateway.http.chunked import ChunkedWriter
+from llmops.gateway.http.context import RequestContext, context_of
+from llmops.gateway.http.events import EventSource, EventStream
+from llmops.gateway.http.failures import error_event
+from llmops.gateway.http.watch import ClientWatch
+from llmops.gateway.logs import current_request
+from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.openai.common import Wire
+from llmops.gateway.settings import Timeouts
+
+log = logging.getLogger(__name__)
+
+
+class StartingEvents(EventSource):
+    """The events of an answer that is yet to be started: it may wait long for its turn, and the stream's first sign of
+    life must not wait with it."""
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[Answer]],
+        events: Callable[[Answer], EventSource],
+        failed: Callable[[ApiError], bytes],
+        watch: ClientWatch,
+    ) -> None:
+        """`failed` makes the events of what went wrong before there was an answer."""
+        self._start, self._events, self._failed, self._watch = start, events, failed, watch
+        self._source: EventSource | None = None
+        self._late: bytes | None = None
+
+    async def start(self, context: RequestContext) -> None:
+        answer = await self._start()
+        self._source = self._events(answer)
+        self._watch.tell(answer.cancel)
+        await self._source.start(context)
+
+    def late(self, error: Exception) -> None:
+        if self._source is not None:
+            self._source.late(error)
+            return
+        if not isinstance(error, ApiError):
+            log.error("request %s: the stream failed", current_request.get(), exc_info=error)
+            error = InternalError("The gateway failed before the stream began.")
+        log_detail(error)
+        self._late = self._failed(error)
+
+    async def next(self) -> bytes | None:
+        if self._source is not None:
+            return await self._source.next()
+        late, self._late = self._late, None
+        return late
+
+    def attach(self, writer: ChunkedWriter) -> None:
+        if self._source is not None:
+            self._source.attach(writer)
+
+    def cancel(self) -> None:
+        if self._source is not None:
+            self._source.cancel()
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+
+async def respond(
+    request: Request,
+    start: Callable[[], Awaitable[Answer]],
+    timeouts: Timeouts,
+    *,
+    events: Callable[[Answer], EventSource] | None,
+    collect: Callable[[Answer], Awaitable[dict[str, Any]]],
+    failed: Callable[[ApiError], bytes] = error_event,
+) -> Response:
+    """Start the answer, then stream it (`events`) or collect it. The client is watched from here on.
+
+    `failed` makes the events of an error that comes after the stream's first comment and before its answer.
+    """
+    watch = ClientWatch(request.receive)
+    if events is not None:
+        source = StartingEvents(start, events, failed, watch)
+        return EventStream(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
+    try:
+        answer = await start()
+        watch.tell(answer.cancel)
+        return json_response(await _collected(answer, collect, context_of(request)))
+    finally:
+        watch.close()
+
+
+async def _collected(
+    answer: Answer, collect: Callable[[Answer], Awaitable[dict[str, Any]]], context: RequestContext
+) -> dict[str, Any]:
+    try:
+        with timed(answer, context):
+            await answer.start()
+            return await collect(answer)
+    finally:
+        answer.close()
+
+
+def json_response(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(json_bytes(body), status, media_type="application/json")
+
+
+def json_bytes(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def note_ignored(
+    context: RequestContext,
+    metrics: Metrics,
+    body: Wire,
+    known: frozenset[str] = frozenset(),
+    *,
+    extra: Wire | None = None,
+) -> None:
+    """Tell the client, and count, what was set but changes nothing.
+
+    `known` fields may be dotted: `text.verbosity`. Fields that nobody knows are those left over in `extra`, or `body`.
+    """
+    given = body.model_fields_set
+    found = sorted(name for name in known if name.partition(".")[0] in given and _is_set(body, name))
+    unknown = sorted(name for name, value in ((extra or body).model_extra or {}).items() if value is not None)
+    context.ignored = found + [_printable(name) for name in unknown[:16]]
+    for name in found:
+        metrics.ignored.labels(name).inc()
+    if unknown:
+        # a client must not be able to make labels
+        metrics.ignored.labels("unknown").inc(len(unknown))
+
+
+def _is_set(body: Wire, name: str) -> bool:
+    value: Any = body
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+        if value is None:
+            return False
+    return True
+
+
+def _printable(name: str) -> str:
+    return name[:64].encode("ascii", "backslashreplace").decode() if name.isprintable() else "?"

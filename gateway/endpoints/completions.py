@@ -1,0 +1,138 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.answers.choice import Choice, TokenLogprob
+from llmops.gateway.answers.completion import check_completion, echoes_of, sequences_of, start_completion
+from llmops.gateway.answers.events import AnswerEvents
+from llmops.gateway.answers.service import Service
+from llmops.gateway.endpoints.chunks import CompletionChunks, completion_logprobs, usage_of
+from llmops.gateway.endpoints.common import note_ignored, respond
+from llmops.gateway.http.context import context_of
+from llmops.gateway.openai.completions import CompletionRequest
+
+IGNORED = frozenset(
+    {
+        "priority",
+        "cache_salt",
+        "include_stop_str_in_output",
+        "stream_options.include_obfuscation",
+        "stream_options.continuous_usage_stats",
+    }
+)
+
+
+class Completions:
+    """The endpoint; `handle` is the route. Choices are numbered prompt by prompt, as OpenAI does."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def handle(self, request: Request) -> Response:
+        context = context_of(request)
+        body = await self._service.intake.load(CompletionRequest, request)
+        context.mark("parse")
+        model = self._service.models.get(body.model)
+        check_completion(body, model)
+        note_ignored(context, self._service.metrics, body, IGNORED)
+        answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())
+        echoes: list[str] = []
+
+        async def start() -> Answer:
+            echoes.extend(await echoes_of(body, model, self._service, context))
+            return await start_completion(self._service, body, model, answer_id, context)
+
+        def events(answer: Answer) -> AnswerEvents:
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            chunks = CompletionChunks(answer_id, body.model, created, len(answer.choices), include_usage=include_usage)
+            return CompletionEvents(answer, chunks, echoes)
+
+        async def collect(answer: Answer) -> dict[str, Any]:
+            texts = await collect_texts(answer, echoes)
+            kept = best(texts, sequences_of(body), body.n or 1)
+            return {
+                "id": answer_id,
+                "object": "text_completion",
+                "created": created,
+                "model": body.model,
+                "choices": [one.rendered(at, body.logprobs is not None) for at, one in enumerate(kept)],
+                "usage": usage_of(answer),
+                "system_fingerprint": None,
+            }
+
+        return await respond(
+            request,
+            start,
+            self._service.timeouts,
+            events=events if body.stream else None,
+            collect=collect,
+        )
+
+
+class CompletionEvents(AnswerEvents):
+    """text_completion events. `echoes`: what comes before each choice's text."""
+
+    def __init__(self, answer: Answer, chunks: CompletionChunks, echoes: Sequence[str] = ()) -> None:
+        super().__init__(answer)
+        self._chunks = chunks
+        self._echoes = dict(enumerate(echoes))
+
+    def render(self, advance: Advance) -> bytes:
+        choice, text, ended = advance
+        entries = choice.take_logprobs(text)
+        text = self._echoes.pop(choice.index, "") + text
+        data = b""
+        if text or entries:
+            logprobs = completion_logprobs(entries) if entries is not None else None
+            data = self._chunks.content(choice.index, text, logprobs)
+        return data + self._chunks.finish(choice) if ended else data
+
+    def end(self) -> bytes:
+        return self._chunks.last(usage_of(self._answer))
+
+
+@dataclass(slots=True)
+class CompletedText:
+    """One choice, complete."""
+
+    choice: Choice
+    parts: list[str]
+    entries: list[TokenLogprob]
+
+    def rendered(self, index: int, logprobs: bool) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": "".join(self.parts),
+            "logprobs": completion_logprobs(self.entries) if logprobs else None,
+            "finish_reason": self.choice.finish_reason,
+        }
+
+    def mean_logprob(self) -> float:
+        return sum(entry.logprob for entry in self.entries) / max(len(self.entries), 1)
+
+
+async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[CompletedText]:
+    texts = [CompletedText(choice, list(echoes[choice.index : choice.index + 1]), []) for choice in answer.choices]
+    while (advance := await answer.next()) is not None:
+        choice, text, _ = advance
+        texts[choice.index].parts.append(text)
+        texts[choice.index].entries.extend(choice.take_logprobs(text) or ())
+    return texts
+
+
+def best(texts: Sequence[CompletedText], of: int, n: int) -> list[CompletedText]:
+    """Of each prompt's `of` texts the `n` with the highest log-probability per token, best first."""
+    if of == n:
+        return list(texts)
+    prompts = [texts[at : at + of] for at in range(0, len(texts), of)]
+    return [one for group in prompts for one in sorted(group, key=CompletedText.mean_logprob, reverse=True)[:n]]

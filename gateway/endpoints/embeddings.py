@@ -1,0 +1,122 @@
+"""POST /v1/embeddings"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.answers.service import Service
+from llmops.gateway.answers.sizes import check_length
+from llmops.gateway.endpoints.common import json_response, note_ignored
+from llmops.gateway.errors import ContextLengthError, InvalidRequestError
+from llmops.gateway.fleet.encoders import Embedder, EmbeddingModel
+from llmops.gateway.http.context import context_of
+from llmops.gateway.openai.embeddings import EmbeddingRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Embeddings:
+    """The endpoint; `handle` is the route."""
+
+    def __init__(self, service: Service, embedder: Embedder) -> None:
+        self._service, self._embedder = service, embedder
+
+    async def handle(self, request: Request) -> Response:
+        context = context_of(request)
+        body = await self._service.intake.load(EmbeddingRequest, request)
+        model = self._embedder.get(body.model)
+        note_ignored(context, self._service.metrics, body)
+        _check_dimensions(body, model)
+        inputs = _inputs(body, self._service.limits.inputs)
+        check_length(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")
+        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), context.size, context.caller)
+        vectors = _shortened(await self._embedder.embed(model, rows), body.dimensions)
+        return json_response(_answer(body, vectors, sum(map(len, rows))))
+
+
+def _check_dimensions(body: EmbeddingRequest, model: EmbeddingModel) -> None:
+    if body.dimensions is not None and body.dimensions > model.card.dimensions:
+        raise InvalidRequestError(f"dimensions is at most {model.card.dimensions} here.", param="dimensions")
+
+
+def _inputs(body: EmbeddingRequest, most: int) -> list[str | list[int]]:
+    given: Any = body.input
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidRequestError("input must not be empty.", param="input")
+    inputs = [given] if isinstance(given[0], int) else list(given)
+    if len(inputs) > most:
+        raise InvalidRequestError(f"At most {most} inputs are allowed.", param="input")
+    return inputs
+
+
+def _rows(inputs: list[str | list[int]], body: EmbeddingRequest, model: EmbeddingModel) -> list[list[int]]:
+    wanted = _wanted(body, model)
+    return [_fitting(_ids(one, model, at, wanted), model, at, wanted) for at, one in enumerate(inputs)]
+
+
+def _wanted(body: EmbeddingRequest, model: EmbeddingModel) -> int | None:
+    """The tokens to which inputs are cut; None where they are not."""
+    limit, asked = model.card.max_seq_len, body.truncate_prompt_tokens
+    return None if not asked else limit if asked < 0 else min(asked, limit)
+
+
+def _ids(one: str | list[int], model: EmbeddingModel, at: int, wanted: int | None) -> list[int]:
+    if isinstance(one, str):
+        if wanted is not None:
+            return model.tokenizer.encode_beginning(one, wanted)
+        _refuse(model.tokenizer.least_tokens(one, model.card.max_seq_len), model, at, "at least ")
+        return model.tokenizer.encode(one)
+    if not one:
+        raise InvalidRequestError("A list of token ids must not be empty.", param=f"input[{at}]")
+    if max(one) >= model.card.vocab_size:
+        raise InvalidRequestError(f"There is no token {max(one)} in this model.", param=f"input[{at}]")
+    return one
+
+
+def _fitting(ids: list[int], model: EmbeddingModel, at: int, wanted: int | None) -> list[int]:
+    if wanted is not None:
+        # the last token closes the text for the model; what is cut is before it
+        return ids if len(ids) <= wanted else [*ids[: wanted - 1], ids[-1]]
+    _refuse(len(ids), model, at)
+    return ids
+
+
+def _refuse(tokens: int, model: EmbeddingModel, at: int, about: str = "") -> None:
+    if tokens > model.card.max_seq_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {model.card.max_seq_len} tokens, but input {at} has "
+            f"{about}{tokens}; shorten it, or set truncate_prompt_tokens.",
+            param="input",
+        )
+
+
+def _shortened(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    import numpy as np
+
+    cut = vectors[:, :dimensions]
+    lengths = np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+    return np.asarray(cut / lengths, dtype=np.float32)
+
+
+def _answer(body: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> dict[str, Any]:
+    as_text = body.encoding_format == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_text else vector.tolist(),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": body.model, "usage": usage}

@@ -1,1 +1,0 @@
-"""One file per endpoint: body in, answer or event stream out."""

@@ -1,0 +1,115 @@
+"""Rendering, tokenising and the making of grammars off the event loop: threads for which clients take turns.
+
+All work begins in the lane of what is brief. What turns out not to be is done in a lane of its own, from its beginning:
+there it holds up nothing but its like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from llmops.gateway.callers.shares import Shares
+from llmops.gateway.callers.turns import Turns
+from llmops.gateway.errors import UnavailableError
+
+T = TypeVar("T")
+
+# Under this many characters a prompt takes about half a millisecond, less than a thread's hand-over costs the others
+INLINE_CHARACTERS = 4096
+
+
+class TooLongError(Exception):
+    """Work that should be brief (`is_brief`) is not, and stopped; only what leaves nothing behind may say so."""
+
+
+class _Manner(threading.local):
+    brief = False
+
+
+_manner = _Manner()
+
+
+def is_brief() -> bool:
+    """Whether this thread should stop what takes more than a moment, with TooLongError."""
+    return _manner.brief
+
+
+class Workers:
+    """`threads` run at once what is brief, one more what is not. `backlog` more may wait, and of one client some."""
+
+    def __init__(self, threads: int = 2, backlog: int = 1024) -> None:
+        self._brief, self._long = _Lane("llmops-text", threads), _Lane("llmops-long", 1)
+        self._places = Shares(threads + backlog)
+
+    async def run(self, work: Callable[[], T], size: int, caller: str = "") -> T:
+        """Do `work`, which handles about `size` characters, for `caller`, `a/b` for `b` of `a`. It may be begun twice.
+
+        Raises UnavailableError when the queue is full, or the caller's share of it.
+        """
+        if size <= INLINE_CHARACTERS:
+            return work()
+        path = caller.split("/", 1)
+        if not self._places.take(path):
+            raise UnavailableError("Too many long prompts are being prepared; try again.", code="overloaded")
+        try:
+            return await self._brief.run(lambda: _briefly(work), path)
+        except TooLongError:
+            return await self._long.run(work, path)
+        finally:
+            self._places.give_back(path)
+
+    def close(self) -> None:
+        self._brief.close()
+        self._long.close()
+
+
+def _briefly(work: Callable[[], T]) -> T:
+    _manner.brief = True
+    try:
+        return work()
+    finally:
+        _manner.brief = False
+
+
+class _Lane:
+    """Threads; when none is idle, those who ask take turns. On the event loop's thread only."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._idle = threads
+        self._waiting: Turns[asyncio.Future[None]] = Turns()
+
+    async def run(self, work: Callable[[], T], path: Sequence[str]) -> T:
+        if self._idle:
+            self._idle -= 1
+        else:
+            await self._turn(path)
+        # a client that leaves does not end its thread: the next turn is when that is over
+        done = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        done.add_done_callback(lambda _: self._next())
+        return await asyncio.shield(done)
+
+    async def _turn(self, path: Sequence[str]) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.put(path, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        while self._waiting.size:
+            turn = self._waiting.take()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._idle += 1
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,155 @@
+"""Grammars in OpenVINO GenAI, and a pipeline that does nothing but compile them.
+
+GenAI compiles a grammar inside `step()`, after the forward pass, while everybody waits. Its compiler remembers what it
+has compiled and belongs to the tokenizer: another pipeline with the same tokenizer, over a model of one attention
+layer, fills that memory beforehand, and `generate()` does so without the GIL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+from openvino import op
+from openvino import opset13 as ops
+
+from ..request import Refused
+
+HEAD_SIZE = 32
+# how many tokens are sampled to see what following a grammar costs
+_TRIED = 12
+
+Guide = tuple[str, str]
+
+
+def structured_output(guide: Guide) -> Any:
+    """GenAI's StructuredOutputConfig. Raises Refused for a schema that is not JSON."""
+    kind, text = guide
+    config = genai.StructuredOutputConfig()
+    if kind == "regex":
+        config.regex = text
+    elif kind == "ebnf_grammar":
+        config.grammar = text
+    else:
+        config.json_schema = _json(text or "{}")
+    return config
+
+
+def _json(text: str) -> str:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"guided_decoding_guide: is not JSON ({error})") from None
+    return text
+
+
+class GrammarPipeline:
+    """Compiles grammars for all pipelines that share `tokenizer`. Not thread-safe."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        scheduler = genai.SchedulerConfig()
+        scheduler.num_kv_blocks = 4
+        scheduler.max_num_seqs = 1
+        scheduler.max_num_batched_tokens = 32
+        with tempfile.TemporaryDirectory(prefix="llmops-grammar-") as name:
+            ov.save_model(little_model(vocab_size), f"{name}/openvino_model.xml")
+            self._pipeline = genai.ContinuousBatchingPipeline(
+                name, tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=1
+            )
+        self._count = 0
+
+    def compile(self, guide: Guide) -> str | None:
+        """xgrammar's complaint, None if it has none. Other threads run meanwhile."""
+        try:
+            self._pipeline.generate([_prompt()], [_sampling(guide, 1)])
+        except RuntimeError as error:
+            # whether a token can be sampled from the little model does not matter
+            return explain(str(error)) if "xgrammar" in str(error) else None
+        return None
+
+    def follow(self, guide: Guide) -> tuple[float, float]:
+        """What a compiled grammar costs: to join a batch, and per token (CPU seconds; of the tokens, the median)."""
+        self._count += 1
+        handle = self._pipeline.add_request(self._count, _prompt(), _sampling(guide, _TRIED))
+        costs = []
+        try:
+            while self._pipeline.has_non_finished_requests():
+                start = time.process_time()
+                self._pipeline.step()
+                costs.append(time.process_time() - start)
+        except RuntimeError:
+            handle.cancel()
+            self._pipeline.step()
+        tokens = sorted(costs[1:]) or [0.0]
+        return costs[0] if costs else 0.0, tokens[len(tokens) // 2]
+
+
+def _prompt() -> Any:
+    return ov.Tensor(np.zeros((1, 1), np.int64))
+
+
+def _sampling(guide: Guide, tokens: int) -> Any:
+    config = genai.GenerationConfig()
+    config.max_new_tokens = tokens
+    config.stop_token_ids = {0}
+    config.eos_token_id = 0
+    # any token that the grammar allows, so that all of it is tried
+    config.do_sample = True
+    config.temperature = 100.0
+    config.structured_output_config = structured_output(guide)
+    return config
+
+
+def explain(text: str) -> str:
+    """The last line of GenAI's message, without source paths and time stamps."""
+    line = text.strip().splitlines()[-1]
+    return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", line)
+
+
+def little_model(vocab_size: int) -> ov.Model:
+    """One attention layer with a KV cache, as GenAI's change to paged attention wants to find it."""
+    names = {"input_ids": "i64", "attention_mask": "i64", "position_ids": "i64"}
+    ids, mask, positions = (_parameter(name, [-1, -1], kind) for name, kind in names.items())
+    beam = _parameter("beam_idx", [-1], "i32")
+    sinks: list[Any] = []
+    where = ops.convert(ids, "f32")
+    hidden = ops.unsqueeze(ops.unsqueeze(where, np.int64(1)), np.int64(3))
+    hidden = ops.multiply(hidden, _ones(1, 1, 1, HEAD_SIZE))
+    key, value = (_cached(hidden, ids, beam, kind, sinks) for kind in ("key", "value"))
+    bias = ops.unsqueeze(ops.unsqueeze(ops.convert(mask, "f32"), np.int64(1)), np.int64(1))
+    context = ops.scaled_dot_product_attention(hidden, key, value, bias)
+    merged = ops.reshape(ops.transpose(context, np.array([0, 2, 1, 3])), np.array([0, 0, -1]), True)
+    logits = ops.matmul(merged, _ones(vocab_size, HEAD_SIZE), False, True)
+    logits.output(0).set_names({"logits"})
+    return ov.Model([op.Result(logits.output(0))], sinks, [ids, mask, positions, beam], "grammar")
+
+
+def _cached(hidden: Any, ids: Any, beam: Any, kind: str, sinks: list[Any]) -> Any:
+    info = op.util.VariableInfo()
+    info.data_shape = ov.PartialShape([-1, 1, -1, HEAD_SIZE])
+    info.data_type = ov.Type.f32
+    info.variable_id = f"past_key_values.0.{kind}present.0.{kind}"
+    variable = op.util.Variable(info)
+    batch = ops.gather(ops.shape_of(ids), np.array([0]), np.int64(0))
+    empty = ops.broadcast(np.float32(0), ops.concat([batch, np.array([1, 0, HEAD_SIZE])], 0))
+    past = ops.gather(op.read_value(empty, variable), beam, np.int64(0))
+    full = ops.concat([past, hidden], 2)
+    sinks.append(op.assign(full, variable))
+    return full
+
+
+def _parameter(name: str, shape: list[int], kind: str) -> Any:
+    parameter = op.Parameter(getattr(ov.Type, kind), ov.PartialShape(shape))
+    parameter.set_friendly_name(name)
+    parameter.output(0).set_names({name})
+    return parameter
+
+
+def _ones(*shape: int) -> Any:
+    return ops.constant(np.ones(shape, np.float32))

@@ -1,0 +1,299 @@
+"""OpenVINO GenAI's continuous batching: paged KV cache, prefix cache, chunked prefill, one `step()` at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from ..guided.openvino import GrammarPipeline, explain, structured_output
+from ..guided.probe import GrammarLimits, GrammarProbe, command
+from ..guided.service import GrammarService
+from ..request import GenerationRequest, Refused, Sampling
+from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, Preparation, StepOutput
+from .stop_words import StopWordMatcher
+
+# OpenVINO's CPU plugin pages the KV cache in blocks of this many tokens.
+TOKENS_PER_BLOCK = 32
+_RUNNING = genai.GenerationStatus.RUNNING
+_IGNORED = genai.GenerationStatus.IGNORED
+_RECOVERY_STEPS = 3
+_libc = ctypes.CDLL(None)
+_REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
+
+
+@dataclass(frozen=True)
+class OpenVINOOptions:
+    """`properties` go to OpenVINO as they are (KV_CACHE_PRECISION, …); `kv_cache` has the model's
+    `layers`, `kv_heads` and `head_dim`."""
+
+    model_path: Path
+    max_batch_size: int
+    max_seq_len: int
+    vocab_size: int
+    max_num_tokens: int
+    cache_tokens: int | None
+    device: str
+    properties: dict[str, Any]
+    kv_cache: dict[str, int]
+    grammars: GrammarLimits = field(default_factory=GrammarLimits)
+
+
+class _Sequence:
+    __slots__ = ("handle", "matcher", "prompt_tokens", "started")
+
+    def __init__(self, handle: Any, request: GenerationRequest) -> None:
+        self.handle = handle
+        self.prompt_tokens = request.input_ids.size
+        self.started = False
+        words = [word for word in request.stop_words if len(word) > 1]
+        self.matcher = StopWordMatcher(words) if words else None
+
+
+class OpenVINORuntime(EngineRuntime):
+    """Token ids in, token ids out: the pipeline's own tokenizer is not used."""
+
+    def __init__(self, options: OpenVINOOptions) -> None:
+        self._options = options
+        self._blocks = _kv_blocks(options)
+        self._sequences: dict[int, _Sequence] = {}
+        self._iteration = 0
+        self._leaving: Any = None
+        self._load()
+
+    def _load(self) -> None:
+        options = self._options
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            str(options.model_path), _scheduler(options, self._blocks), options.device, options.properties
+        )
+        self._warm_up()
+        tokenizer = self._pipeline.get_tokenizer()
+        self._grammars = GrammarService(
+            lambda niceness: GrammarProbe(*command(options.model_path, options.vocab_size, niceness)),
+            lambda: GrammarPipeline(tokenizer, options.vocab_size),
+            lambda: self.wake(),
+            options.grammars,
+        )
+
+    def _warm_up(self) -> None:
+        """The first step of all takes long. It also makes the tokenizer's grammar compiler, which is not safe to do in
+        two threads at once."""
+        config = genai.GenerationConfig()
+        config.max_new_tokens = 1
+        self._pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64))], [config])
+
+    def prepare(self, request: GenerationRequest) -> Preparation | None:
+        if request.guide is None:
+            return None
+        structured_output(request.guide)
+        if self._grammars.memory > self._options.grammars.total and not self._grammars.knows(request.guide):
+            self._renew()
+        return self._grammars.prepare(request.guide, request.caller)
+
+    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+        config = generation_config(request, sequence)
+        try:
+            handle = self._pipeline.add_request(key, ov.Tensor(request.input_ids[np.newaxis]), config)
+        except RuntimeError as error:
+            raise Refused(f"input_ids: {explain(str(error))}") from None
+        self._sequences[key] = _Sequence(handle, request)
+
+    def cancel(self, key: int) -> None:
+        sequence = self._sequences.pop(key, None)
+        if sequence is not None:
+            sequence.handle.cancel()
+
+    def has_work(self) -> bool:
+        return bool(self._sequences) or any(map(_unfinished, self._pipelines()))
+
+    def step(self) -> Iterator[StepOutput]:
+        # step() keeps the GIL: whatever else this process does in Python happens between two steps.
+        for pipeline in self._pipelines():
+            pipeline.step()
+        self._iteration += 1
+        for key, sequence in list(self._sequences.items()):
+            output = self._read(key, sequence)
+            if output is not None:
+                if output.finish:
+                    self._sequences.pop(key, None)
+                yield output
+
+    def rest(self) -> None:
+        if self._grammars.memory > self._options.grammars.total // 2:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Compiled grammars live as long as the pipeline's tokenizer, so another pipeline takes over.
+
+        Running sequences end on the old one; until then each step is one of both. Raises Refused while there is one.
+        """
+        if self._leaving is not None and _unfinished(self._leaving):
+            raise Refused("unavailable for new grammars: their memory is full until older answers have ended")
+        self._grammars.close(wait=False)
+        self._leaving = self._pipeline if _unfinished(self._pipeline) else None
+        # the weights of the old one should not be held beside those of the new one for nothing
+        del self._grammars, self._pipeline
+        _libc.malloc_trim(0)
+        self._load()
+
+    def _pipelines(self) -> list[Any]:
+        if self._leaving is not None and not _unfinished(self._leaving):
+            self._leaving = None
+        return [self._pipeline] if self._leaving is None else [self._leaving, self._pipeline]
+
+    def recover(self) -> None:
+        # A step that fails leaves its sequences marked as scheduled, and each further step fails because of them. They
+        # go, cancelled, at the end of a step that has nothing to schedule.
+        for _ in range(_RECOVERY_STEPS):
+            unfinished = list(filter(_unfinished, self._pipelines()))
+            if not unfinished:
+                return
+            for pipeline in unfinished:
+                with contextlib.suppress(RuntimeError):
+                    pipeline.step()
+        raise RuntimeError("the pipeline still holds requests that were cancelled")
+
+    def _read(self, key: int, sequence: _Sequence) -> StepOutput | None:
+        handle = sequence.handle
+        if not handle.can_read():
+            return self._ended_silently(key, handle)
+        sequence.started = True
+        ids: list[int] = []
+        log_probs: list[float] = []
+        finish = RUNNING
+        while handle.can_read():
+            for output in handle.read().values():
+                ids += output.generated_ids
+                log_probs += output.generated_log_probs
+                finish = _REASONS.get(output.finish_reason, RUNNING)
+        if sequence.matcher is not None:
+            kept = sequence.matcher.find(ids)
+            if kept is not None:
+                handle.cancel()
+                return StepOutput(key, ids[:kept], log_probs[:kept], STOP)
+        return StepOutput(key, ids, log_probs, finish)
+
+    def _ended_silently(self, key: int, handle: Any) -> StepOutput | None:
+        status = handle.get_status()
+        if status == _RUNNING:
+            return None
+        if status == _IGNORED:
+            message = f"the KV cache ({self._blocks * TOKENS_PER_BLOCK} tokens) cannot hold this request"
+            return StepOutput(key, [], [], FAILED, f"request_output_len: {message}")
+        return StepOutput(key, [], [], STOP)
+
+    def stats(self) -> EngineStats:
+        metrics = self._pipeline.get_metrics()
+        prefill = [s.prompt_tokens for s in self._sequences.values() if not s.started]
+        active = len(self._sequences)
+        scheduled = min(metrics.scheduled_requests, active)
+        return EngineStats(
+            active=active,
+            scheduled=scheduled,
+            waiting=active - scheduled,
+            context=len(prefill),
+            context_tokens=sum(prefill),
+            iteration=self._iteration,
+            kv_blocks_max=self._blocks,
+            # the pipeline measures while it schedules; with nothing left to schedule all blocks are free again
+            kv_blocks_used=round(metrics.cache_usage / 100 * self._blocks) if active else 0,
+            tokens_per_block=TOKENS_PER_BLOCK,
+            max_requests=self._options.max_batch_size,
+        )
+
+    def close(self) -> None:
+        self._grammars.close()
+        for key in list(self._sequences):
+            self.cancel(key)
+        with contextlib.suppress(RuntimeError):
+            self.recover()
+
+
+def _unfinished(pipeline: Any) -> bool:
+    return bool(pipeline.has_non_finished_requests())
+
+
+def generation_config(request: GenerationRequest, sequence: int) -> Any:
+    """GenAI's parameters for one sequence of a request; each further sequence has a seed of its own. Raises Refused."""
+    sampling = request.sampling
+    _check_sampling(sampling)
+    config = genai.GenerationConfig()
+    config.max_new_tokens = request.max_new_tokens
+    config.min_new_tokens = request.min_tokens
+    config.stop_token_ids = set(request.end_ids) | {word[0] for word in request.stop_words if len(word) == 1}
+    # GenAI adds the model's own end of text unless it is told another: what the request says is all that ends it
+    config.eos_token_id = min(config.stop_token_ids, default=-1)
+    config.ignore_eos = not config.stop_token_ids
+    config.logprobs = int(request.log_probs)
+    config.repetition_penalty = sampling.repetition_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    if not sampling.greedy:
+        config.do_sample = True
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p
+        config.min_p = sampling.min_p
+        if sampling.top_k:
+            config.top_k = sampling.top_k
+        config.rng_seed = _seed(sampling.seed, sequence)
+    if request.guide is not None:
+        config.structured_output_config = structured_output(request.guide)
+    return config
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """What GenAI refuses itself, under the contract's names."""
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(sampling, name)
+        if not -2 <= value <= 2:
+            raise Refused(f"{name}: must be from -2 to 2 for target openvino, got {value:g}")
+    if sampling.min_p >= 1 and not sampling.greedy:
+        raise Refused(f"runtime_min_p: must be below 1 for target openvino, got {sampling.min_p:g}")
+
+
+def _seed(seed: int | None, sequence: int) -> int:
+    # Without a seed GenAI would use 0 for everyone.
+    return int.from_bytes(os.urandom(4), "little") if seed is None else (seed + sequence) % 2**32
+
+
+def _scheduler(options: OpenVINOOptions, blocks: int) -> Any:
+    scheduler = genai.SchedulerConfig()
+    scheduler.num_kv_blocks = blocks
+    scheduler.max_num_seqs = options.max_batch_size
+    scheduler.max_num_batched_tokens = options.max_num_tokens
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = True
+    return scheduler
+
+
+def _kv_blocks(options: OpenVINOOptions) -> int:
+    """What the engine was told, else what the default memory pays for; never more than the batch can use, and never
+    less than one sequence needs."""
+    per_sequence = -(-options.max_seq_len // TOKENS_PER_BLOCK) + 1
+    most = per_sequence * options.max_batch_size
+    if options.cache_tokens is not None:
+        wanted = -(-options.cache_tokens // TOKENS_PER_BLOCK)
+    else:
+        wanted = _default_cache_bytes() // _block_bytes(options)
+    return max(per_sequence, min(most, wanted))
+
+
+def _block_bytes(options: OpenVINOOptions) -> int:
+    shape = options.kv_cache
+    # keys and values, one byte per element plus scales: OpenVINO stores the cache as u8 on CPUs by default
+    width = {"f32": 4, "f16": 2, "bf16": 2}.get(str(options.properties.get("KV_CACHE_PRECISION", "u8")), 1)
+    return 2 * shape["layers"] * shape["kv_heads"] * TOKENS_PER_BLOCK * (shape["head_dim"] * width + 8)
+
+
+def _default_cache_bytes() -> int:
+    """A quarter of the machine's memory, at most 8 GiB."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total // 4, 8 << 30)

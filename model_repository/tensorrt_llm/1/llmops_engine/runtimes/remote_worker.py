@@ -1,0 +1,65 @@
+"""The other side of RemoteRuntime: `python -m llmops_engine.runtimes.remote_worker FD`, where TensorRT-LLM is."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from ..request import Refused
+from ..runtime import FAILED, EngineDead
+from .trtllm import TrtllmOptions, TrtllmRuntime
+
+# new requests are looked for this often while the library works on others (s)
+_STEP_WAIT = 0.005
+
+
+def main(descriptor: int) -> None:
+    """Until the other side closes the connection."""
+    connection = Connection(descriptor)
+    try:
+        runtime = TrtllmRuntime(TrtllmOptions(**connection.recv()))
+    except Exception as error:  # noqa: BLE001 - whatever the library says is why the model does not load
+        connection.send(("refused", str(error) or repr(error)))
+        return
+    runtime.step_wait = _STEP_WAIT
+    connection.send(("ready", ""))
+    try:
+        while True:
+            _turn(connection, runtime)
+    except EngineDead as dead:
+        connection.send(("dead", str(dead)))
+    except (EOFError, OSError):
+        runtime.close()
+
+
+def _turn(connection: Connection, runtime: TrtllmRuntime) -> None:
+    while connection.poll(0 if runtime.has_work() else None):
+        failed = _obey(runtime, *connection.recv())
+        if failed:
+            connection.send(("step", ([failed], tuple(runtime.stats()))))
+    outputs = list(runtime.step())
+    if outputs:
+        connection.send(("step", ([tuple(one) for one in outputs], tuple(runtime.stats()))))
+
+
+def _obey(runtime: TrtllmRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:
+    """What is told of a request that cannot be started, None of all others."""
+    if action == "cancel":
+        runtime.cancel(key)
+        return None
+    asked, sequence = request
+    try:
+        runtime.submit(key, replace(asked, input_ids=np.array(asked.input_ids, dtype=np.int64)), sequence)
+    except Refused as refusal:
+        return (key, [], [], FAILED, str(refusal))
+    except Exception as error:  # noqa: BLE001 - a request that the library chokes on must not end the others
+        return (key, [], [], FAILED, f"input_ids: {error}")
+    return None
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,291 @@
+"""TensorRT-LLM's LLM API as an engine runtime: `tensorrt_llm.LLM` for checkpoints, its twin for TensorRT engines.
+
+The library schedules by itself and answers through asyncio; results come from its event loop into a queue, and `step`
+takes what is there. Held to what 1.2.1 and 1.3 do (tests/trtllm/standin.py); see docs/tensorrt-llm.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..request import GenerationRequest, Refused
+from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, StepOutput
+from .stop_words import StopWordMatcher
+from .trtllm_library import Library, check_announced, choose_profile, final_arguments, load_library
+
+_REASONS = {"stop": STOP, "length": LENGTH}
+# between two looks for statistics that ended (s)
+_STATS_PERIOD = 1.0
+# what OpenAI's API says for a token that is not among those whose log-probability was computed
+_NOT_COMPUTED = -9999.0
+_MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
+
+
+@dataclass(frozen=True)
+class TrtllmOptions:
+    """`profiles`: the LLM-API arguments for each release line; `engine` says that `model` is a TensorRT engine;
+    `end_ids` are the model's own; `capabilities` what the repository announces; `adapters` have id, name and path."""
+
+    model: str
+    tokenizer: str
+    profiles: list[dict[str, Any]]
+    engine: bool
+    max_batch_size: int
+    end_ids: tuple[int, ...] = ()
+    capabilities: dict[str, Any] = field(default_factory=dict)
+    adapters: tuple[dict[str, Any], ...] = ()
+
+
+class _Sequence:
+    __slots__ = ("future", "matcher", "prompt_tokens", "result", "started")
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.future: Future[None] | None = None
+        self.result: Any = None
+        self.prompt_tokens = int(request.input_ids.size)
+        self.started = False
+        words = [word for word in request.stop_words if len(word) > 1]
+        self.matcher = StopWordMatcher(words) if words else None
+
+
+class TrtllmRuntime(EngineRuntime):
+    """Token ids in, token ids out: nothing is tokenised or detokenised by the library.
+
+    `step_wait`: how long a step waits for the first token (s).
+    """
+
+    step_wait = 0.05
+
+    def __init__(self, options: TrtllmOptions, library: Library | None = None) -> None:
+        self._api = library or load_library(options.engine)
+        self._options = options
+        self._profile = choose_profile(options.profiles, self._api.version)
+        check_announced(options.capabilities, self._profile, self._api.version)
+        arguments = final_arguments(self._api, self._profile, options.model, options.tokenizer)
+        self._llm = self._api.LLM(**arguments)
+        self._adapters = {
+            one["id"]: self._api.LoRARequest(one["name"], one["id"], one["path"]) for one in options.adapters
+        }
+        self._sequences: dict[int, _Sequence] = {}
+        self._outputs: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
+        self._dead = ""
+        self._iteration = 0
+        self._latest: dict[str, Any] = {}
+        self._collector: Future[None] | None = None
+        self._stats_failed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
+        self._thread.start()
+
+    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+        params = sampling_params(self._api, request, sequence, self._profile["log_probs"], self._options.end_ids)
+        state = _Sequence(request)
+        self._sequences[key] = state
+        ids = request.input_ids.reshape(-1).tolist()
+        generate = self._generate(key, state, ids, params, self._adapters.get(request.adapter))
+        state.future = asyncio.run_coroutine_threadsafe(generate, self._loop)
+
+    async def _generate(self, key: int, state: _Sequence, ids: list[int], params: Any, adapter: Any) -> None:
+        """Runs on the library's loop, where `generate_async` ties its result to."""
+        try:
+            state.result = self._llm.generate_async(ids, params, lora_request=adapter, streaming=True)
+            seen = 0
+            async for output in state.result:
+                completion = output.outputs[0]
+                tokens = list(completion.token_ids[seen:])
+                log_probs = _chosen(completion.logprobs[seen:], tokens) if completion.logprobs else []
+                seen += len(tokens)
+                self._outputs.put(StepOutput(key, tokens, log_probs, _finish(completion.finish_reason)))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
+            if _is_dead(error):
+                self._dead = str(error) or "its worker is gone"
+            self._outputs.put(StepOutput(key, [], [], FAILED, f"input_ids: {error}"))
+
+    def cancel(self, key: int) -> None:
+        state = self._sequences.pop(key, None)
+        if state is not None:
+            self._loop.call_soon_threadsafe(_abort, state)
+
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def step(self) -> Iterable[StepOutput]:
+        outputs = self._waiting_outputs()
+        if self._dead:
+            raise EngineDead(f"TensorRT-LLM: {self._dead}")
+        if outputs and (self._collector is None or self._collector.done()):
+            self._collector = asyncio.run_coroutine_threadsafe(self._collect_stats(), self._loop)
+        self._iteration += bool(outputs)
+        return [read for read in map(self._read, outputs) if read is not None]
+
+    def _waiting_outputs(self) -> list[StepOutput]:
+        """At least one if any comes within `step_wait`, and all that are there by then."""
+        try:
+            outputs = [self._outputs.get(timeout=self.step_wait)]
+        except queue.Empty:
+            return []
+        while not self._outputs.empty():
+            outputs.append(self._outputs.get_nowait())
+        return outputs
+
+    def _read(self, output: StepOutput) -> StepOutput | None:
+        state = self._sequences.get(output.key)
+        if state is None:
+            return None
+        state.started = True
+        kept = state.matcher.find(output.token_ids) if state.matcher is not None else None
+        if kept is not None:
+            self.cancel(output.key)
+            return StepOutput(output.key, output.token_ids[:kept], output.log_probs[:kept], STOP)
+        if output.finish != RUNNING:
+            self._sequences.pop(output.key, None)
+        return output
+
+    def stats(self) -> EngineStats:
+        cache, batch = (self._latest.get(name) or {} for name in ("kvCacheStats", "inflightBatchingStats"))
+        context = [state.prompt_tokens for state in self._sequences.values() if not state.started]
+        active = len(self._sequences)
+        scheduled = min(active, self._options.max_batch_size)
+        return EngineStats(
+            active=active,
+            scheduled=scheduled,
+            waiting=active - scheduled,
+            context=len(context),
+            context_tokens=sum(context),
+            iteration=self._iteration,
+            kv_blocks_max=int(cache.get("maxNumBlocks", 0)),
+            kv_blocks_used=int(cache.get("usedNumBlocks", 0)),
+            tokens_per_block=int(cache.get("tokensPerBlock", 0)),
+            max_requests=self._options.max_batch_size,
+            kv_blocks_reused=cache.get("reusedBlocks"),
+            paused=int(batch.get("numPausedRequests", 0)),
+            memory=tuple((kind, self._latest[name]) for kind, name in _MEMORY.items() if name in self._latest),
+        )
+
+    async def _collect_stats(self) -> None:
+        """The library keeps statistics of each iteration until somebody reads them. It has some after the first
+        prompt only, prints a warning when asked before, and gives them to the loop that runs the requests only."""
+        while True:
+            try:
+                async for stats in self._llm.get_stats_async(timeout=None):
+                    self._latest = json.loads(stats) if isinstance(stats, str) else stats
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - statistics are beta there; serving goes on without them
+                self._without_stats(error)
+                await asyncio.sleep(_STATS_PERIOD)
+                return
+            await asyncio.sleep(_STATS_PERIOD)
+
+    def _without_stats(self, error: Exception) -> None:
+        """Old figures would lie; a later step asks again, and only the first fault is told."""
+        self._latest = {}
+        if not self._stats_failed:
+            self._stats_failed = True
+            text = (
+                f"TensorRT-LLM's statistics cannot be read ({type(error).__name__}: {error}); they are asked for again."
+            )
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        for key in list(self._sequences):
+            self.cancel(key)
+        if self._collector is not None:
+            self._collector.cancel()
+        self._llm.shutdown()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+
+
+def _abort(state: _Sequence) -> None:
+    if state.result is not None:
+        state.result.abort()
+    if state.future is not None:
+        state.future.cancel()
+
+
+def _finish(reason: str | None) -> str:
+    return RUNNING if reason is None else _REASONS.get(reason, STOP)
+
+
+def _is_dead(error: Exception) -> bool:
+    """1.3 says so by an exception of this name, wherever it is defined; 1.2 in these words only."""
+    named = any(kind.__name__ == "EngineDeadError" for kind in type(error).__mro__)
+    return named or str(error) == "LLM is shutting down"
+
+
+def _chosen(entries: list[Any], tokens: list[int]) -> list[float]:
+    """The log-probability of each token taken; the PyTorch flow gives {id: Logprob}, the engine flow numbers.
+
+    1.2 computes the most likely tokens, and a sampled one need not be among them.
+    """
+    return [_log_prob(entry, token) for entry, token in zip(entries, tokens, strict=False)]
+
+
+def _log_prob(entry: Any, token: int) -> float:
+    if not isinstance(entry, dict):
+        return float(entry)
+    found = entry.get(token)
+    return _NOT_COMPUTED if found is None else float(found.logprob)
+
+
+def sampling_params(
+    api: Any, request: GenerationRequest, sequence: int, log_probs: int, model_ends: tuple[int, ...] = ()
+) -> Any:
+    """`SamplingParams` of one sequence; `model_ends` are what ends the model's own texts. Raises Refused for what the
+    library cannot do."""
+    sampling = request.sampling
+    single = [word[0] for word in request.stop_words if len(word) == 1]
+    # without an end of its own a sequence still has the model's, ignored: the library would otherwise count with -1
+    ends = sorted(request.end_ids) or list(model_ends[:1])
+    fields: dict[str, Any] = {
+        "max_tokens": request.max_new_tokens,
+        "min_tokens": request.min_tokens or None,
+        "end_id": ends[0] if ends else -1,
+        "pad_id": ends[0] if ends else 0,
+        "stop_token_ids": [*(ends[1:] if request.end_ids else ()), *single] or None,
+        "ignore_eos": not request.end_ids,
+        # otherwise the token that ended the sequence is cut off, and not counted
+        "include_stop_str_in_output": True,
+        "detokenize": False,
+        "add_special_tokens": False,
+        "repetition_penalty": sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
+        "presence_penalty": sampling.presence_penalty or None,
+        "frequency_penalty": sampling.frequency_penalty or None,
+        "logprobs": log_probs if request.log_probs else None,
+    }
+    if sampling.greedy:
+        fields["top_k"] = 1
+    else:
+        fields |= {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p if sampling.top_p < 1 else None,
+            "top_k": sampling.top_k or None,
+            "min_p": sampling.min_p or None,
+            "seed": None if sampling.seed is None else (sampling.seed + sequence) % 2**63,
+        }
+    if request.guide is not None:
+        fields["guided_decoding"] = _guide(api, *request.guide)
+    return api.SamplingParams(**fields)
+
+
+def _guide(api: Any, kind: str, guide: str) -> Any:
+    if kind == "json":
+        return api.GuidedDecodingParams(json_object=True)
+    if kind == "json_schema":
+        try:
+            json.loads(guide)
+        except ValueError as error:
+            raise Refused(f"guided_decoding_guide: is not JSON ({error})") from None
+        return api.GuidedDecodingParams(json=guide)
+    return api.GuidedDecodingParams(**{"regex": guide} if kind == "regex" else {"grammar": guide})

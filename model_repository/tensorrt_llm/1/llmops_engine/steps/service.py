@@ -1,0 +1,169 @@
+"""What a gateway may say in a step stream: subscribe, submit, cancel, acknowledge, leave; and drain, for a shutdown."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..loop import EngineLoop, Job
+from ..parse import Limits, Tensors, flag, parse_request, scalar, text
+from ..request import GenerationRequest, Refused
+from .sinks import FINAL, TritonStepSender, send_error
+from .submissions import Submissions
+from .subscription import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT, Subscription
+
+# when nothing is generated, broken streams are still looked for this often (s)
+IDLE_CHECK = 0.1
+UNKNOWN = "subscription: unknown"
+DRAINING = "drain: the engine is shutting down and takes no new requests"
+CUT_OFF = "drain: the engine is shutting down, and its exit timeout was over before this answer was complete"
+
+
+class StepSink:
+    """One slot of a subscription."""
+
+    __slots__ = ("_slot", "_subscription")
+
+    def __init__(self, subscription: Subscription, slot: int) -> None:
+        self._subscription = subscription
+        self._slot = slot
+
+    def tokens(
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+    ) -> None:
+        flags = (LAST_OF_SEQUENCE if finished else 0) | (LAST_OF_SLOT if last_sequence else 0)
+        self._subscription.add(self._slot, sequence, ids, log_probs, flags)
+
+    def fail(self, message: str) -> None:
+        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | ERROR, message)
+
+    def end(self) -> None:
+        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | CANCELLED)
+
+    def is_cancelled(self) -> bool:
+        return self._subscription.lost
+
+
+class StepService:
+    """Routes step-stream messages to the engine thread, where all of its state lives."""
+
+    def __init__(self, loop: EngineLoop, limits: Limits, submissions: Submissions) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._submissions = submissions
+        self._subscriptions: dict[str, Subscription] = {}
+        self._draining = False
+        # who asked to be told when nothing runs any more
+        self._drain_senders: list[Any] = []
+        loop.after_step = self._after_step
+
+    def handle(self, tensors: Tensors, sender: Any) -> bool:
+        """Take a step-stream message; False when `tensors` are a request of their own. Raises Refused."""
+        if flag(tensors, "drain"):
+            end_now = flag(tensors, "stop")
+            self._loop.post(lambda: self._drain(end_now, sender))
+        elif name := text(tensors, "subscription"):
+            self._route(name, tensors, sender)
+        elif self._draining:
+            raise Refused(DRAINING)
+        else:
+            return False
+        return True
+
+    def _route(self, name: str, tensors: Tensors, sender: Any) -> None:
+        if "submissions" in tensors:
+            requests = [(slot, self._parse(one)) for slot, one in self._submissions.read(tensors)]
+            self._loop.post(lambda: self._submit(name, requests, sender))
+            return
+        slot = scalar(tensors, "slot", None)
+        acknowledged = scalar(tensors, "acknowledge", None)
+        if acknowledged is not None:
+            self._loop.post(lambda: self._acknowledge(name, acknowledged, sender))
+        elif slot is None and flag(tensors, "stop"):
+            self._loop.post(lambda: self._leave(name, sender))
+        elif slot is None:
+            resume_from = scalar(tensors, "resume_from", 0)
+            self._loop.post(lambda: self._subscribe(name, resume_from, sender))
+        elif flag(tensors, "stop"):
+            self._loop.post(lambda: self._cancel(name, slot, sender))
+        else:
+            raise Refused("slot: needs stop; requests are said in submissions")
+
+    def _parse(self, tensors: Tensors | Refused) -> GenerationRequest | Refused:
+        if isinstance(tensors, Refused):
+            return tensors
+        try:
+            return parse_request(tensors, self._limits)
+        except Refused as refusal:
+            return refusal
+
+    def _subscribe(self, name: str, resume_from: int, sender: Any) -> None:
+        subscription = self._subscriptions.get(name)
+        if self._draining and subscription is None:
+            send_error(sender, DRAINING)
+            return
+        if subscription is None and resume_from == 0:
+            subscription = self._subscriptions[name] = Subscription()
+        if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
+            send_error(sender, UNKNOWN)
+
+    def _submit(self, name: str, requests: list[tuple[int, GenerationRequest | Refused]], sender: Any) -> None:
+        subscription = self._subscriptions.get(name)
+        if subscription is None:
+            send_error(sender, UNKNOWN)
+            return
+        sender.send(flags=FINAL)
+        for slot, request in requests:
+            if subscription.claim(slot):
+                self._start(name, subscription, slot, request)
+
+    def _start(self, name: str, subscription: Subscription, slot: int, request: GenerationRequest | Refused) -> None:
+        sink = StepSink(subscription, slot)
+        if self._draining or isinstance(request, Refused):
+            sink.fail(DRAINING if self._draining else str(request))
+            return
+        request.caller = request.caller or name
+        job = subscription.open[slot] = Job("", request, sink)
+        self._loop.admit(job)
+
+    def _cancel(self, name: str, slot: int, sender: Any) -> None:
+        sender.send(flags=FINAL)
+        subscription = self._subscriptions.get(name)
+        if subscription is not None and slot in subscription.open:
+            self._loop.end(subscription.open[slot])
+
+    def _acknowledge(self, name: str, index: int, sender: Any) -> None:
+        sender.send(flags=FINAL)
+        if name in self._subscriptions:
+            self._subscriptions[name].acknowledge(index, time.monotonic())
+
+    def _leave(self, name: str, sender: Any) -> None:
+        """A gateway that shuts down: nobody will come back for these answers."""
+        sender.send(flags=FINAL)
+        if name in self._subscriptions:
+            self._subscriptions[name].close()
+
+    def _drain(self, end_now: bool, sender: Any) -> None:
+        self._draining = True
+        self._drain_senders.append(sender)
+        if end_now:
+            self._loop.fail_open(CUT_OFF)
+
+    def _after_step(self, idle: bool) -> float | None:
+        """Flush and check all subscriptions; returns when to be called again if nothing happens (s)."""
+        now = time.monotonic()
+        for name, subscription in list(self._subscriptions.items()):
+            subscription.flush()
+            subscription.check(now)
+            if self._draining and idle and subscription.settled:
+                subscription.close()
+            if subscription.lost:
+                del self._subscriptions[name]
+        if self._draining and idle and not self._subscriptions:
+            self._say_drained()
+        return IDLE_CHECK if self._subscriptions or self._drain_senders else None
+
+    def _say_drained(self) -> None:
+        for sender in self._drain_senders:
+            sender.send(flags=FINAL)
+        self._drain_senders.clear()

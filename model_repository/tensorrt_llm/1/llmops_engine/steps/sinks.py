@@ -1,0 +1,130 @@
+"""Where a request's tokens go: `RequestSink`, one response per request and step, or `StepSink` (step_service.py)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from ..request import GenerationRequest
+from .subscription import Step
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+# how many earlier tokens a stateless detokeniser gets with each response
+CONTEXT_TOKENS = 32
+
+
+class Sink(Protocol):
+    """All calls come from the engine thread. `last_sequence`: nothing follows for the whole request."""
+
+    def tokens(
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+    ) -> None: ...
+
+    def fail(self, message: str) -> None: ...
+
+    def end(self) -> None:
+        """The request was cancelled or stopped: say so without tokens."""
+
+    def is_cancelled(self) -> bool: ...
+
+
+class RequestSink:
+    """One Triton response per step (`streaming`) or per sequence, through the request's own response sender."""
+
+    __slots__ = ("_contexts", "_counts", "_cum", "_ids", "_log_probs", "_request", "_sender")
+
+    def __init__(self, sender: Any, request: GenerationRequest) -> None:
+        n = request.num_sequences
+        self._sender = sender
+        self._request = request
+        self._ids: list[list[int]] = [[] for _ in range(n)]
+        self._log_probs: list[list[float]] = [[] for _ in range(n)]
+        self._cum = [0.0] * n
+        self._counts = [0] * n
+        self._contexts: list[list[int]] = [[] for _ in range(n)]
+
+    def tokens(
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+    ) -> None:
+        request = self._request
+        if request.log_probs:
+            self._cum[sequence] += sum(log_probs)
+        if not request.streaming:
+            self._ids[sequence] += ids
+            self._log_probs[sequence] += log_probs
+            if not finished:
+                return
+            ids, log_probs = self._ids[sequence], self._log_probs[sequence]
+        self._counts[sequence] += len(ids)
+        response = pb_utils.InferenceResponse(self._tensors(sequence, ids, log_probs, finished))
+        self._sender.send(response, flags=FINAL if last_sequence else 0)
+
+    def fail(self, message: str) -> None:
+        send_error(self._sender, message)
+
+    def end(self) -> None:
+        self._sender.send(flags=FINAL)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+    def _tensors(self, sequence: int, ids: list[int], log_probs: list[float], finished: bool) -> list[Any]:
+        request = self._request
+        tensors = [
+            _tensor("output_ids", [[ids]], np.int32),
+            _tensor("sequence_length", [[len(ids)]], np.int32),
+            _tensor("sequence_index", [[sequence]], np.int32),
+        ]
+        if request.log_probs:
+            tensors.append(_tensor("output_log_probs", [[log_probs]], np.float32))
+            tensors.append(_tensor("cum_log_probs", [[self._cum[sequence]]], np.float32))
+        if request.num_input_tokens:
+            tensors.append(_tensor("num_input_tokens", [[request.input_ids.size]], np.int32))
+        if request.num_output_tokens:
+            tensors.append(_tensor("num_output_tokens", [[self._counts[sequence]]], np.int32))
+        if request.context_ids:
+            context = self._contexts[sequence]
+            tensors.append(_tensor("context_ids", [[context]], np.int32))
+            tensors.append(_tensor("finished", [[finished]], np.bool_))
+            self._contexts[sequence] = (context + ids)[-CONTEXT_TOKENS:]
+        return tensors
+
+
+class TritonStepSender:
+    """Step messages through the response sender of the subscription's own request."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def send(self, step: Step) -> None:
+        tensors = [
+            _tensor("step_index", [[step.index]], np.int64),
+            pb_utils.Tensor("step_entries", step.entries[None]),
+            pb_utils.Tensor("step_tokens", step.tokens[None]),
+        ]
+        if step.log_probs is not None:
+            tensors.append(pb_utils.Tensor("step_log_probs", step.log_probs[None]))
+        if step.errors:
+            tensors.append(_tensor("step_errors", [[error.encode() for error in step.errors]], np.object_))
+        self._sender.send(pb_utils.InferenceResponse(tensors))
+
+    def finish(self, error: str = "") -> None:
+        if error:
+            send_error(self._sender, error)
+        else:
+            self._sender.send(flags=FINAL)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+
+def send_error(sender: Any, message: str) -> None:
+    sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(message)), flags=FINAL)
+
+
+def _tensor(name: str, value: Any, dtype: Any) -> Any:
+    return pb_utils.Tensor(name, np.array(value, dtype=dtype))

@@ -1,0 +1,114 @@
+"""Several requests of a gateway in one message: `submissions` STRING [1, k] and the token ids of all in `input_ids`.
+
+A request per message costs Triton and the gateway more than all else that is done for it (docs/contract.md). What comes
+as JSON could be anything, so values are held to the datatypes that Triton checks where they come as tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..parse import Tensors
+from ..request import Refused
+
+
+class _Datatype(NamedTuple):
+    """What JSON may say for a value of one: its types and its range."""
+
+    dtype: np.dtype
+    scalars: tuple[type, ...]
+    low: float
+    high: float
+
+
+def _integer(name: str) -> _Datatype:
+    limits = np.iinfo(name)
+    return _Datatype(np.dtype(name), (int,), int(limits.min), int(limits.max))
+
+
+def _float(name: str) -> _Datatype:
+    limits = np.finfo(name)
+    return _Datatype(np.dtype(name), (int, float), float(limits.min), float(limits.max))
+
+
+_DATATYPES = {
+    "TYPE_BOOL": _Datatype(np.dtype(bool), (bool,), False, True),
+    **{f"TYPE_{name.upper()}": _integer(name) for name in ("uint8", "int32", "int64", "uint64")},
+    "TYPE_FP16": _float("float16"),
+    "TYPE_FP32": _float("float32"),
+}
+_SLOTS = range(2**31)
+
+
+class Submissions:
+    """`inputs`: name and data_type of the model's inputs, as in its ModelConfig."""
+
+    def __init__(self, inputs: list[dict[str, Any]]) -> None:
+        self._types = {one["name"]: one["data_type"] for one in inputs}
+
+    def read(self, tensors: Tensors) -> Iterator[tuple[int, Tensors | Refused]]:
+        """Slot and tensors of each, or what is wrong with them. `input_lengths` says how many of the ids are its own.
+
+        Raises Refused for what makes the whole message unreadable.
+        """
+        ids, start = tensors.get("input_ids", np.zeros(0, np.int32)).reshape(-1), 0
+        for raw in tensors["submissions"].reshape(-1):
+            values = _object(raw)
+            slot, length = values.pop("slot", None), values.get("input_lengths")
+            if type(slot) is not int or slot not in _SLOTS:
+                raise Refused("submissions: each needs its slot, a number from 0 to 2147483647")
+            if type(length) is not int or not 0 <= length <= ids.size - start:
+                raise Refused("submissions: each needs input_lengths, and as many of input_ids")
+            own, start = ids[start : start + length], start + length
+            yield slot, self._tensors(values, own)
+        if start != ids.size:
+            raise Refused(f"input_ids: {ids.size - start} belong to no submission")
+
+    def _tensors(self, values: Mapping[str, Any], ids: np.ndarray) -> Tensors | Refused:
+        try:
+            return {**{name: self._array(name, value) for name, value in values.items()}, "input_ids": ids}
+        except Refused as refusal:
+            return refusal
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        data_type = self._types.get(name)
+        if data_type is None:
+            raise Refused(f"{name}: is no input of this model")
+        return _text(name, value) if data_type == "TYPE_STRING" else _numbers(name, value, _DATATYPES[data_type])
+
+
+def _text(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.array([value.encode()], object)
+    except (AttributeError, UnicodeEncodeError):
+        raise Refused(f"{name}: must be text in UTF-8") from None
+
+
+def _numbers(name: str, value: Any, kind: _Datatype) -> np.ndarray:
+    leaves = _leaves(value) if isinstance(value, list) else (value,)
+    if not all(type(leaf) in kind.scalars and kind.low <= leaf <= kind.high for leaf in leaves):
+        raise Refused(f"{name}: must be {kind.dtype.name}")
+    try:
+        return np.array(value, kind.dtype)
+    except ValueError:
+        raise Refused(f"{name}: its rows must be equally long") from None
+
+
+def _leaves(value: list[Any]) -> Iterator[Any]:
+    """No tensor of the contract has more than two dimensions besides the batch."""
+    for row in value:
+        yield from row if isinstance(row, list) else (row,)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"submissions: not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise Refused("submissions: each must be a JSON object")
+    return values

@@ -1,0 +1,89 @@
+"""The engine without anything around it: OpenVINO GenAI's ContinuousBatchingPipeline in a process of its own.
+
+Reads `CONCURRENCY REQUESTS INPUT OUTPUT` lines and answers each with tokens/s: so many requests in flight at any time
+(closed loop), random prompts, nothing detokenised. The pipeline is set up as the engine model sets it up.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MODEL_PACKAGE = "tensorrt_llm/1"
+
+
+class Bare:
+    """One loaded engine folder."""
+
+    def __init__(self, engine: Path) -> None:
+        import openvino_genai
+
+        self._genai = openvino_genai
+        self._pipeline, self._vocabulary = _pipeline(engine)
+        self._next = 0
+        self._rng = random.Random(0)
+
+    def run(self, concurrency: int, requests: int, input_: int, output: int) -> float:
+        """Output tokens per second."""
+        running: list[Any] = []
+        tokens, left = 0, requests
+        begun = time.perf_counter()
+        while running or left:
+            while left and len(running) < concurrency:
+                running.append(self._add(input_, output))
+                left -= 1
+            self._pipeline.step()
+            tokens += sum(_read(handle) for handle in running)
+            running = [handle for handle in running if not self._done(handle)]
+        return tokens / (time.perf_counter() - begun)
+
+    def _add(self, input_: int, output: int) -> Any:
+        import numpy as np
+        import openvino as ov
+
+        config = self._genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos = output, True
+        ids = np.array([self._rng.choices(range(100, self._vocabulary), k=input_)], dtype=np.int64)
+        self._next += 1
+        return self._pipeline.add_request(self._next, ov.Tensor(ids), config)
+
+    def _done(self, handle: Any) -> bool:
+        finished: bool = handle.get_status() != self._genai.GenerationStatus.RUNNING and not handle.can_read()
+        return finished
+
+
+def _read(handle: Any) -> int:
+    if not handle.can_read():
+        return 0
+    return sum(len(output.generated_ids) for output in handle.read().values())
+
+
+def _pipeline(engine: Path) -> tuple[Any, int]:
+    """The engine model's own runtime builds the pipeline, so that both run with the same settings."""
+    from llmops.build.engine_folder.manifest import EngineManifest
+    from llmops.model_repository.generate import card, read_engines
+    from llmops.model_repository.pbtxt import TEMPLATES
+
+    sys.path.insert(0, str(TEMPLATES / MODEL_PACKAGE))
+    from llmops_engine.runtimes.choose import create_runtime
+
+    (entry,) = read_engines([str(engine)])
+    parameters = entry.target.engine_model(entry.directory, entry.manifest).parameters
+    runtime = create_runtime(parameters, card(entry))
+    return runtime._pipeline, EngineManifest.load(engine).tokenizer.vocab_size
+
+
+def main() -> None:
+    """Serve standard input until it ends."""
+    bare = Bare(Path(sys.argv[1]))
+    print("ready bare", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(bare.run(*map(int, line.split()))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

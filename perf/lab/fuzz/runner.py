@@ -1,0 +1,58 @@
+"""Sending cases and judging the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import httpx
+
+from llmops.perf.lab.fuzz.base import Case, Target
+from llmops.perf.lab.fuzz.families import FAMILIES
+from llmops.perf.lab.fuzz.judge import problem_of
+
+
+@dataclass
+class Findings:
+    """What came back: how many of each status, and what must not be."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+
+def some(family: str, target: Target, count: int, seed: int = 0) -> Iterator[Case]:
+    """`count` cases of a family; the same for the same seed."""
+    return islice(FAMILIES[family](target, random.Random(seed)), count)
+
+
+async def fuzz(client: httpx.AsyncClient, cases: Iterable[Case], parallel: int = 16) -> Findings:
+    """Send `cases`, `parallel` at a time."""
+    findings, source = Findings(), iter(cases)
+
+    async def work() -> None:
+        for case in source:
+            await _send(client, case, findings)
+
+    await asyncio.gather(*(work() for _ in range(parallel)))
+    alive = await client.get("/health/live")
+    if alive.status_code != 200:
+        findings.violations.append(f"the gateway does not live: {alive.status_code}")
+    return findings
+
+
+async def _send(client: httpx.AsyncClient, case: Case, findings: Findings) -> None:
+    try:
+        answer = await case.send(client)
+    except httpx.HTTPError as error:
+        findings.violations.append(f"{case.path}: {error!r} for {case.body[:2000]!r}")
+        return
+    if answer is None:
+        return
+    findings.statuses[answer.status_code] += 1
+    problem = problem_of(answer, case.refusals)
+    if problem:
+        findings.violations.append(f"{case.path}: {problem} for {case.body[:2000]!r}")

@@ -1,0 +1,94 @@
+"""Makes the mock engine's Triton repository: `python -m llmops.perf.lab.mock_engine.repository ENGINE -o DIR`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.model_repository.generate import EngineEntry, generate_repository
+from llmops.model_repository.targets import EngineModel, find_target
+from llmops.model_repository.targets.openvino import OpenVINOTarget
+
+NAME = "mock"
+TEXT = (
+    " The quick brown fox jumps over the lazy dog; der schnelle braune Fuchs springt über den faulen Hund. 快速的狐狸"
+)
+# one token, one message: for latencies, which tokens that share a character would blur
+PLAIN = " the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
+# what takes the place of the engine model's own files
+MODEL_FILES = Path(__file__).parent / "llmops_engine"
+
+
+class MockTarget(OpenVINOTarget):
+    """The OpenVINO target's tensors and transports with the mock engine's parameters; needs no weights."""
+
+    def __init__(self, options: dict[str, Any], transports: list[str] | None) -> None:
+        self._options = options
+        self._transports = transports or find_target("openvino").transports()
+
+    def check(self, directory: Path, manifest: EngineManifest) -> None:
+        return
+
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
+        model = super().engine_model(directory, manifest)
+        parameters = {**model.parameters, "llmops_runtime": NAME, "mock": json.dumps(self._options)}
+        return replace(model, parameters=parameters)
+
+    def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
+        nothing = {"logprobs": False, "guided": [], "min_p": False}
+        return {**super().capabilities(manifest), **nothing}
+
+    def transports(self) -> list[str]:
+        return self._transports
+
+
+def make_mock_engine(
+    engine: Path,
+    output: Path,
+    period: float = 0.02,
+    first: float = 0.0,
+    max_batch_size: int = 2048,
+    transports: list[str] | None = None,
+    text: str = TEXT,
+) -> Path:
+    """Write the repository to `output`; tokenizer, chat template and limits are those of the `engine` folder.
+
+    `period` and `first` in seconds, see MockRuntime; `transports` as in the card, all that there are by default;
+    the tokens of `text` come over and over.
+    """
+    manifest = EngineManifest.load(engine)
+    limits = manifest.limits.model_copy(update={"max_batch_size": max_batch_size, "max_seq_len": 262_144})
+    manifest = manifest.model_copy(update={"limits": limits})
+    options = {"period": period, "first": first, "token_ids": _token_ids(engine / manifest.tokenizer.directory, text)}
+    entry = EngineEntry(NAME, engine.resolve(), manifest, MockTarget(options, transports))
+    generate_repository([entry], output)
+    package = output / f"{NAME}-tensorrt_llm" / "1" / "llmops_engine"
+    shutil.copytree(MODEL_FILES, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return output
+
+
+def _token_ids(tokenizer: Path, text: str) -> list[int]:
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    return ids
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
+@click.option("--period-ms", default=20.0, show_default=True, help="Between two tokens of a stream.")
+@click.option("--first-ms", default=0.0, show_default=True, help="Grid of first tokens; 0: they wait for the beat.")
+def main(engine: Path, output: Path, period_ms: float, first_ms: float) -> None:
+    """Repository of the model `mock`, with the tokenizer of ENGINE; serve it with `llmops serve`."""
+    make_mock_engine(engine, output, period_ms / 1000, first_ms / 1000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The parts of docs/performance.md, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmops.build.checkpoint.bundled import bundled_path
+from llmops.errors import MissingDependencyError
+from llmops.perf.lab.harness.figures import Section
+
+# of the 100,000 that the part of its own does; the suite has to end in a quarter of an hour
+SOAK_SLICE = 30_000
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section. `seconds`: what it gets before it is ended; a whole run leaves out parts that are not `included`."""
+
+    name: str
+    seconds: int
+    measure: Callable[[Path], Section]
+    included: bool = True
+    peer: str | None = None  # of perf/lab/peers/environment.py
+
+    @property
+    def slug(self) -> str:
+        return self.name.replace(" ", "-")
+
+
+def parts() -> list[Part]:
+    """In the order of the page. Each takes the engine folder; imports are late: each runs in a process of its own."""
+    return [
+        Part("hot path", 280, _hot_path),
+        Part("layers", 120, _layers),
+        Part("engine path", 280, _engine_path, peer="llamacpp"),
+        Part("Dynamo", 180, _dynamo, peer="dynamo"),
+        Part("streams", 150, _streams),
+        Part("workers", 120, _workers),
+        Part("soak", 180, lambda engine: _soak(engine, SOAK_SLICE)),
+        Part("full soak", 600, lambda engine: _soak(engine, None), included=False),
+        Part("load generator", 150, _load_generator, peer="aiperf"),
+        Part("sweep", 180, _sweep),
+        Part("start-up", 160, _start_up),
+        Part("planner", 120, _planner),
+    ]
+
+
+def _hot_path(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import hot_path
+
+    return hot_path.measure(engine)
+
+
+def _layers(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import layers
+
+    return layers.measure(engine)
+
+
+def _engine_path(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import engine_path
+
+    return engine_path.measure(engine, _gguf())
+
+
+def _gguf() -> Path | None:
+    try:
+        return bundled_path("smollm2")
+    except MissingDependencyError:
+        return None
+
+
+def _dynamo(engine: Path) -> Section:
+    from llmops.perf.lab.peers import dynamo
+
+    return dynamo.measure(engine)
+
+
+def _streams(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import streams
+
+    return streams.measure(engine)
+
+
+def _workers(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import workers
+
+    return workers.measure(engine)
+
+
+def _soak(engine: Path, requests: int | None) -> Section:
+    from llmops.perf.lab.benchmarks import soak
+
+    return soak.measure(engine, requests or soak.REQUESTS)
+
+
+def _load_generator(engine: Path) -> Section:
+    from llmops.perf.lab.peers import aiperf
+
+    return aiperf.measure(engine / "tokenizer")
+
+
+def _sweep(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import sweep
+
+    return sweep.measure(engine)
+
+
+def _start_up(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import start_up
+
+    return start_up.measure(engine / "tokenizer")
+
+
+def _planner(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import planner
+
+    return planner.measure()

@@ -1,0 +1,101 @@
+"""What `llmops bench` can be asked to do, and whom it tells how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmops.errors import InputError
+from llmops.perf.load.slo import Slo
+from llmops.perf.load.sweep import Step
+from llmops.perf.records import Record
+from llmops.perf.workloads.lengths import Lengths
+
+
+@dataclass
+class BenchOptions:
+    """What `llmops bench` was asked to do. Lengths in tokens, times in seconds, rates per second."""
+
+    url: str
+    model: str | None
+    via: str
+    input: Lengths
+    output: Lengths
+    requests: int | None = None
+    duration: float | None = None
+    concurrency: int | None = None
+    rate: float | None = None
+    arrival: str = "poisson"
+    burstiness: float = 0.25
+    max_concurrency: int | None = None
+    warmup: int | None = None
+    think_time: float = 0.0
+    turns: Lengths | None = None
+    prefix_tokens: int = 0
+    prefix_groups: int = 1
+    tools: int = 0
+    cancel_share: float = 0.0
+    prompts: Path | None = None
+    trace: Path | None = None
+    trace_speed: float = 1.0
+    slos: list[Slo] = field(default_factory=list)
+    slo_share: float = 0.99
+    sweep: bool = False
+    sweep_max: float = 1024.0
+    seed: int = 0
+    stream: bool = True
+    ignore_eos: bool = True
+    usage: bool = True
+    timeout: float = 600.0
+    api_key: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    verify: bool = True
+
+    def check(self) -> None:
+        """Raises InputError for what cannot be meant together."""
+        if self.rate is not None and self.concurrency is not None:
+            raise InputError("--rate (open loop) and --concurrency (closed loop) exclude each other; give one.")
+        if self.trace is not None and (self.rate or self.concurrency or self.prompts or self.turns):
+            raise InputError("--trace brings its own times and lengths: no --rate, --concurrency, --prompts, --turns.")
+        if self.sweep and not self.slos:
+            raise InputError("--sweep looks for the highest rate that holds the objectives: give at least one --slo.")
+        if self.sweep and (self.trace or self.concurrency):
+            raise InputError("--sweep sets the rate itself: leave out --trace and --concurrency.")
+        if self.via in ("engine", "ensemble") and (self.tools or self.prompts):
+            raise InputError("--tools and --prompts need an OpenAI endpoint.")
+        if (self.via in ("engine", "ensemble")) != self.url.startswith("grpc://"):
+            raise InputError(
+                f"--via {self.via} does not fit {self.url}: grpc:// for engine and ensemble, else http://."
+            )
+        if self.max_concurrency and self.rate is None and not self.sweep and self.trace is None:
+            raise InputError("--max-concurrency bounds an open loop: give --rate, --sweep or --trace with it.")
+        if self.cancel_share and not self.stream:
+            raise InputError("--cancel leaves in the middle of a stream: not with --no-stream.")
+        made_up = [name for name in ("turns", "tools", "prefix_tokens", "cancel_share") if getattr(self, name)]
+        if made_up and (self.trace or self.prompts):
+            names = ", ".join("--" + name.removesuffix("_share").replace("_", "-") for name in made_up)
+            raise InputError(f"{names} shape made-up prompts: not with --trace or --prompts.")
+        if self.via == "ensemble" and self.turns:
+            raise InputError("--turns needs a chat endpoint or --via engine.")
+
+    def public(self) -> dict[str, Any]:
+        """For the report: everything but secrets."""
+        hidden = {"api_key", "headers"}
+        data = {key: value for key, value in asdict(self).items() if key not in hidden}
+        for name in ("input", "output", "turns"):
+            data[name] = getattr(self, name).text if getattr(self, name) else None
+        data["prompts"], data["trace"] = (str(path) if path else None for path in (self.prompts, self.trace))
+        data["slos"] = [f"{slo.metric}:{1000 * slo.seconds:g}" for slo in self.slos]
+        return data
+
+
+class Progress:
+    """What the command line shows meanwhile; this one shows nothing."""
+
+    def phase(self, name: str, sessions: int | None, seconds: float | None) -> None: ...
+
+    def record(self, record: Record) -> None: ...
+
+    def step(self, step: Step) -> None: ...

@@ -1,0 +1,20 @@
+"""The packages, found: `build/` imports as `llmops.build`. All else is in pyproject.toml."""
+
+from setuptools import find_packages, setup
+
+FOLDERS = ("build", "model_repository", "gateway", "cli", "perf")
+# what the project measures itself with is for its repository
+LAB = ("lab", "lab.*")
+
+setup(
+    packages=[
+        "llmops",
+        *(f"llmops.{name}" for name in find_packages("llmops")),
+        *(
+            f"llmops.{name}"
+            for folder in FOLDERS
+            for name in (folder, *(f"{folder}.{inner}" for inner in find_packages(folder, exclude=LAB)))
+        ),
+    ],
+    package_dir={"llmops": "llmops", **{f"llmops.{folder}": folder for folder in FOLDERS}},
+)

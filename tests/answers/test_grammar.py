@@ -1,0 +1,201 @@
+"""Schemas, patterns and choices as grammars: what they let through, and what they refuse by name."""
+
+import json
+import re
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.gateway.answers.grammar import NotEnforceableError, choice_grammar, enforce, grammar_of, pattern_grammar
+from llmops.gateway.answers.grammar.language import LAST, contains, words
+from llmops.gateway.answers.grammar.numbers import Bounds, integer, number
+from llmops.gateway.answers.grammar.patterns import as_it_is, pattern_language
+from llmops.gateway.answers.grammar.strings import in_json, quoted
+from llmops.gateway.answers.guided.structured import enforced
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import Guide
+
+LIMITS = st.decimals(-5000, 5000, places=3) | st.integers(-300, 300).map(Decimal) | st.none()
+BOUNDS = st.builds(Bounds, LIMITS, LIMITS, st.booleans(), st.booleans())
+
+
+def near(bounds: Bounds):
+    """Texts of numbers at the bounds, just inside and just outside, and elsewhere."""
+    edges = [edge for edge in (bounds.low, bounds.high, Decimal(0)) if edge is not None]
+    steps = [Decimal(sign).scaleb(-place) for place in (-2, -1, 0, 1, 3, 6) for sign in (0, 1, -1)]
+    texts = [f"{edge + step:f}" for edge in edges for step in steps]
+    return st.sampled_from(sorted(set(texts))) | st.decimals(-9999, 9999, places=2).map(lambda one: f"{one:f}")
+
+
+@given(st.data(), BOUNDS)
+def test_a_number_is_let_through_exactly_if_it_is_within_its_bounds(data, bounds):
+    text = data.draw(near(bounds))
+    value = Decimal(text)
+    assert contains(number(bounds), text) == (
+        bounds.within(value) and text not in ("-0", "-0.0", "-0.000", "-0.000000")
+    )
+    whole = text.partition(".")[0]
+    if whole != "-0":
+        assert contains(integer(bounds), whole) == bounds.within(Decimal(whole))
+
+
+@given(st.integers(1, 1000), st.integers(-(10**6), 10**6), BOUNDS)
+def test_integers_that_are_multiples(step, value, bounds):
+    language = integer(bounds, Decimal(step))
+    assert contains(language, str(value)) == (bounds.within(Decimal(value)) and value % step == 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "bounds", "inside", "outside"),
+    [
+        ("0.01", Bounds(Decimal(0)), ["0", "12.3", "0.07", "1.10"], ["0.001", "-1", "1.234"]),
+        ("0.25", Bounds(Decimal(-1), Decimal(1)), ["-0.75", "0", "1"], ["0.3", "1.25", "-1.25"]),
+        ("2.5", Bounds(Decimal(0), Decimal(10), open_high=True), ["0", "2.5", "7.5"], ["10", "5.5"]),
+    ],
+)
+def test_numbers_that_are_multiples(step, bounds, inside, outside):
+    language = number(bounds, Decimal(step))
+    assert [text for text in inside + outside if contains(language, text)] == inside
+
+
+# each with the expression that a whole text must match; `.` is ECMA's
+PATTERNS = [
+    ("^(ab|ac|b)+$", "(ab|ac|b)+"),
+    (r"^\d{2,3}-[A-Z]*$", "[0-9]{2,3}-[A-Z]*"),
+    ("^[^a-c]x?$", r"[^a-c]x?"),
+    ("a.c", r"a[^\n\r]c"),
+    ("^$|^q$", "q?"),
+    (r"^(\w+\s)*\w$", r"([A-Za-z0-9_]+\s)*[A-Za-z0-9_]"),
+    ("^(a|b)c|d$", r"(a|b)c[\s\S]*|[\s\S]*d"),
+]
+
+
+@given(st.sampled_from(PATTERNS), st.text('abcdqxAZ19 -_"\\\n', max_size=6))
+def test_a_pattern_lets_through_what_matches_as_a_whole(pattern, text):
+    """Python's own matcher is the judge; what is anchored at one side only may go on at the other."""
+    written, whole = pattern
+    assert contains(pattern_language(written, as_it_is), text) == (re.fullmatch(whole, text) is not None)
+
+
+@pytest.mark.parametrize("pattern", ["abc", "^abc", "abc$", "^abc$"])
+def test_anchors_of_a_guided_regex_change_nothing(pattern):
+    language = pattern_language(pattern, as_it_is, whole=True)
+    assert [text for text in ("abc", "abcd", "xabc", "ab") if contains(language, text)] == ["abc"]
+
+
+@given(st.text(max_size=8))
+def test_what_a_class_lets_through_is_a_json_string(text):
+    form = json.dumps(text, ensure_ascii=False)
+    plain = all(ord(one) >= 0x20 or one in "\b\t\n\f\r" for one in text)
+    content = quoted(pattern_language(r"^[\s\S]*$", in_json))
+    assert contains(content, form) == plain
+    assert not contains(content, f'"{text}"') or json.loads(f'"{text}"') is not None
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems' cannot be enforced at '#'"),
+        ({"properties": {"a": {"type": "array", "contains": {}}}}, "'contains' cannot be enforced at '#/properties/a'"),
+        ({"not": {"type": "null"}}, "'not' cannot be enforced"),
+        ({"if": OBJECT, "then": OBJECT}, "'if' cannot be enforced"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' cannot be enforced"),
+        ({"type": "object", "minProperties": 2}, "'minProperties' of more than"),
+        ({"type": "number", "multipleOf": 0.3}, "'multipleOf' 0.3 without bounds"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "'oneOf' whose parts may hold at the same time"),
+        ({"type": "string", "pattern": r"^(a\b)$"}, "'pattern'"),
+        ({"type": "integer", "minimum": 1, "exclusiveMaximum": 1}, "nothing is left"),
+        (
+            {"type": "object", "properties": {"a": {"enum": [1], "type": "string"}}, "required": ["a"]},
+            "no value of 'enum'",
+        ),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "nothing is allowed by all that holds"),
+        ({**OBJECT, "required": ["b"]}, "'false' allows nothing at '#/properties/b'"),
+        (
+            {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},
+            "only leads back",
+        ),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}, "two different 'pattern'"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named_with_its_place(schema, says):
+    with pytest.raises(NotEnforceableError) as refused:
+        grammar_of(json.dumps(schema), True)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+        {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 0.3}}},
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        {"type": "object", "properties": {"a": {"type": "string"}}, "if": OBJECT, "then": OBJECT},
+        {"type": "object", "properties": {"a": {"allOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}}},
+    ],
+)
+def test_without_strict_it_is_left_out(schema):
+    assert grammar_of(json.dumps(schema), False)
+
+
+def test_an_engine_without_grammars_gets_the_schema_itself():
+    guide = Guide("json_schema", '{"type":"number","maximum":1}')
+    assert enforced(guide, ["json_schema"], True, "p") == guide
+    assert enforced(guide, ["json_schema", "ebnf_grammar"], True, "p").kind == "ebnf_grammar"
+    with pytest.raises(InvalidRequestError) as refused:
+        enforced(Guide("json_schema", '{"not":{}}'), ["ebnf_grammar"], True, "response_format")
+    assert refused.value.param == "response_format"
+    assert "'not'" in refused.value.message
+
+
+def alternatives(grammar: str):
+    """The first terminals of each rule's alternatives, as sets of characters."""
+    for line in grammar.splitlines():
+        name, _, body = line.partition(" ::= ")
+        if name != "space":
+            firsts = [re.match(r'"(\\?.)|\[((?:\\.|[^\]])*)\]', choice) for choice in body.split(" | ")]
+            yield line, [found[0] for found in firsts if found]
+
+
+@given(st.lists(st.text("abx", min_size=1, max_size=4), min_size=1, max_size=8, unique=True))
+def test_no_rule_has_alternatives_that_begin_alike(choices):
+    for line, firsts in alternatives(choice_grammar(tuple(choices))):
+        assert len(set(firsts)) == len(firsts), line
+
+
+def test_all_characters_are_in_the_alphabet():
+    anything = pattern_language("^[\\s\\S]$", as_it_is)
+    assert contains(anything, chr(LAST))
+    assert not contains(anything, "\ud800")
+
+
+def test_an_object_with_no_properties_declared_is_empty_and_one_that_declares_nothing_is_free():
+    assert "any_value" not in grammar_of('{"type":"object","properties":{}}', True)
+    assert "any_value" in grammar_of('{"type":"object"}', True)
+    assert "any_value" in grammar_of('{"type":"object","properties":{},"minProperties":1}', True)
+
+
+@given(st.lists(st.text("abc", max_size=6), min_size=1), st.text("abc", max_size=6))
+def test_words_are_exactly_the_given_ones(texts, other):
+    assert all(contains(words(texts), text) for text in texts)
+    assert contains(words(texts), other) == (other in texts)
+
+
+def test_a_grammar_that_takes_too_much_work_is_refused_and_not_tried_again(monkeypatch):
+    pattern = "((a{0,30}){0,30}){0,30}"
+    monkeypatch.setattr(enforce, "STEPS", 1000)
+    with pytest.raises(NotEnforceableError, match="it is too complex"):
+        pattern_grammar(pattern)
+    monkeypatch.setattr(enforce, "STEPS", 10**9)
+    with pytest.raises(NotEnforceableError, match="it is too complex"):
+        pattern_grammar(pattern)
+
+
+def test_an_enum_that_is_nested_beyond_the_interpreters_stack_is_refused():
+    with pytest.raises(NotEnforceableError, match="nested too deeply"):
+        choice_grammar(tuple("a" * length for length in range(1, 1024)))

@@ -1,0 +1,302 @@
+"""Schemas, patterns and grammars that clients send to keep others waiting: what they cost is counted in steps, not in
+seconds, so that a slow machine changes nothing."""
+
+import ast
+import contextlib
+import json
+import re
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llmops.gateway
+from llmops.gateway.answers.grammar import NotEnforceableError, ebnf, enforce, grammar_of
+from llmops.gateway.answers.grammar.ebnf import grammar_problem
+from llmops.gateway.answers.grammar.patterns import finds
+from llmops.gateway.answers.grammar.schema import Compiler
+from llmops.gateway.answers.grammar.work import metered
+from llmops.gateway.answers.guided.schemas import checked_schema
+from llmops.gateway.answers.guided.structured import enforced, guide_of
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import Guide
+from llmops.gateway.openai.chat import ChatRequest
+from llmops.gateway.text.threads import INLINE_CHARACTERS, Workers
+from llmops.perf.lab.fuzz.families.grammars import OPENINGS
+
+ENDLESS = 10**12
+EVIL = "^(a+)+$"
+
+
+def steps(make) -> float:
+    """What `make` spends; a refusal costs what it took to find out."""
+    with metered(ENDLESS, ENDLESS) as spent:
+        with contextlib.suppress(NotEnforceableError):
+            make()
+        return spent()
+
+
+def compiled(schema) -> str:
+    return Compiler(json.loads(checked_schema(schema, "p")), True).grammar()
+
+
+def evil(length: int) -> str:
+    """For a matcher that goes back, each character more is twice the time."""
+    return "a" * length + "!"
+
+
+MATCHED = {
+    "enum": lambda text: {"enum": [text, "a"], "pattern": EVIL},
+    "const": lambda text: {"const": text, "pattern": EVIL},
+    "both of allOf": lambda text: {"allOf": [{"enum": [text, "a"]}, {"pattern": EVIL}]},
+    "patternProperties": lambda text: {"type": "object", "properties": {text: {}}, "patternProperties": {EVIL: {}}},
+    "required": lambda text: {"type": "object", "required": [text], "patternProperties": {EVIL: {}}},
+    "propertyNames": lambda text: {"type": "object", "properties": {text: {}}, "propertyNames": {"pattern": EVIL}},
+}
+
+
+@pytest.mark.parametrize("make", MATCHED.values(), ids=MATCHED)
+def test_a_pattern_costs_as_much_as_its_text_is_long(make):
+    once, twice = (steps(lambda length=length: compiled(make(evil(length)))) for length in (400, 800))
+    assert once > 400
+    assert twice < 2.2 * once
+
+
+# what can be nested in what, small enough for Python's matcher, which is the judge
+PATTERNS = st.recursive(
+    st.sampled_from(["a", "b", ".", "[^a]", "[ab]", r"\d", "ab"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda both: f"(?:{both[0]}|{both[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{0,2}"])).map(lambda both: f"(?:{both[0]}){both[1]}"),
+    ),
+    max_leaves=5,
+)
+
+
+@given(PATTERNS, st.sampled_from(["", "^"]), st.sampled_from(["", "$"]), st.text("ab1", max_size=7))
+def test_a_pattern_is_found_where_pythons_matcher_finds_it(pattern, start, end, text):
+    written = f"{start}{pattern}{end}"
+    assert finds(written, text) == (re.search(written, text) is not None)
+
+
+@settings(deadline=None)
+@given(PATTERNS, st.text("ab1", min_size=1, max_size=4))
+def test_looking_for_a_pattern_costs_as_much_as_the_text_is_long(pattern, unit):
+    once, twice = (steps(lambda count=count: finds(pattern, unit * count)) for count in (40, 80))
+    assert twice <= 2.2 * once + 200
+
+
+def levels(count: int, width: int, key: str = "allOf") -> dict:
+    parts = {f"d{at}": {key: [{"$ref": f"#/$defs/d{at + 1}"}] * width} for at in range(count)}
+    return {"$defs": {**parts, f"d{count}": {"type": "integer"}}, "allOf": [{"$ref": "#/$defs/d0"}] * 2}
+
+
+def test_references_that_multiply_are_merged_once_each():
+    assert compiled(levels(10, 10)) == compiled({"type": "integer"})
+    small, large = (steps(lambda count=count: compiled(levels(count, 10))) for count in (5, 10))
+    assert large < 2.2 * small
+
+
+@pytest.mark.parametrize("count", [12, 40])
+@pytest.mark.parametrize("key", ["allOf", "anyOf", "oneOf"])
+def test_references_of_many_levels_are_refused_for_little(key, count):
+    assert steps(lambda: compiled(levels(count, 10, key))) < 50_000
+
+
+def test_a_chain_of_references_ends():
+    chain = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(1500)}
+    with pytest.raises(InvalidRequestError, match=r"leads on through more than 32 references at '#'"):
+        checked_schema({"$defs": {**chain, "d1500": {}}, "$ref": "#/$defs/d0"}, "p")
+
+
+def test_required_names_are_looked_up_and_counted():
+    def schema(count: int) -> dict:
+        names = [f"p{at}" for at in range(count)]
+        return {"type": "object", "properties": dict.fromkeys(names, True), "required": [*names[:1]] * 2 * count}
+
+    small, large = (steps(lambda count=count: compiled(schema(count))) for count in (500, 2000))
+    assert 6000 < large < 5 * small
+
+
+def test_long_names_above_many_parts_are_not_written_for_each():
+    parts = {str(at): True for at in range(2600)}
+    schema = {"type": "object", "properties": {"k" * 30_000: {"type": "object", "properties": parts}}}
+    tracemalloc.start()
+    try:
+        checked_schema(schema, "p")
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000  # with the path of each part it is 78 MB
+    finally:
+        tracemalloc.stop()
+    parts["1"] = {"type": "date"}
+    with pytest.raises(InvalidRequestError, match=r"at '/properties/k{30000}/properties/1'"):
+        checked_schema(schema, "p")
+
+
+async def test_what_takes_long_in_the_brief_lane_is_stopped_however_little_is_counted(monkeypatch):
+    monkeypatch.setattr(enforce, "BRIEF_SECONDS", 0)
+    schema = json.dumps({"enum": [f"{at} once" for at in range(2000)]})
+    lanes = []
+
+    def work() -> str:
+        lanes.append(threading.current_thread().name.split("_")[0])
+        return grammar_of(schema, True)
+
+    workers = Workers()
+    try:
+        assert "root" in await workers.run(work, INLINE_CHARACTERS + 1)
+    finally:
+        workers.close()
+    assert lanes == ["llmops-text", "llmops-long"]
+
+
+TOO_MUCH = {
+    "pattern": {"type": "string", "pattern": "^(.*a){12}$", "maxLength": 250},
+    "places": {"type": "object", "properties": {f"p{at}": {"pattern": "(.*a){9}"} for at in range(40)}},
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("schema", TOO_MUCH.values(), ids=TOO_MUCH)
+def test_what_takes_too_much_work_is_refused_whether_strict_or_not(schema, strict, monkeypatch):
+    monkeypatch.setattr(enforce, "STEPS", 100_000)
+    guide = Guide("json_schema", checked_schema(schema, "guided_json"))
+    with pytest.raises(InvalidRequestError, match="'guided_json' cannot be used: it is too complex"):
+        enforced(guide, ["ebnf_grammar"], strict, "guided_json")
+
+
+def test_a_grammar_has_no_more_than_so_many_characters():
+    letters = "".join(chr(200 + 2 * at) for at in range(2000))
+    with pytest.raises(NotEnforceableError, match="it would take a grammar that is too large"):
+        grammar_of(json.dumps({"type": "string", "pattern": f"^[{letters}]{{1,2000}}$"}), True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 300)), max_size=60))
+def test_what_is_remembered_has_no_more_than_so_many_characters(asked):
+    memory, texts = enforce.Memory(2000), {}
+    for name, length in asked:
+        key = ("schema", str(name), True)
+        texts.setdefault(name, "x" * length)
+        if memory.get(key) is None:
+            memory.put(key, texts[name])
+        assert memory.get(key) == texts[name], "the newest is there"
+    kept = [name for name in texts if memory.get(("schema", str(name), True)) is not None]
+    assert sum(len(texts[name]) for name in kept) <= 2000 - enforce._ENTRY * len(kept)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"patternProperties": {"(": {}}}, "'patternProperties': the pattern is no regular expression: missing )"),
+        ({"properties": {"a": {}}, "patternProperties": {"[": {}}}, "'patternProperties': the pattern is no regular"),
+        ({"patternProperties": {"a\0": {}}}, "'patternProperties': a pattern cannot have the character U+0000"),
+        ({"patternProperties": {"a" * 5000: {}}}, "'patternProperties': the pattern has 5000 characters, the limit is"),
+        ({"patternProperties": {"(a{99}){99}": {}}}, "'patternProperties': the pattern repeats something more than"),
+        ({"patternProperties": 5}, "'patternProperties' must be an object"),
+        ({"propertyNames": {"pattern": "("}}, "the pattern is no regular expression: missing )"),
+        ({"propertyNames": 5}, "'propertyNames' must be a schema"),
+        ({"items": 5}, "'items' must be a schema"),
+        ({"unevaluatedProperties": "x"}, "'unevaluatedProperties' must be a schema"),
+        ({"minimum": "x"}, "'minimum' must be a number"),
+        ({"format": []}, "'format' must be a text"),
+    ],
+)
+def test_a_keyword_of_the_wrong_kind_is_named_with_its_place(schema, says):
+    with pytest.raises(InvalidRequestError) as refused:
+        checked_schema({"properties": {"x": {"type": "object", **schema}}}, "p")
+    assert says in str(refused.value)
+    assert " at '/properties/x" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "multipleOf": 1e-300, "maximum": 1e300},
+        {"enum": [1e300, 7], "multipleOf": 1e-300},
+        {"type": "number", "minimum": 10**3000},
+        {"type": "number", "minimum": 1e308},
+        {"type": "object", "propertyNames": False},
+        {"type": "object", "propertyNames": False, "properties": {"a": {}}},
+    ],
+)
+def test_odd_schemas_have_a_grammar_or_a_reason(schema):
+    guide = Guide("json_schema", checked_schema(schema, "p"))
+    for strict in (True, False):
+        try:
+            assert enforced(guide, ["ebnf_grammar"], strict, "p").text.startswith("root ::= ")
+        except InvalidRequestError as refused:
+            assert "'p' cannot be used" in str(refused)  # noqa: PT017 - either is right
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(OPENINGS), st.integers(1, 40))).map(lambda runs: "".join(a * n for a, n in runs))
+)
+def test_each_character_of_a_grammar_is_read_once(text):
+    """What was not closed ends the reading; until then, one part begins where the last one ended."""
+    at = 0
+    for part in ebnf._PART.finditer(text):
+        assert part.start() == at
+        at = part.end()
+        if part.lastgroup == "open":
+            assert grammar_problem(text) == "a text, a character class or a repetition is not closed"
+            return
+    assert at == len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('root ::= "a" # b "\n', None),
+        ("root ::= [\\]] | [^\"]", None),
+        ("root ::= x{1,3}\nx\n::= ('a' )", "a text, a character class or a repetition is not closed"),
+        ("root ::= x{1,3}\nx\n::= (\"a\" )", None),
+        ("root ::= x{1,3", "a text, a character class or a repetition is not closed"),
+        ('root ::= "a', "a text, a character class or a repetition is not closed"),
+        ('root ::= "a\\"', "a text, a character class or a repetition is not closed"),
+        ("root ::= [a\n]", "a text, a character class or a repetition is not closed"),
+        ("root ::= a b\na ::= \"x\"", "the rule 'b' is used but not defined"),
+        ("a ::= \"x\"", "it has no rule 'root ::= …'"),
+        ("root ::= (\"x\"", "its parentheses do not match"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_grammar(text, problem):
+    assert grammar_problem(text) == problem
+
+
+def test_a_grammar_has_a_limit():
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_grammar": "root ::= " + "a" * 65_536}
+    with pytest.raises(InvalidRequestError, match="must be an EBNF text of 1 to 65536 characters"):
+        guide_of(ChatRequest(**body))
+
+
+MATCHERS = {"compile", "match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
+# a file, and why what it gives to `re` is not written there; nothing that clients or models say may be
+ALLOWED = {"text/controls.py": "control tokens of the model, each escaped: an alternation of literals"}
+
+
+def test_no_expression_is_made_of_what_a_client_sends():
+    """Python's matcher goes back: a few bytes of pattern stop everything (docs/decisions/0608)."""
+    folder = Path(llmops.gateway.__file__).parent
+    trees = {str(file.relative_to(folder)): ast.parse(file.read_text()) for file in folder.rglob("*.py")}
+    nodes = [(name, node) for name, tree in trees.items() for node in ast.walk(tree)]
+    assert len(trees) > 100
+    imported = [(name, node) for name, node in nodes if isinstance(node, ast.ImportFrom) and node.module == "re"]
+    assert not [name for name, node in imported if any(one.name in MATCHERS for one in node.names)]
+    calls = [(name, node) for name, node in nodes if isinstance(node, ast.Call) and called(node) in MATCHERS]
+    assert len(calls) > 20
+    assert not [
+        (name, ast.unparse(call))
+        for name, call in calls
+        if not isinstance(call.args[0], ast.Constant) and name not in ALLOWED
+    ]
+
+
+def called(node: ast.Call) -> str | None:
+    """The function of `re` that is called."""
+    function = node.func
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "re":
+        return function.attr
+    return None

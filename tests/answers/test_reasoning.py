@@ -1,0 +1,100 @@
+"""Thinking comes apart from the answer, however the text is cut."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.gateway.answers.choice import TokenStarts
+from llmops.gateway.answers.parsers.chain import Chain, joined
+from llmops.gateway.answers.parsers.hermes import HermesParser
+from llmops.gateway.answers.parsers.pieces import Reasoning, Text, ToolCall
+from llmops.gateway.answers.parsers.reasoning import ReasoningSplitter, markers_of, opened_by, template_arguments
+
+THINK = markers_of("… </think> …")
+
+
+def split(pieces, inside=False, tools=False):
+    chain = Chain([ReasoningSplitter(THINK, inside), *([HermesParser()] if tools else [])])
+    out = joined([piece for text in pieces for piece in chain.feed(text)] + chain.finish())
+    return [(type(p), *p) for p in out]
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    ("text", "inside", "thinking", "answer"),
+    [
+        ("<think>\nhm\n</think>\n\nYes.", False, "hm", "Yes."),
+        ("hm, so\n</think>\n\nYes.", True, "hm, so", "Yes."),
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
+        ("<think>cut off", False, "cut off", ""),
+        ("Yes. <think> is a tag, </think> too.", False, "", "Yes. <think> is a tag, </think> too."),
+        ("  <thin", False, "", "  <thin"),
+        ("no thinking at all", False, "", "no thinking at all"),
+        ("<think>a </thin b</think>c", False, "a </thin b", "c"),
+    ],
+)
+def test_split(text, inside, thinking, answer, step):
+    pieces = split([text[i : i + step] for i in range(0, len(text), step)], inside)
+    assert pieces == [p for p in [(Reasoning, thinking), (Text, answer)] if p[1]]
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<th", "a", " ", "\n", "é", " " * 70]), max_size=10), st.booleans()
+)
+def test_any_cut_gives_the_same(parts, inside):
+    text = "".join(parts)
+    assert split(list(text), inside) == split([text], inside) == split(parts, inside)
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<th", "a", " ", "\n", "é", " " * 70]), max_size=10),
+    st.booleans(),
+    st.data(),
+)
+def test_the_place_of_the_thinking_is_known(parts, inside, data):
+    text = "".join(parts)
+    splitter = ReasoningSplitter(THINK, inside)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    out = [piece for one in pieces for piece in splitter.feed(one)] + splitter.finish()
+    thought = "".join(piece.text for piece in out if isinstance(piece, Reasoning))
+    spans = [text[start : len(text) if end == inf else end] for start, end in splitter.thinking]
+    assert "".join(spans).strip()[: len(thought)] == thought.strip()[: len(thought)]
+    assert bool(spans) or not thought
+    for start, end in splitter.thinking:
+        assert start == 0 or text[:start].endswith(THINK.start)
+        assert end == inf or text[end:].startswith(THINK.end)
+
+
+def test_a_marker_does_not_count_the_text_that_comes_out_with_it():
+    starts = TokenStarts({7: len("</think>")})
+    for token, decoded, size in [(1, 0, 3), (2, 3, 0), (7, 3, 1 + len("</think>")), (3, 12, 2)]:
+        starts.note(token, decoded, size)
+    assert starts.count([(0, 4)]) == 2
+    assert starts.count([(0, inf)]) == 4
+
+
+def test_a_call_named_in_the_thinking_is_no_call():
+    text = '<think>I could write <tool_call>{"name": "f", "arguments": {}}</tool_call></think>\n'
+    text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    pieces = split(list(text), tools=True)
+    assert [p[0] for p in pieces] == [Reasoning, ToolCall]
+    assert pieces[1][3:] == ("g", "{}")
+
+
+def test_the_prompt_may_open_the_thinking():
+    assert opened_by("<|im_start|>assistant\n<think>\n", THINK)
+    assert not opened_by("<|im_start|>assistant\n<think>\n\n</think>\n\n", THINK)
+
+
+def test_effort_goes_where_the_template_takes_it():
+    assert template_arguments("low", "{{ reasoning_effort }}") == {"reasoning_effort": "low"}
+    assert template_arguments("none", "{% if enable_thinking %}") == {"enable_thinking": False}
+    assert template_arguments("high", "{% if enable_thinking %}") == {"enable_thinking": True}
+    assert template_arguments("high", "{% if not thinking is defined %}") == {"thinking": True}
+    assert template_arguments("none", "{% if thinking is defined and thinking %}") == {"thinking": False}
+    assert template_arguments("high", "a word on thinking") is None
+    assert template_arguments("high", "plain") is None
+    assert template_arguments("none", "plain") == {}

@@ -1,0 +1,46 @@
+"""A response sent again is event for event what was sent when it was generated."""
+
+import copy
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.gateway.answers.parsers.pieces import Reasoning, Text, ToolCall
+from llmops.gateway.conversations.builder import ResponseBuilder, TokenCounts, new_response, replay
+from llmops.gateway.errors import EngineError
+from llmops.gateway.messages import SamplingDefaults
+from llmops.gateway.openai.responses import ResponsesRequest
+
+MODEL = SimpleNamespace(name="tiny", card=SimpleNamespace(sampling=SamplingDefaults()))
+WORDS = st.text(min_size=1, max_size=4)
+PIECES = st.one_of(
+    WORDS.map(Text),
+    WORDS.map(Reasoning),
+    st.tuples(st.integers(0, 2), WORDS | st.just("")).map(lambda p: ToolCall(p[0], f"call_{p[0]}", "f", p[1])),
+)
+ENDS = ("stop", "length", "tool_calls", "error", "cancel", "")
+
+
+def finished(builder, end):
+    if end == "error":
+        return builder.fail(EngineError("broke"))
+    if end == "cancel":
+        builder.cancel()
+        return []
+    return builder.finish(end, TokenCounts(3, 4, reasoning=1)) if end else []
+
+
+@given(st.lists(PIECES, max_size=12), st.sampled_from(ENDS))
+def test_the_same_events(pieces, end):
+    builder = ResponseBuilder(new_response(ResponsesRequest(model="tiny", input="x"), MODEL))
+    sent = copy.deepcopy(builder.start())
+    for piece in pieces:
+        sent += copy.deepcopy(builder.add(piece))
+    sent += copy.deepcopy(finished(builder, end))
+    assert [event["sequence_number"] for event in sent] == list(range(len(sent)))
+    state = builder.so_far()
+    assert replay(copy.deepcopy(state), builder.cuts) == sent
+    text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+    output = [item for item in state["output"] if item["type"] == "message"]
+    assert "".join(part["text"] for item in output for part in item["content"]) == text

@@ -1,0 +1,155 @@
+"""What clients may ask as an output form, and what they are told when it cannot be."""
+
+import json
+
+import pytest
+
+from llmops.gateway.answers.guided.schemas import SchemaLimits, calls_schema, checked_schema
+from llmops.gateway.answers.guided.structured import guide_of
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import Guide
+from llmops.gateway.openai.chat import ChatRequest
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
+
+GRAMMAR = 'root ::= item{1,3} ("," [^"\\]] ws)*\nitem ::= "a\\"b" | [a-z]+ # any\nws ::= [ \\t]*'
+
+
+def chat(**fields):
+    return ChatRequest(model="m", messages=[{"role": "user", "content": "hi"}], **fields)
+
+
+def json_schema(schema):
+    return {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "guide"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Guide("json_schema", '{"type":"object"}')),
+        ({"guided_regex": r"\d+"}, Guide("regex", r"\d+")),
+        ({"guided_grammar": GRAMMAR}, Guide("ebnf_grammar", GRAMMAR)),
+        ({"guided_grammar": 'root ::= "x"'}, Guide("ebnf_grammar", 'root ::= "x"')),
+        ({"response_format": {"type": "text"}, "guided_regex": "a"}, Guide("regex", "a")),
+    ],
+)
+def test_each_source(fields, guide):
+    assert guide_of(chat(**fields)) == guide
+
+
+@pytest.mark.parametrize("field", ["response_format", "guided_json", "text"])
+def test_schema_keeps_its_key_order(field):
+    fields = {
+        "response_format": {"response_format": json_schema(PERSON)},
+        "guided_json": {"guided_json": PERSON},
+        "text": {"guided_json": json.dumps(PERSON)},
+    }[field]
+    guide = guide_of(chat(**fields))
+    assert guide.kind == "json_schema"
+    assert list(json.loads(guide.text)["properties"]) == ["name", "age"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": json_schema({"type": "strin"})}, "response_format.json_schema.schema"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_regex": "\0"}, "guided_regex"),
+        ({"guided_regex": "a\0b"}, "guided_regex"),
+        ({"guided_json": {"type": "string", "pattern": "\0"}}, "guided_json"),
+        ({"guided_grammar": 'root ::= "\0"'}, "guided_grammar"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a\0b"]}, "guided_choice"),
+        ({"guided_grammar": "  "}, "guided_grammar"),
+        ({"guided_grammar": "root ::= foo"}, "guided_grammar"),
+        ({"guided_grammar": 'start ::= "x"'}, "guided_grammar"),
+        ({"guided_grammar": 'root ::= "x'}, "guided_grammar"),
+        ({"guided_regex": "(?<=a)b"}, "guided_regex"),
+        ({"guided_regex": r"(a)\1"}, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ],
+)
+def test_refused_with_the_field(fields, param):
+    with pytest.raises(InvalidRequestError) as refused:
+        guide_of(chat(**fields))
+    assert refused.value.param == param
+    assert refused.value.status == 400
+
+
+def nested(depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"type": "date"}, '"date" is not a type'),
+        ({"enum": []}, "'enum' must be a list with at least one value"),
+        ({"properties": []}, "'properties' must be an object"),
+        ({"properties": {"a": 1}}, "must be an object or a boolean at '/properties/a'"),
+        ({"anyOf": {}}, "'anyOf' must be a list"),
+        ({"$ref": "#/$defs/x"}, "leads nowhere"),
+        ({"$ref": "https://example.com/schema"}, "does not point into the schema itself"),
+        ({"$ref": "#"}, "only leads back to itself"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "only leads back to itself"),
+        ({"maxLength": -1}, "whole number"),
+        ({"maxItems": 10**9}, "the limit is"),
+        ({"minimum": 5, "maximum": 2}, "is more than"),
+        ({"anyOf": [False]}, "allows nothing"),
+        (False, "allows nothing"),
+        ({"items": [{"type": "string", "maxLength": 8000}] * 3}, "add up to more"),
+        ({"pattern": "([a-z]{1,5000}){1,50}"}, "repeats something more"),
+        ({"pattern": "a{1,99999999}"}, "repeats something more than"),
+        ({"required": "name"}, "list of property names"),
+        (nested(80), "nested deeper than 64"),
+        ({"enum": ["x" * 70_000]}, "the limit is 65536"),
+        ([], "must be a JSON Schema"),
+    ],
+)
+def test_schema_problems_say_what_and_where(schema, says):
+    with pytest.raises(InvalidRequestError, match="JSON Schema") as refused:
+        checked_schema(schema, "p")
+    assert says in refused.value.message
+
+
+def test_recursive_schema_is_fine():
+    tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
+    assert json.loads(checked_schema(tree, "p")) == tree
+
+
+def test_many_parts():
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)}}
+    with pytest.raises(InvalidRequestError, match="more than 40 parts"):
+        checked_schema(wide, "p", SchemaLimits(nodes=40))
+
+
+def test_calls_schema_accepts_calls_and_nothing_else():
+    jsonschema = pytest.importorskip("jsonschema")
+    node = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"v": {"$ref": "#/$defs/n"}}}
+    tree = {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}, "required": ["kids"]}
+    schema = json.loads(
+        checked_schema(calls_schema([("node", node), ("tree", tree), ("now", None)], many=True), "tools")
+    )
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    assert valid([{"name": "node", "arguments": {"v": 1}}])
+    assert valid([{"name": "tree", "arguments": {"kids": [{"kids": []}]}}, {"name": "now", "arguments": {}}])
+    assert not valid([])
+    assert not valid([{"name": "node", "arguments": {"v": "x"}}])
+    assert not valid([{"name": "tree", "arguments": {"kids": [{}]}}])
+    assert not valid([{"name": "now", "arguments": {"x": 1}}])
+    assert not valid([{"name": "other", "arguments": {}}])
+    one = jsonschema.Draft202012Validator(calls_schema([("now", None)], many=False)).is_valid
+    assert not one([{"name": "now", "arguments": {}}] * 2)

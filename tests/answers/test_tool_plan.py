@@ -1,0 +1,181 @@
+"""What a request's tools turn into: prompt, grammar and parser."""
+
+import json
+
+import jinja2
+import pytest
+from pydantic import TypeAdapter
+
+from llmops.gateway.answers.parsers.chain import Chain, joined
+from llmops.gateway.answers.parsers.families import family_of
+from llmops.gateway.answers.parsers.pieces import Text, ToolCall
+from llmops.gateway.answers.parsers.plan import plan_tools
+from llmops.gateway.answers.parsers.prompting import for_template, mistral_id, through_system_message
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import Guide
+from llmops.gateway.openai.chat import Tool, ToolChoice
+
+HERMES = "{% if tools %}<tool_call>{% endif %}"
+MISTRAL = "{% for tool in tools %}[TOOL_CALLS]{% endfor %}"
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(name, parameters=None):
+    return Tool.model_validate({"type": "function", "function": {"name": name, "parameters": parameters}})
+
+
+def choice(value):
+    return TypeAdapter(ToolChoice).validate_python(value)
+
+
+def named(name):
+    return choice({"type": "function", "function": {"name": name}})
+
+
+def run(plan, text):
+    processor = plan.processor() if plan.processor else Chain()
+    return joined([p for char in text for p in processor.feed(char)] + list(processor.finish())), processor
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        (HERMES, "hermes"),
+        ("{{ tools }} <tool_call>\n<function=name>", "qwen_coder"),
+        ("{{ tools }} <tool_call>name<arg_key>", "glm"),
+        (MISTRAL, "mistral"),
+        ('{{ tools }} {"name": function name, "parameters": dictionary of argument name and its value}', "llama3"),
+        ("{{ tools }} [func_name1(params_name1=params_value1, params_name2=…)] <|python_tag|>", "pythonic"),
+        ("{{ tools }} <|python_start|>", "pythonic"),
+        ("{{ tools }} nothing known", None),
+        ("{{ messages }}", "hermes"),
+    ],
+)
+def test_family_by_template(template, family):
+    assert family_of(template) == family
+
+
+def test_no_tools_leaves_the_guide_alone():
+    for plan in (
+        plan_tools(None, None, None, HERMES, Guide("json")),
+        plan_tools([], "auto", None, HERMES, Guide("json")),
+    ):
+        assert (plan.guide, plan.definitions) == (Guide("json"), [])
+
+
+def test_none_hides_the_tools():
+    plan = plan_tools([tool("f")], "none", None, HERMES)
+    assert (plan.definitions, plan.guide) == ([], None)
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert run(plan, text)[0] == [Text(text)]
+
+
+def test_auto_parses_and_shows_special_tokens():
+    plan = plan_tools([tool("f")], None, None, MISTRAL)
+    assert plan.guide is None
+    assert "[TOOL_CALLS]" in plan.special_tokens
+    pieces, processor = run(plan, "[TOOL_CALLS]f[ARGS]{}")
+    assert [type(p) for p in pieces] == [ToolCall]
+    assert processor.made_tool_calls
+
+
+def test_parallel_false_lets_one_call_through():
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
+    assert [p.index for p in run(plan_tools([tool("f")], "auto", False, HERMES), text)[0]] == [0]
+    assert [p.index for p in run(plan_tools([tool("f")], "auto", True, HERMES), text)[0]] == [0, 1]
+
+
+def test_named_forces_the_parameters():
+    plan = plan_tools([tool("f"), tool("weather", WEATHER)], named("weather"), None, HERMES)
+    assert plan.named
+    assert json.loads(plan.guide.text) == WEATHER
+    pieces, _ = run(plan, '{"city": "Paris"}')
+    assert (pieces[0].name, pieces[0].arguments) == ("weather", '{"city": "Paris"}')
+
+
+def test_required_forces_a_list():
+    plan = plan_tools([tool("f"), tool("weather", WEATHER)], "required", False, HERMES)
+    schema = json.loads(plan.guide.text)
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+    pieces, _ = run(plan, '[{"name": "weather", "arguments": {"city": "Paris"}}]')
+    assert [(p.name, p.arguments) for p in pieces] == [("weather", '{"city": "Paris"}')]
+
+
+def test_allowed_tools_narrow_the_grammar_not_the_prompt():
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("f").model_dump()]}}
+    plan = plan_tools([tool("f"), tool("g")], choice(allowed), None, HERMES)
+    assert len(plan.definitions) == 2
+    assert '"const":"f"' in plan.guide.text
+    assert '"const":"g"' not in plan.guide.text
+
+
+def test_tools_together_with_a_json_answer():
+    jsonschema = pytest.importorskip("jsonschema")
+    plan = plan_tools([tool("f")], "auto", None, HERMES, Guide("json_schema", json.dumps(WEATHER)))
+    valid = jsonschema.Draft202012Validator(json.loads(plan.guide.text)).is_valid
+    assert valid({"city": "Paris"})
+    assert valid([{"name": "f", "arguments": {}}])
+    assert not valid({"name": "f", "arguments": {}})
+    assert run(plan, '{"city": "Paris"}')[0] == [Text('{"city": "Paris"}')]
+    assert run(plan, ' [{"name": "f", "arguments": {}}]')[0][0].name == "f"
+
+
+@pytest.mark.parametrize(
+    ("tools", "how", "guide", "param"),
+    [
+        ([tool("f")], named("g"), None, "tool_choice"),
+        ([], "required", None, "tool_choice"),
+        ([tool("f"), tool("f")], "auto", None, "tools[1]"),
+        ([tool("f", {"type": "wrong"})], "auto", None, "tools[0].function.parameters"),
+        ([tool(f"f{i}") for i in range(600)], "auto", None, "tools"),
+        ([tool("f")], "auto", Guide("regex", "a"), "response_format"),
+    ],
+)
+def test_refused(tools, how, guide, param):
+    with pytest.raises(InvalidRequestError) as refused:
+        plan_tools(tools, how, None, HERMES, guide)
+    assert refused.value.param == param
+
+
+CALL = {"id": "call_123", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+HISTORY = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+    {"role": "tool", "tool_call_id": "call_123", "content": "one"},
+    {"role": "tool", "tool_call_id": "call_123", "content": [{"type": "text", "text": "two"}]},
+]
+
+
+def test_arguments_become_objects():
+    call = for_template(HISTORY)[1]["tool_calls"][0]
+    assert call["function"]["arguments"] == {"a": 1}
+    assert HISTORY[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_mistral_ids_agree_between_call_and_result():
+    messages = for_template(HISTORY, mistral_ids=True)
+    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == mistral_id("call_123")
+    assert len(mistral_id("call_123")) == 9
+    assert mistral_id("abcDEF123") == "abcDEF123"
+
+
+def test_a_template_without_tools_gets_them_as_text():
+    messages = through_system_message(HISTORY, [{"type": "function", "function": {"name": "f"}}])
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    assert (
+        jinja2.Template(template)
+        .render(messages=messages)
+        .endswith(
+            '[user] hi\n[assistant] <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+            "[user] <tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>\n"
+        )
+    )
+    assert '{"type": "function", "function": {"name": "f"}}' in messages[0]["content"]
+    assert messages[0]["role"] == "system"
+
+
+def test_the_system_message_is_kept():
+    messages = through_system_message([{"role": "system", "content": "Be brief."}], [{"name": "f"}])
+    assert len(messages) == 1
+    assert messages[0]["content"].startswith("Be brief.\n\nYou can call")

@@ -1,0 +1,135 @@
+"""Calls whose arguments are bare text, typed by the schema, and gpt-oss' messages."""
+
+import json
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, WRITERS, calls_of, cut, run, shape, text_of
+
+from llmops.gateway.answers.parsers.families import PARSERS
+from llmops.gateway.answers.parsers.harmony import HarmonyParser
+from llmops.gateway.answers.parsers.pieces import Reasoning
+
+PARIS = {"city": "Paris"}
+KINDS = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def schema_of(arguments):
+    properties = {name: {"type": KINDS[type(value)]} for name, value in arguments.items()}
+    return {"type": "object", "properties": properties}
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["one", "two", "three"]), ARGUMENTS), min_size=1, unique_by=lambda call: call[0]
+)
+
+
+@pytest.mark.parametrize("family", TAGGED)
+@given(
+    PROSE,
+    CALLS,
+    st.data(),
+)
+def test_bare_text_is_typed_by_the_schema(family, prose, calls, data):
+    written = WRITERS[family](calls)
+    assume("<" not in "".join(json.dumps(a, ensure_ascii=False) for _, a in calls))
+    parser = PARSERS[family]({name: schema_of(arguments) for name, arguments in calls})
+    events = run(parser, cut(data, prose + written))
+    assert text_of(events) == prose
+    assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, "5", 5),
+        ({"type": "number"}, "5", 5),
+        ({"type": "number"}, "1e-3", 0.001),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "integer"}, "five", "five"),
+        ({"type": "integer"}, "null", None),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "number"}, "1e999", "1e999"),
+        ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "5", 5),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "x5", "x5"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"const": None}, "None", None),
+        ({"allOf": [{"description": "x"}, {"type": "array"}]}, "['a', 1]", ["a", 1]),
+        ({"type": "object"}, '{"a": [1, null]}', {"a": [1, None]}),
+        ({"$ref": "#/$defs/n"}, "7", 7),
+        ({"$ref": "#/$defs/gone"}, "seven", "seven"),
+    ],
+)
+@pytest.mark.parametrize("family", TAGGED)
+def test_kinds_of_values(family, schema, text, value):
+    parameters = {"type": "object", "properties": {"x": schema}, "$defs": {"n": {"type": "integer"}}}
+    events = run(PARSERS[family]({"f": parameters}), list(WRITERS[family]([("f", {"x": text})])))
+    assert [(n, json.loads(a)) for n, a in calls_of(events)] == [("f", {"x": value})]
+
+
+def test_what_no_schema_speaks_of_is_read_as_each_family_means_it():
+    for family, value in (("qwen_coder", "5"), ("glm", 5)):
+        events = run(PARSERS[family]({"f": {}}), [WRITERS[family]([("f", {"x": "5"})])])
+        assert json.loads(calls_of(events)[0][1]) == {"x": value}
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>hm, so<|end|><|start|>assistant<|channel|>commentary<|message|>Look:<|end|>"
+    '<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}'
+    "<|call|>"
+    "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>"
+    "<|start|>assistant<|channel|>final<|message|>Sunny.<|return|>"
+)
+
+
+@given(st.data())
+def test_harmony(data):
+    parser = HarmonyParser()
+    events = run(parser, cut(data, HARMONY))
+    assert [(e.text if isinstance(e, Reasoning) else None) for e in events if isinstance(e, Reasoning)] == ["hm, so"]
+    assert text_of(events) == "Look:Sunny."
+    assert [(n, json.loads(a)) for n, a in calls_of(events)] == [("get_weather", PARIS), ("now", {})]
+    assert [HARMONY[int(a) : int(b)] for a, b in parser.thinking] == ["hm, so"]
+    assert parser.made_tool_calls
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "thought"),
+    [
+        ("Just text.", "Just text.", ""),
+        ("<|channel|>final<|message|>cut o", "cut o", ""),
+        ("<|channel|>analysis<|message|>cut o", "", "cut o"),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assist", "", "a"),
+        ("<|channel|>commentary to=python <|message|>1+1<|call|>", "", "1+1"),
+        ("<|channel|>", "<|channel|>", ""),
+        ("<|channel|>final<|message|>a < b <|x", "a < b <|x", ""),
+        ("y" * 2000, "y" * 2000, ""),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 3, 5000])
+def test_harmony_that_is_not_whole(text, shown, thought, step):
+    events = run(HarmonyParser(), [text[i : i + step] for i in range(0, len(text), step)])
+    assert text_of(events) == shown
+    assert "".join(e.text for e in events if isinstance(e, Reasoning)) == thought
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join), st.data())
+def test_any_harmony_cut_anywhere_gives_the_same_events(text, data):
+    whole = run(HarmonyParser(), [text])
+    assert shape(run(HarmonyParser(), list(text))) == shape(whole)
+    assert shape(run(HarmonyParser(), cut(data, text))) == shape(whole)
