@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -22,10 +21,9 @@ from llmops.gateway.endpoints.health import Health
 from llmops.gateway.endpoints.models import ModelList
 from llmops.gateway.endpoints.responses import Responses
 from llmops.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
-from llmops.gateway.fleet.embedder import TritonEmbedder
-from llmops.gateway.fleet.encoders import Embedder
+from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.queues import Queues
-from llmops.gateway.fleet.registry import ModelRegistry
+from llmops.gateway.fleet.serving import EmbeddingModel, ServedModel
 from llmops.gateway.http.body import Intake
 from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import add_handlers
@@ -56,22 +54,18 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> Express
     metrics = Metrics()
     workers = Workers(settings.text_threads, settings.limits.preparing)
     intake = Intake(settings.limits, settings.timeouts.body)
-    registry = ModelRegistry(settings)
-    embedder = TritonEmbedder(
-        settings.triton, timeout=settings.timeouts.connect, refresh_seconds=settings.refresh_seconds
-    )
+    catalogue = catalogue_of(settings, [settings.triton])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.gather(registry.start(), embedder.start())
+        await catalogue.start()
         lag = LagWatch(metrics)
         try:
             yield
         finally:
             lag.close()
             await responses.close()
-            await embedder.close()
-            await registry.close()
+            await catalogue.close()
             workers.close()
 
     app = ExpressApp(
@@ -85,13 +79,14 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> Express
     add_handlers(app)
     app.add_middleware(ContextMiddleware, metrics=metrics, intake=intake)
     queues, default = Queues(settings.limits.queued), settings.sampling.max_tokens
-    service = Service(registry, settings.limits, settings.timeouts, metrics, workers, intake, queues, default)
-    health = Health([registry, embedder], metrics, siblings.others)
+    generating = catalogue.of(ServedModel)
+    service = Service(generating, settings.limits, settings.timeouts, metrics, workers, intake, queues, default)
+    health = Health(catalogue, metrics, siblings.others)
     app.state.health, app.state.metrics = health, metrics
     kept = settings.responses
     store = ResponseStore(ResponseTable(siblings.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
     responses = Responses(service, Running(siblings.own, store))
-    _add_openai_routes(app, service, embedder, responses)
+    _add_openai_routes(app, service, catalogue, responses)
     app.express = {path: ContextMiddleware(endpoint, metrics, intake) for path, endpoint in _posts(app.router)}
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
@@ -106,9 +101,9 @@ def _posts(router: APIRouter) -> Iterator[tuple[str, Endpoint]]:
             yield route.path, Endpoint(route.path, route.endpoint)
 
 
-def _add_openai_routes(app: FastAPI, service: Service, embedder: Embedder, responses: Responses) -> None:
-    models = ModelList(service, embedder)
-    embeddings = Embeddings(service, embedder)
+def _add_openai_routes(app: FastAPI, service: Service, catalogue: Catalogue, responses: Responses) -> None:
+    models = ModelList(service, catalogue)
+    embeddings = Embeddings(service, catalogue.of(EmbeddingModel))
     tokens = Tokens(service)
     chat, completions = ChatCompletions(service), Completions(service)
     router = app.router

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmops.gateway.errors import ApiError, CancelledStreamError
+from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.queues import Queues
-from llmops.gateway.fleet.serving import Models
+from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.body import Intake
 from llmops.gateway.messages import Engine, EngineRequest, TokenBatch, TokenStream
 from llmops.gateway.observability.metrics import Metrics
@@ -20,7 +21,7 @@ from llmops.gateway.text.threads import Workers
 class Service:
     """Handed to every endpoint."""
 
-    models: Models
+    models: Models[ServedModel]
     limits: Limits
     timeouts: Timeouts
     metrics: Metrics

@@ -12,7 +12,8 @@ from llmops.gateway.answers.service import Service
 from llmops.gateway.answers.sizes import check_length
 from llmops.gateway.endpoints.common import json_response, note_ignored
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
-from llmops.gateway.fleet.encoders import Embedder, EmbeddingModel
+from llmops.gateway.fleet.catalogue import Models
+from llmops.gateway.fleet.serving import EmbeddingModel
 from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.embeddings import EmbeddingRequest
 
@@ -24,19 +25,19 @@ if TYPE_CHECKING:
 class Embeddings:
     """The endpoint; `handle` is the route."""
 
-    def __init__(self, service: Service, embedder: Embedder) -> None:
-        self._service, self._embedder = service, embedder
+    def __init__(self, service: Service, models: Models[EmbeddingModel]) -> None:
+        self._service, self._models = service, models
 
     async def handle(self, request: Request) -> Response:
         context = context_of(request)
         body = await self._service.intake.load(EmbeddingRequest, request)
-        model = self._embedder.get(body.model)
+        model = self._models.get(body.model)
         note_ignored(context, self._service.metrics, body)
         _check_dimensions(body, model)
         inputs = _inputs(body, self._service.limits.inputs)
         check_length(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")
         rows = await self._service.workers.run(lambda: _rows(inputs, body, model), context.size, context.caller)
-        vectors = _shortened(await self._embedder.embed(model, rows), body.dimensions)
+        vectors = _shortened(await model.embed(rows), body.dimensions)
         return json_response(_answer(body, vectors, sum(map(len, rows))))
 
 

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmops.gateway.errors import UnavailableError
+from llmops.gateway.fleet.catalogue import Catalogue
 from llmops.gateway.fleet.serving import Standing
 from llmops.gateway.observability.combined import OWN, combined
 from llmops.gateway.observability.metrics import Metrics
 
 GENERATE_SECONDS = 10.0
-
-
-class Probes(Protocol):
-    """What can be asked of models."""
-
-    async def look(self) -> Standing: ...
-
-    async def generates(self, name: str, seconds: float) -> str | None:
-        """None when the model has just answered, otherwise in one sentence why it has not."""
-        ...
 
 
 class Health:
@@ -34,9 +24,9 @@ class Health:
     `?model=NAME` asks for one model, `?strict=true` for all of them; `generate=true` also has them answer.
     """
 
-    def __init__(self, probes: Sequence[Probes], metrics: Metrics, siblings: Sequence[Path] = ()) -> None:
+    def __init__(self, catalogue: Catalogue, metrics: Metrics, siblings: Sequence[Path] = ()) -> None:
         """`siblings`: Unix sockets of the other workers on the same port."""
-        self._probes = probes
+        self._catalogue = catalogue
         self._metrics = metrics
         self._siblings = siblings
         self.draining = False
@@ -50,19 +40,22 @@ class Health:
     async def ready(self, request: Request) -> Response:
         if self.draining:
             raise _not_ready("The gateway is shutting down.")
-        found = [(probe, await probe.look()) for probe in self._probes]
-        broken = {name: problem for _, standing in found for name, problem in standing.broken.items()}
+        standing = await self._catalogue.look()
+        broken = dict(standing.broken)
         if _asked(request, "generate"):
-            for probe, standing in found:
-                broken.update(await _silent(probe, _wanted(standing, request.query_params.get("model"))))
-        ready = [name for _, standing in found for name in standing.ready if name not in broken]
-        problem = next((standing.problem for _, standing in found if standing.problem), None)
-        missing = _missing(request, ready, broken, problem)
+            broken.update(await self._silent(_wanted(standing, request.query_params.get("model"))))
+        ready = [name for name in standing.ready if name not in broken]
+        missing = _missing(request, ready, broken, standing.problem)
         if missing is not None:
             raise _not_ready(missing)
         models = {name: {"ready": True} for name in ready}
         unready = {name: {"ready": False, "problem": problem} for name, problem in broken.items()}
         return JSONResponse({"status": "degraded" if broken else "ready", "models": {**models, **unready}})
+
+    async def _silent(self, names: Sequence[str]) -> dict[str, str]:
+        """Those that do not answer, and why."""
+        problems = {name: await self._catalogue.generates(name, GENERATE_SECONDS) for name in names}
+        return {name: problem for name, problem in problems.items() if problem is not None}
 
     async def metrics(self, request: Request) -> Response:
         siblings = () if OWN in request.query_params else self._siblings
@@ -78,12 +71,6 @@ def _wanted(standing: Standing, model: str | None) -> list[str]:
     if model is None:
         return sorted(set(standing.ready.values()))
     return [model] if model in standing.ready else []
-
-
-async def _silent(probe: Probes, names: Sequence[str]) -> dict[str, str]:
-    """Those that do not answer, and why."""
-    problems = {name: await probe.generates(name, GENERATE_SECONDS) for name in names}
-    return {name: problem for name, problem in problems.items() if problem is not None}
 
 
 def _missing(request: Request, ready: Sequence[str], broken: Mapping[str, str], problem: str | None) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -10,45 +9,33 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.service import Service
 from llmops.gateway.endpoints.common import json_response
-from llmops.gateway.fleet.encoders import Embedder, EmbeddingModel
-from llmops.gateway.fleet.serving import ServedModel
+from llmops.gateway.fleet.catalogue import Catalogue
+from llmops.gateway.fleet.serving import Model
 
 
 class ModelList:
     """The endpoints; `handle` lists all models, `handle_one` shows one."""
 
-    def __init__(self, service: Service, embedder: Embedder) -> None:
-        self._service, self._embedder = service, embedder
+    def __init__(self, service: Service, catalogue: Catalogue) -> None:
+        self._service, self._catalogue = service, catalogue
 
     async def handle(self, request: Request) -> Response:
-        models = self._service.models
-        data = [describe(model, models.is_ready(model.name)) for model in models.all()]
-        data += [self._encoder(model) for model in self._embedder.all()]
-        data += [describe_broken(name, problem) for name, problem in self._broken().items()]
-        return json_response({"object": "list", "data": data})
+        return json_response({"object": "list", "data": list(self._described().values())})
 
     async def handle_one(self, request: Request) -> Response:
         name = request.path_params["model"]
-        encoder = next((model for model in self._embedder.all() if model.card.name == name), None)
-        if encoder is not None:
-            return json_response(self._encoder(encoder))
-        broken = self._broken()
-        if name in broken:
-            return json_response(describe_broken(name, broken[name]))
-        models = self._service.models
-        return json_response(describe(models.get(name), models.is_ready(name)))
+        described = self._described().get(name)
+        # a name that nobody knows raises what any request for it would
+        return json_response(described or describe(self._service.models.get(name), ready=False))
 
-    def _broken(self) -> dict[str, str]:
-        """Models that are there and cannot be made, so that nothing else is known of them."""
-        known = {model.name for model in self._service.models.all()}
-        problems = {**self._service.models.problems(), **self._embedder.problems()}
-        return {name: problem for name, problem in problems.items() if name not in known}
-
-    def _encoder(self, model: EmbeddingModel) -> dict[str, Any]:
-        return describe_encoder(model, self._embedder.is_ready(model.card.name))
+    def _described(self) -> dict[str, dict[str, Any]]:
+        """By name; models that are there and cannot be made come last, as nothing else is known of them."""
+        known = {found.model.name: describe(found.model, found.ready) for found in self._catalogue.all()}
+        broken = {name: describe_broken(name, problem) for name, problem in self._catalogue.problems().items()}
+        return known | {name: entry for name, entry in broken.items() if name not in known}
 
 
-def describe(model: ServedModel, ready: bool) -> dict[str, Any]:
+def describe(model: Model, ready: bool) -> dict[str, Any]:
     """OpenAI's model object, with what else a client may want to know."""
     return {
         "id": model.name,
@@ -60,28 +47,10 @@ def describe(model: ServedModel, ready: bool) -> dict[str, Any]:
         "max_model_len": model.card.max_seq_len,
         "ready": ready,
         "target": model.card.target,
-        "sampling": {k: v for k, v in asdict(model.card.sampling).items() if v is not None},
-        "capabilities": {**asdict(model.card.capabilities), "chat": model.template is not None},
+        **model.abilities(),
     }
 
 
 def describe_broken(name: str, problem: str) -> dict[str, Any]:
     """A model that cannot be served, and why."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "llmops", "ready": False, "problem": problem}
-
-
-def describe_encoder(model: EmbeddingModel, ready: bool) -> dict[str, Any]:
-    """The same of an embedding model."""
-    card = model.card
-    return {
-        "id": card.name,
-        "object": "model",
-        "created": card.built,
-        "owned_by": "llmops",
-        "parent": None,
-        "root": card.name,
-        "max_model_len": card.max_seq_len,
-        "ready": ready,
-        "target": card.target,
-        "capabilities": {"embeddings": True, "dimensions": card.dimensions, "chat": False},
-    }

@@ -1,19 +1,62 @@
-"""What the endpoints see of the models: a served model with everything that a request to it needs."""
+"""What the endpoints see of the models: each with everything that a request to it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from llmops.gateway.messages import Engine, ModelCard
+from llmops.gateway.messages import Engine, EngineRequest, ModelCard, Sampling
 from llmops.gateway.text.template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.gateway.triton.encoder import EncoderCard, TritonEncoder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Model(ABC):
+    """A name of GET /v1/models. `parent`: the model of which this one is an adapter."""
+
+    __slots__ = ()
+    # what is said of one that was asked for an answer and is silent, or failed
+    silent: ClassVar[str] = "did not answer"
+    failed: ClassVar[str] = "does not answer"
+
+    name: str
+    card: ModelCard | EncoderCard
+    tokenizer: TextTokenizer
+    parent: str | None
+
+    def variants(self) -> Sequence[Model]:
+        """All names under which it is served, its own first."""
+        return [self]
+
+    @abstractmethod
+    def abilities(self) -> dict[str, Any]:
+        """What GET /v1/models says of it beyond what all models have."""
+
+    @abstractmethod
+    async def answer_once(self) -> None:
+        """Have it do the least work there is. Raises ApiError."""
+
+    async def close(self) -> None:
+        """Release what it holds."""
+        return
+
+
+M = TypeVar("M", bound=Model)
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One name of GET /v1/models. An adapter has its base model's parts, `parent` and `lora_id`."""
+class ServedModel(Model):
+    """A model that generates. An adapter has its base model's parts, `parent` and `lora_id`."""
+
+    silent: ClassVar[str] = "made no token"
+    failed: ClassVar[str] = "cannot generate"
 
     name: str
     card: ModelCard
@@ -22,6 +65,50 @@ class ServedModel:
     engine: Engine
     parent: str | None = None
     lora_id: int | None = None
+
+    def variants(self) -> Sequence[ServedModel]:
+        adapters = [replace(self, name=one.name, parent=self.name, lora_id=one.id) for one in self.card.adapters]
+        return [self, *adapters]
+
+    def abilities(self) -> dict[str, Any]:
+        return {
+            "sampling": {k: v for k, v in asdict(self.card.sampling).items() if v is not None},
+            "capabilities": {**asdict(self.card.capabilities), "chat": self.template is not None},
+        }
+
+    async def answer_once(self) -> None:
+        start = self.card.bos_id if self.card.bos_id is not None else 0
+        request = EngineRequest(f"ready-{secrets.token_hex(8)}", [start], 1, Sampling(temperature=0))
+        stream = await self.engine.open(request)
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            stream.cancel()
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel(Model):
+    """A model that gives each text a vector."""
+
+    name: str
+    card: EncoderCard
+    tokenizer: TextTokenizer
+    encoder: TritonEncoder
+    parent: str | None = None
+
+    def abilities(self) -> dict[str, Any]:
+        return {"capabilities": {"embeddings": True, "dimensions": self.card.dimensions, "chat": False}}
+
+    async def answer_once(self) -> None:
+        await self.embed([[0]])
+
+    async def embed(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Vectors FP32 [len(rows), dimensions] in order. Raises ApiError for what Triton refuses or breaks on."""
+        return await self.encoder.run(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +120,3 @@ class Standing:
     ready: Mapping[str, str] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
-
-
-class Models(Protocol):
-    """Where endpoints find models."""
-
-    def get(self, name: str) -> ServedModel:
-        """Raises ModelNotFoundError, or UnavailableError while the models are not known (Triton is down)."""
-        ...
-
-    def all(self) -> list[ServedModel]: ...
-
-    def is_ready(self, name: str) -> bool: ...
-
-    def problems(self) -> Mapping[str, str]:
-        """Models that cannot serve now, known ones and others, and why, in a sentence for clients."""
-        ...

@@ -75,9 +75,7 @@ def parse_card(text: str, overrides: Mapping[str, Any] | None = None) -> ModelCa
         raw = json.loads(text) if text else {}
         card = _Card.model_validate({**raw, **(overrides or {})})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"the model's {PARAMETER} cannot be used ({where}: {first['msg']})") from error
+        raise InputError(f"the model's {PARAMETER} cannot be used ({first_fault(error)})") from error
     except (ValueError, TypeError) as error:
         raise InputError(f"the model's {PARAMETER} is not a JSON object: {error}") from error
     if card.contract != CONTRACT:
@@ -85,6 +83,12 @@ def parse_card(text: str, overrides: Mapping[str, Any] | None = None) -> ModelCa
             f"the model speaks contract {card.contract}, this gateway {CONTRACT}; use the same llmops version for both"
         )
     return _to_message(card)
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where the first thing is that is wrong, and what."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _to_message(card: _Card) -> ModelCard:

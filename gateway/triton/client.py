@@ -60,20 +60,16 @@ class TritonClient:
 
         The index says whether a model is loaded; a model whose engine has ended says so when it is asked itself.
         """
-        models = await self._models(ENGINE_SUFFIX)
+        models = {name: loaded for name, loaded in (await self.index()).items() if name.endswith(ENGINE_SUFFIX)}
         return {name: loaded and await self.model_ready(name) for name, loaded in models.items()}
 
-    async def ready_models(self, suffix: str) -> list[str]:
-        """Names of the repository's ready models that end in `suffix`. Raises UnavailableError."""
-        return [name for name, ready in (await self._models(suffix)).items() if ready]
-
-    async def _models(self, suffix: str) -> dict[str, bool]:
+    async def index(self) -> dict[str, bool]:
+        """The repository's models by name, and whether each is loaded. Raises UnavailableError."""
         answer = await self._ask(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
         models: dict[str, bool] = {}
         for model in answer.models:
-            if model.name.endswith(suffix):
-                # one entry per version; an old version that was unloaded does not matter
-                models[model.name] = models.get(model.name, False) or model.state == "READY"
+            # one entry per version; an old version that was unloaded does not matter
+            models[model.name] = models.get(model.name, False) or model.state == "READY"
         return dict(sorted(models.items()))
 
     async def infer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:

@@ -1,0 +1,159 @@
+"""All models on all servers, each under its name, however many servers have it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, cast
+
+from llmops.gateway.errors import ApiError, ModelNotFoundError, UnavailableError, log_detail
+from llmops.gateway.fleet.kinds import Kind, kinds_of
+from llmops.gateway.fleet.refresher import Refresher
+from llmops.gateway.fleet.server import Server
+from llmops.gateway.fleet.serving import M, Model, Standing
+from llmops.gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView(Generic[M]):
+    """A model on one server, as it was at the last look: what a choice among several is made from."""
+
+    replica: str
+    model: M
+    ready: bool
+
+
+def choose(places: Sequence[ReplicaView[M]]) -> ReplicaView[M]:
+    """The first that is ready; without one, the first, whose engine will say why it is not."""
+    return next((place for place in places if place.ready), places[0])
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """The models of one kind: all places of each, the one that is used, and what is wrong with those without one."""
+
+    places: dict[str, list[ReplicaView[Any]]] = field(default_factory=dict)
+    chosen: dict[str, ReplicaView[Any]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+class Catalogue:
+    """Watches servers between `start` and `close`. A model stays known while its servers are away."""
+
+    def __init__(
+        self, servers: Sequence[Server], kinds: Sequence[Kind[Any]], *, refresh_seconds: float, patience: float
+    ) -> None:
+        """`patience`: how long `start` waits for the first look (s)."""
+        self._servers, self._kinds, self._patience = servers, kinds, patience
+        self._shelves: Mapping[type[Model], _Shelf] = {kind.model: _Shelf() for kind in kinds}
+        self._refresher = Refresher("catalogue", self.refresh, refresh_seconds)
+
+    def of(self, kind: type[M]) -> Models[M]:
+        """The models of one kind."""
+        return Models(self, kind)
+
+    def get(self, name: str, kind: type[M]) -> M:
+        """Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down)."""
+        shelf = self._shelves[kind]
+        found = shelf.chosen.get(name)
+        if found is not None:
+            return cast(M, found.model)
+        if name in shelf.broken:
+            raise UnavailableError(shelf.broken[name])
+        if self.problem is not None or not self.all():
+            raise UnavailableError(self.problem or "Triton serves no model yet.")
+        raise ModelNotFoundError(name)
+
+    def places(self, name: str, kind: type[M]) -> Sequence[ReplicaView[M]]:
+        """Where a model is, in the order of the servers; empty for one that is not known."""
+        return self._shelves[kind].places.get(name, [])
+
+    def all(self) -> list[ReplicaView[Any]]:
+        """Every known model at the place that is used."""
+        return [found for shelf in self._shelves.values() for found in shelf.chosen.values()]
+
+    def problems(self) -> dict[str, str]:
+        """The models that cannot serve, known ones and others, and why, in a sentence for clients."""
+        return {name: problem for shelf in self._shelves.values() for name, problem in shelf.broken.items()}
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps all models from being known; None as long as one server answers."""
+        problems = [server.problem for server in self._servers]
+        return None if None in problems else next(iter(problems), None)
+
+    async def look(self) -> Standing:
+        """How the servers and their models stand now."""
+        if not any(await asyncio.gather(*(server.answers() for server in self._servers))):
+            return Standing(problem="Triton is not ready.")
+        await self.refresh()
+        ready = {found.model.name: found.model.parent or found.model.name for found in self.all() if found.ready}
+        return Standing(ready, self.problems(), self.problem)
+
+    async def generates(self, name: str, seconds: float) -> str | None:
+        """None when the model has just answered within `seconds`; otherwise why it has not."""
+        model = next(found.model for found in self.all() if found.model.name == name)
+        try:
+            await asyncio.wait_for(model.answer_once(), seconds)
+        except asyncio.TimeoutError:
+            return f"The model {name} {model.silent} within {seconds:g} s."
+        except ApiError as error:
+            log_detail(error, f"model {name}, asked for an answer")
+            return f"The model {name} {model.failed}: {error.message}"
+        return None
+
+    async def refresh(self) -> None:
+        """Look at all servers. What one says counts at once, however long another takes."""
+        await asyncio.gather(*(self._look_at(server) for server in self._servers))
+
+    async def _look_at(self, server: Server) -> None:
+        await server.look()
+        self._shelves = {kind.model: self._filled(kind) for kind in self._kinds}
+
+    def _filled(self, kind: Kind[Any]) -> _Shelf:
+        shelf = _Shelf()
+        for view in self._views(kind):
+            shelf.places.setdefault(view.model.name, []).append(view)
+        shelf.chosen = {name: choose(places) for name, places in shelf.places.items()}
+        for server in self._servers:
+            for offer, problem in server.problems().items():
+                if offer.kind is kind and not (offer.name in shelf.chosen and shelf.chosen[offer.name].ready):
+                    shelf.broken.setdefault(offer.name, problem)
+        return shelf
+
+    def _views(self, kind: Kind[Any]) -> Iterator[ReplicaView[Any]]:
+        for server in self._servers:
+            for offer, base in server.models.items():
+                if offer.kind is kind:
+                    ready = server.is_ready(offer)
+                    yield from (ReplicaView(server.address, model, ready) for model in base.variants())
+
+    async def start(self) -> None:
+        """Connect, look once if the servers answer in time, and keep the list fresh in the background until `close`."""
+        for server in self._servers:
+            server.start()
+        await self._refresher.start(self._patience)
+
+    async def close(self) -> None:
+        await self._refresher.close()
+        for server in self._servers:
+            await server.close()
+
+
+class Models(Generic[M]):
+    """Where endpoints find the models of one kind."""
+
+    def __init__(self, catalogue: Catalogue, kind: type[M]) -> None:
+        self._catalogue, self._kind = catalogue, kind
+
+    def get(self, name: str) -> M:
+        """Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down)."""
+        return self._catalogue.get(name, self._kind)
+
+
+def catalogue_of(settings: GatewaySettings, addresses: Sequence[str]) -> Catalogue:
+    """The catalogue of all kinds of models on these servers."""
+    kinds, patience = kinds_of(settings), settings.timeouts.connect
+    servers = [Server(address, kinds, patience) for address in addresses]
+    return Catalogue(servers, kinds, refresh_seconds=settings.refresh_seconds, patience=patience)

@@ -1,0 +1,117 @@
+"""The kinds of models there are: how one is recognised on a server, its card read and the model made."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic
+
+from llmops.errors import LlmopsError
+from llmops.gateway.fleet.serving import EmbeddingModel, M, ServedModel
+from llmops.gateway.messages import ModelCard
+from llmops.gateway.settings import GatewaySettings, ModelOverrides
+from llmops.gateway.text.template import ChatTemplate
+from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.gateway.triton.card import parse_card
+from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
+from llmops.gateway.triton.encoder import EMBEDDING_SUFFIX, EncoderCard, TritonEncoder, parse_encoder_card
+from llmops.gateway.triton.request_stream import RequestStreams
+from llmops.gateway.triton.step_stream import StepStreams
+
+
+class PartError(LlmopsError):
+    """A part of a model cannot be used; `fault` says which, the message also why."""
+
+    def __init__(self, fault: str, why: Exception) -> None:
+        super().__init__(f"{fault}: {str(why) or repr(why)}")
+        self.fault = fault
+
+
+class Kind(ABC, Generic[M]):
+    """`suffix` is what Triton's names of such models end in, `model` the class of those that are made."""
+
+    suffix: str
+    model: type[M]
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+
+    def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
+        """Of Triton's models those of this kind, each with the name under which it is served."""
+        return {one: one.removesuffix(self.suffix) for one in triton_names if one.endswith(self.suffix)}
+
+    @abstractmethod
+    def read_card(self, text: str, name: str) -> Any:
+        """What the model announces. Raises InputError when it cannot be understood."""
+
+    @abstractmethod
+    def make(self, card: Any, triton: TritonClient, triton_name: str) -> M:
+        """Runs in a thread: files are read. Raises PartError for a part that cannot be used."""
+
+    def _overrides(self, name: str) -> ModelOverrides:
+        return self._settings.models.get(name, ModelOverrides())
+
+
+class Generating(Kind[ServedModel]):
+    """Engine models, which generate tokens. The configuration may name others: `models.NAME.engine_model`."""
+
+    suffix, model = ENGINE_SUFFIX, ServedModel
+
+    def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
+        named = {over.engine_model: name for name, over in self._settings.models.items() if over.engine_model}
+        return {**super().served(triton_names), **named}
+
+    def read_card(self, text: str, name: str) -> ModelCard:
+        return parse_card(text, {"name": name, **self._overrides(name).card_fields()})
+
+    def make(self, card: ModelCard, triton: TritonClient, triton_name: str) -> ServedModel:
+        tokenizer = _tokenizer(card.tokenizer_dir)
+        with _part("its chat template cannot be used"):
+            template = self._template(tokenizer, card.name)
+        transport = StepStreams if StepStreams.name in card.transports else RequestStreams
+        return ServedModel(card.name, card, tokenizer, template, transport(triton.start_call, triton_name, card))
+
+    def _template(self, tokenizer: TextTokenizer, name: str) -> ChatTemplate | None:
+        if tokenizer.chat_template is None:
+            return None
+        meant = self._overrides(name).control_tokens_in_messages
+        return ChatTemplate(
+            tokenizer.chat_template,
+            tokenizer.special_tokens,
+            seconds=self._settings.limits.template_seconds,
+            controls=None if meant else tokenizer.keep_controls_apart(),
+        )
+
+
+class Embedding(Kind[EmbeddingModel]):
+    """Encoders, which give vectors."""
+
+    suffix, model = EMBEDDING_SUFFIX, EmbeddingModel
+
+    def read_card(self, text: str, name: str) -> EncoderCard:
+        return parse_encoder_card(text, {"name": name, **self._overrides(name).card_fields()})
+
+    def make(self, card: EncoderCard, triton: TritonClient, triton_name: str) -> EmbeddingModel:
+        encoder = TritonEncoder(triton.infer, triton_name, card)
+        return EmbeddingModel(card.name, card, _tokenizer(card.tokenizer_dir), encoder)
+
+
+def kinds_of(settings: GatewaySettings) -> list[Kind[Any]]:
+    """All kinds, in the order in which GET /v1/models lists their models."""
+    return [Generating(settings), Embedding(settings)]
+
+
+def _tokenizer(directory: str) -> TextTokenizer:
+    with _part("its tokenizer cannot be read"):
+        return TextTokenizer(Path(directory))
+
+
+@contextmanager
+def _part(fault: str) -> Iterator[None]:
+    """Raises PartError for whatever goes wrong with one part of a model; the rest of the text may name files."""
+    try:
+        yield
+    except Exception as error:
+        raise PartError(fault, error) from error

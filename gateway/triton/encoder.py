@@ -1,0 +1,89 @@
+"""Text encoders on Triton: their card, token ids to a request, and its answer to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+from tritonclient.grpc import service_pb2
+
+from llmops.errors import InputError
+from llmops.gateway.errors import EngineError
+from llmops.gateway.triton.card import PARAMETER, first_fault
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+EMBEDDING_SUFFIX = "-embedding"
+Infer = Callable[[service_pb2.ModelInferRequest], Awaitable[service_pb2.ModelInferResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCard:
+    """What an encoder announces of itself. Lengths in tokens; `dimensions` are the numbers that each row gives."""
+
+    name: str
+    target: str
+    tokenizer_dir: str
+    max_batch_size: int
+    max_seq_len: int
+    vocab_size: int
+    dimensions: int
+    built: int = 0
+
+
+_CARD = TypeAdapter(EncoderCard)
+
+
+def parse_encoder_card(text: str, overrides: Mapping[str, Any]) -> EncoderCard:
+    """`overrides` (from the gateway's configuration) win. Raises InputError when it cannot be understood."""
+    try:
+        return _CARD.validate_python({**json.loads(text or "{}"), **overrides})
+    except ValidationError as error:
+        raise InputError(f"the model's {PARAMETER} cannot be used ({first_fault(error)})") from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the model's {PARAMETER} is not a JSON object: {error}") from error
+
+
+class TritonEncoder:
+    """One encoder model on one server. Requests of any number of rows are cut to its batch size."""
+
+    def __init__(self, infer: Infer, model: str, card: EncoderCard) -> None:
+        """`model` is Triton's name for it."""
+        self._infer, self._model, self._card = infer, model, card
+
+    async def run(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """FP32 [len(rows), dimensions] in order. Raises ApiError for what Triton refuses or breaks on."""
+        size = self._card.max_batch_size
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        answers = await asyncio.gather(*(self._infer(_request(self._model, batch)) for batch in batches))
+        return _joined(answers, self._card.dimensions)
+
+
+def _request(model: str, rows: Sequence[Sequence[int]]) -> service_pb2.ModelInferRequest:
+    import numpy as np
+
+    width = max(map(len, rows))
+    ids = np.zeros((len(rows), width), dtype=np.int32)
+    for at, row in enumerate(rows):
+        ids[at, : len(row)] = row
+    lengths = np.array([[len(row)] for row in rows], dtype=np.int32)
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in (("input_ids", ids), ("input_lengths", lengths)):
+        request.inputs.add(name=name, datatype="INT32", shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    return request
+
+
+def _joined(answers: Sequence[Any], dimensions: int) -> NDArray[np.float32]:
+    import numpy as np
+
+    raw = b"".join(content for answer in answers for content in answer.raw_output_contents)
+    if len(raw) % (4 * dimensions):
+        raise EngineError("the embedding model's answer has another size than it announced.")
+    return np.frombuffer(raw, dtype=np.float32).reshape(-1, dimensions)

@@ -1,0 +1,176 @@
+"""The catalogue watches several servers, reads each once per look, and knows where every model is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+from scripted_triton import ScriptedTriton, Step
+from tritonclient.grpc import service_pb2
+
+from llmops.gateway.errors import ModelNotFoundError, UnavailableError
+from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
+from llmops.gateway.fleet.kinds import Kind
+from llmops.gateway.fleet.server import Server
+from llmops.gateway.fleet.serving import EmbeddingModel, Model, ServedModel
+from llmops.gateway.settings import GatewaySettings
+
+NEVER = 3600.0
+
+
+@dataclass
+class Shared(ScriptedTriton):
+    """Its `more` models stand beside the one of `card`; `indexed` counts how often its repository was read."""
+
+    more: dict[str, dict] = field(default_factory=dict)
+    indexed: int = 0
+
+    async def RepositoryIndex(self, request, context):
+        self.indexed += 1
+        answer = await super().RepositoryIndex(request, context)
+        for name in self.more:
+            answer.models.add(name=name, version="1", state="READY")
+        return answer
+
+    async def ModelConfig(self, request, context):
+        answer = service_pb2.ModelConfigResponse()
+        card = self.more.get(request.name, self.card)
+        answer.config.parameters["llmops_card"].string_value = json.dumps(card)
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def watching(*tritons: ScriptedTriton, catalogue=None):
+    for triton in tritons:
+        await triton.start()
+    settings = GatewaySettings(refresh_seconds=NEVER)
+    made = (catalogue or catalogue_of)(settings, [f"127.0.0.1:{triton.port}" for triton in tritons])
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+        for triton in tritons:
+            await triton.stop()
+
+
+def one_token(tensors):
+    return [Step((5,)), Step(final=True)]
+
+
+@pytest.fixture
+def encoder_card(card):
+    shape = {"max_batch_size": 8, "max_seq_len": 32, "dimensions": 3, "kind": "embedding", "contract": 1}
+    return {name: card[name] for name in ("target", "tokenizer_dir", "vocab_size")} | shape | {"name": "vectors"}
+
+
+def ready_at(catalogue, name) -> dict[str, bool]:
+    return {place.replica.rpartition(":")[2]: place.ready for place in catalogue.places(name, ServedModel)}
+
+
+async def test_a_model_on_two_servers_is_one_with_two_places(card):
+    first, second = Shared(card, one_token), Shared(card, one_token)
+    async with watching(first, second) as catalogue:
+        assert [found.model.name for found in catalogue.all()] == ["tiny"]
+        assert ready_at(catalogue, "tiny") == {str(first.port): True, str(second.port): True}
+        assert await catalogue.generates("tiny", 30) is None
+        assert (len(first.requests), len(second.requests)) == (1, 0)
+
+        first.state = "UNAVAILABLE"
+        standing = await catalogue.look()
+        assert (standing.ready, standing.broken, standing.problem) == ({"tiny": "tiny"}, {}, None)
+        assert ready_at(catalogue, "tiny") == {str(first.port): False, str(second.port): True}
+        assert await catalogue.generates("tiny", 30) is None
+        assert (len(first.requests), len(second.requests)) == (1, 1)
+
+
+async def test_a_server_that_goes_takes_only_its_own_models(card):
+    first, second = Shared(card, one_token), Shared({**card, "name": "other"}, one_token)
+    async with watching(first, second) as catalogue:
+        await first.stop()
+        standing = await catalogue.look()
+        assert standing.ready == {"other": "other"}
+        assert standing.broken == {"tiny": "The model tiny is not ready."}
+        assert standing.problem is None
+        # known, so that its engine and not the list says what is wrong
+        assert catalogue.get("tiny", ServedModel).name == "tiny"
+        with pytest.raises(ModelNotFoundError):
+            catalogue.get("nobody", ServedModel)
+
+        await second.stop()
+        assert (await catalogue.look()).problem == "Triton is not ready."
+        await catalogue.refresh()
+        with pytest.raises(UnavailableError, match=r"Triton cannot be reached\."):
+            catalogue.get("nobody", ServedModel)
+
+
+async def test_all_kinds_are_found_in_one_reading(card, encoder_card):
+    triton = Shared(card, one_token, more={"vectors-embedding": encoder_card})
+    async with watching(triton) as catalogue:
+        assert triton.indexed == 1
+        assert [found.model.name for found in catalogue.all()] == ["tiny", "vectors"]
+        assert catalogue.get("vectors", EmbeddingModel).card.dimensions == 3
+        for name, kind in (("tiny", EmbeddingModel), ("vectors", ServedModel)):
+            with pytest.raises(ModelNotFoundError):
+                catalogue.get(name, kind)
+        await catalogue.look()
+        assert triton.indexed == 2
+
+
+async def test_an_encoder_that_is_broken_says_why_once(card, encoder_card, tmp_path, caplog):
+    broken = {**encoder_card, "tokenizer_dir": str(tmp_path)}
+    triton = Shared(card, one_token, more={"vectors-embedding": broken})
+    problem = "The model vectors cannot be served: its tokenizer cannot be read; the gateway's log says why."
+    with caplog.at_level(logging.WARNING):
+        async with watching(triton) as catalogue:
+            for _ in range(3):
+                assert (await catalogue.look()).broken == {"vectors": problem}
+            with pytest.raises(UnavailableError, match="its tokenizer cannot be read"):
+                catalogue.get("vectors", EmbeddingModel)
+            del broken["dimensions"]
+            broken["tokenizer_dir"] = encoder_card["tokenizer_dir"]
+            fault = "the model's llmops_card cannot be used (dimensions: Field required)."
+            assert (await catalogue.look()).broken == {"vectors": f"The model vectors cannot be served: {fault}"}
+            triton.more["vectors-embedding"] = encoder_card
+            assert (await catalogue.look()).broken == {}
+            assert catalogue.get("vectors", EmbeddingModel).name == "vectors"
+    assert [record.getMessage().split(" (")[0] for record in caplog.records].count(problem) == 1
+
+
+class Echo(Model):
+    def __init__(self, name, card) -> None:
+        self.name, self.card, self.parent = name, card, None
+
+    def abilities(self):
+        return {}
+
+    async def answer_once(self):
+        return
+
+
+class Echoes(Kind[Echo]):
+    suffix, model = "-echo", Echo
+
+    def read_card(self, text, name):
+        from llmops.gateway.triton.card import parse_card
+
+        return parse_card(text, {"name": name})
+
+    def make(self, card, triton, triton_name):
+        return Echo(card.name, card)
+
+
+async def test_another_kind_needs_nothing_but_itself(card):
+    triton = Shared(card, one_token, more={"parrot-echo": {**card, "name": "parrot"}})
+
+    def echoes(settings, addresses):
+        kinds = [Echoes(settings)]
+        return Catalogue([Server(one, kinds, 5) for one in addresses], kinds, refresh_seconds=NEVER, patience=5)
+
+    async with watching(triton, catalogue=echoes) as catalogue:
+        assert catalogue.get("parrot", Echo).name == "parrot"
+        assert (await catalogue.look()).ready == {"parrot": "parrot"}
+        assert await catalogue.generates("parrot", 1) is None
