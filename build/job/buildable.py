@@ -34,7 +34,7 @@ def gpu_target(checkpoint: Checkpoint, precision: Precision, kv: str, ep: int = 
 def _refused(checkpoint: Checkpoint, **options: Any) -> str | None:
     try:
         spec = BuildSpec(checkpoint.ref, _ANYWHERE, **{k: v for k, v in options.items() if v is not None})
-        get_target(spec.target).validate(spec, checkpoint)
+        get_target(spec.target).prepare(spec, checkpoint)
     except LlmopsError as error:
         return error.message
     return None

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.base import TensorInfo
 from llmops.build.encoder import open_encoder
-from llmops.build.job.engine import check_spec
+from llmops.build.job.engine import prepare
 from llmops.build.plan.memory.weights import checkpoint_weights
 from llmops.build.plan.precision import PRECISIONS, find_precision
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import Target
-from llmops.errors import InputError, MissingDependencyError, ResourceError
+from llmops.build.targets.base import Job
+from llmops.errors import InputError, MissingDependencyError, ResourceError, VersionMismatchError
 
 
 class DryRun(NamedTuple):
@@ -52,7 +52,7 @@ def dry_run(spec: BuildSpec) -> DryRun:
     if open_encoder(spec.checkpoint) is not None:
         raise InputError(f"{spec.checkpoint} is an embedding model, which is built in seconds; leave --dry-run out.")
     checkpoint = _with_size(open_checkpoint(spec.checkpoint, weights=False))
-    target = check_spec(spec, checkpoint)
+    job = prepare(spec, checkpoint)
     arch = checkpoint.architecture
     return DryRun(
         checkpoint=checkpoint.ref,
@@ -65,9 +65,9 @@ def dry_run(spec: BuildSpec) -> DryRun:
         tp=spec.tp,
         pp=spec.pp,
         output=str(spec.output),
-        disk_bytes=target.disk_bytes(spec, checkpoint),
-        missing=_missing(spec, checkpoint, target),
-        steps=target.plan_lines(spec, checkpoint),
+        disk_bytes=job.disk_bytes,
+        missing=_missing(job),
+        steps=job.lines,
     )
 
 
@@ -85,9 +85,9 @@ def _with_size(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors={"all": TensorInfo("all", (count,), arch.dtype, stored, "", 0)})
 
 
-def _missing(spec: BuildSpec, checkpoint: Checkpoint, target: Target) -> list[str]:
+def _missing(job: Job) -> list[str]:
     try:
-        target.check_machine(spec, checkpoint)
-    except (MissingDependencyError, ResourceError) as error:
+        job.check()
+    except (MissingDependencyError, ResourceError, VersionMismatchError) as error:
         return [error.message]
     return []

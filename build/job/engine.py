@@ -22,7 +22,7 @@ from llmops.build.engine_folder.stages import clean_stages, drop_stages
 from llmops.build.plan.buildplan import BuildPlan
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import Target
+from llmops.build.targets.base import Job
 from llmops.build.targets.registry import get_target
 from llmops.build.tokenizer import check_tokenizer, write_tokenizer
 from llmops.errors import InputError
@@ -44,23 +44,22 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
         with _only_build(spec.output, progress):
             return build_encoder(spec, encoder, progress)
     checkpoint = open_checkpoint(spec.checkpoint)
-    target = check_spec(spec, checkpoint)
+    job = prepare(spec, checkpoint)
     # for what they raise, before the work
     check_tokenizer(checkpoint)
     sampling_defaults(checkpoint)
     with _only_build(spec.output, progress):
-        return _build(spec, checkpoint, target, progress)
+        return _build(job, progress)
 
 
-def check_spec(spec: BuildSpec, checkpoint: Checkpoint) -> Target:
-    """The target that will build it. Raises InputError for what does not go together, and for an output that is
-    something else."""
+def prepare(spec: BuildSpec, checkpoint: Checkpoint) -> Job:
+    """What will be done. Raises what the target's `prepare` does, and InputError for a plan of another model and an
+    output that is something else."""
     if spec.plan:
         BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
-    target = get_target(spec.target)
-    target.validate(spec, checkpoint)
+    job = get_target(spec.target).prepare(spec, checkpoint)
     _check_output(spec.output)
-    return target
+    return job
 
 
 @contextlib.contextmanager
@@ -74,33 +73,34 @@ def _only_build(output: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(spec: BuildSpec, checkpoint: Checkpoint, target: Target, progress: Progress) -> tuple[EngineManifest, bool]:
-    fresh = not (spec.output / FILE_NAME).is_file()
+def _build(job: Job, progress: Progress) -> tuple[EngineManifest, bool]:
+    output = job.spec.output
+    fresh = not (output / FILE_NAME).is_file()
     if fresh:  # what cannot be is said before minutes of hashing
-        target.check_machine(spec, checkpoint)
+        job.check()
     with progress.stage("Hashing the checkpoint"):
-        source = checkpoint.source()
-    key = build_key(spec, source, target)
-    present = _present(spec.output, key)
+        source = job.checkpoint.source()
+    key = build_key(job, source)
+    present = _present(output, key)
     if present is None:
         if not fresh:
-            target.check_machine(spec, checkpoint)
-        kept = target.kept_bytes(spec, checkpoint)
-        check_space(spec.output, max(0, target.disk_bytes(spec, checkpoint) - kept))
-        with Workplace(spec.output) as workdir:
-            manifest = _make(spec, checkpoint, target, source, key, workdir, progress)
+            job.check()
+        check_space(output, max(0, job.disk_bytes - job.kept_bytes))
+        with Workplace(output) as workdir:
+            manifest = _make(job, source, key, workdir, progress)
     # the engine is in its place: what was kept for a restart is not needed any more
-    drop_stages(spec.output)
+    drop_stages(output)
     return (manifest, False) if present is None else (present, True)
 
 
-def build_key(spec: BuildSpec, source: Source, target: Target) -> str:
+def build_key(job: Job, source: Source) -> str:
     """SHA-256 over all that decides the engine: files, spec, versions."""
+    spec = job.spec
     content = {
         "revision": _REVISION,
         "files": [[file.path, file.sha256] for file in source.files],
         "spec": spec.key_fields(),
-        "versions": target.versions(),
+        "versions": job.versions,
         "adapters": adapters_digest(spec.options.get("adapters")),
     }
     if spec.calib_dataset:
@@ -108,13 +108,12 @@ def build_key(spec: BuildSpec, source: Source, target: Target) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _make(
-    spec: BuildSpec, checkpoint: Checkpoint, target: Target, source: Source, key: str, workdir: Path, progress: Progress
-) -> EngineManifest:
+def _make(job: Job, source: Source, key: str, workdir: Path, progress: Progress) -> EngineManifest:
+    spec, checkpoint = job.spec, job.checkpoint
     with progress.stage("Writing the tokenizer"):
         tokenizer = write_tokenizer(checkpoint, workdir / "tokenizer", progress.warn)
     _warn(checkpoint, progress)
-    result = target.build(spec, checkpoint, workdir, progress)
+    result = job.build(workdir, progress)
     manifest = EngineManifest(
         key=key,
         name=spec.name or checkpoint.name,
@@ -122,7 +121,7 @@ def _make(
         architecture=checkpoint.architecture.hf_class,
         model_dir=result.model_dir,
         source=source,
-        versions={"llmops": __version__, **{name: v for name, v in target.versions().items() if v}},
+        versions={"llmops": __version__, **{name: v for name, v in job.versions.items() if v}},
         quantisation=result.quantisation,
         parallelism=result.parallelism,
         limits=result.limits,

@@ -1,8 +1,10 @@
-"""What a target is: one way to make an engine folder from a checkpoint."""
+"""What a target is: one way to make an engine folder from a checkpoint. `Target.prepare` refuses, or gives a `Job`."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ from llmops.build.engine_folder.manifest import Golden, Limits, Parallelism, Qua
 from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
 
+_GIB = 2**30
+
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What a target reports for engine.json; its files lie in `workdir / model_dir`.
+    """What a job reports for engine.json; its files lie in `workdir / model_dir`.
 
     `complete` is False when a step is left that needs other hardware (then `extra` says which command does it).
     """
@@ -31,39 +35,80 @@ class TargetResult:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class Target(ABC):
-    """A target's module exports one as `target`. Heavy imports belong inside `build`."""
+@dataclass(frozen=True)
+class StageNeed:
+    """Bytes. `gpu` is the sum over all GPUs; 0 means that the stage runs without. `here`: within this command.
+    `minutes` is a rough estimate, None for a stage that does not end."""
 
-    name: TargetName
+    stage: str
+    ram: int
+    gpu: int
+    disk: int
+    minutes: float | None = None
+    here: bool = False
 
-    @abstractmethod
-    def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
-        """Refuse what cannot work, before any work. Raises InputError or MissingDependencyError."""
+    def line(self) -> str:
+        """A row under HEADER."""
+        gpu = f"{self.gpu / _GIB:8.1f} GiB" if self.gpu else "       none"
+        time = "" if self.minutes is None else f"{max(math.ceil(self.minutes), 1):>6} min"
+        return f"{self.stage:<28} {self.ram / _GIB:8.1f} GiB {gpu} {self.disk / _GIB:8.1f} GiB {time}".rstrip()
 
-    def check_machine(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
-        """Raises MissingDependencyError or ResourceError when the build could not run here."""
-        return
 
-    def kept_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        """What an earlier, unfinished build has written of it already."""
-        return 0
+HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12} {'about':>10}"
 
-    def plan_lines(self, spec: BuildSpec, checkpoint: Checkpoint) -> list[str]:
-        """What --dry-run says of this target. Raises what `validate` does."""
-        return []
 
-    @abstractmethod
-    def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        """Upper estimate of what `build` writes, temporary files included."""
+class Job(ABC):
+    """One build that nothing speaks against but, perhaps, this machine. Heavy imports belong inside `build`."""
 
+    def __init__(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+        self.spec, self.checkpoint = spec, checkpoint
+
+    @property
     @abstractmethod
     def versions(self) -> dict[str, str]:
         """Libraries whose version changes the engine: distribution name -> version. Imports nothing heavy."""
 
+    @property
     @abstractmethod
-    def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
+    def disk_bytes(self) -> int:
+        """Upper estimate of what `build` writes, temporary files included."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What of `disk_bytes` an earlier, unfinished build has written already. Hashes the checkpoint."""
+        return 0
+
+    @property
+    def needs(self) -> Sequence[StageNeed]:
+        """What each stage will need, where that is worth planning for."""
+        return ()
+
+    @property
+    def lines(self) -> list[str]:
+        """What --dry-run says of this job."""
+        return []
+
+    def check(self) -> None:
+        """Raises MissingDependencyError, VersionMismatchError or ResourceError when it could not be built here."""
+        return
+
+    @abstractmethod
+    def build(self, workdir: Path, progress: Progress) -> TargetResult:
         """Write `workdir / model_dir`. `workdir / "tokenizer"` is there already; the caller adds engine.json and moves
         workdir into place.
 
         Raises BuildError; may leave anything in workdir then, the caller removes it.
+        """
+
+
+class Target(ABC):
+    """A target's module exports one as `target`."""
+
+    name: TargetName
+
+    @abstractmethod
+    def prepare(self, spec: BuildSpec, checkpoint: Checkpoint) -> Job:
+        """The job, once. Whatever cannot work on any machine is refused here, before any work; config.json is enough.
+
+        Raises InputError, CheckpointError, VersionMismatchError or MissingDependencyError.
         """

@@ -8,13 +8,14 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.adapters import Adapter, read_adapters
-from llmops.build.engine_folder.manifest import Parallelism, Quantisation, TargetName
+from llmops.build.engine_folder.manifest import TargetName
 from llmops.build.engine_folder.stages import link_file, link_tree
 from llmops.build.progress import Progress
 from llmops.build.quality.gates import LIMITS, limits_given
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import TargetResult
+from llmops.build.targets.base import Target, TargetResult
 from llmops.build.targets.nvidia.fits import check_gpu
+from llmops.build.targets.nvidia.job import NvidiaJob
 from llmops.build.targets.nvidia.quantised import quantised_checkpoint
 from llmops.build.targets.nvidia.request import (
     COMMON_OPTIONS,
@@ -23,7 +24,6 @@ from llmops.build.targets.nvidia.request import (
     make_request,
     unknown_options,
 )
-from llmops.build.targets.nvidia.target import NvidiaTarget
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
 from llmops.build.trtllm.llm_releases import profile_of
 from llmops.build.trtllm.lora import copy_adapters
@@ -34,40 +34,63 @@ ARGS_FILE = "llm_args.json"
 MODEL_DIR = "model"
 
 
-class PytorchTarget(NvidiaTarget):
+class PytorchTarget(Target):
     """`--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text where it is not."""
 
     name: TargetName = "pytorch"
 
-    def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+    def prepare(self, spec: BuildSpec, checkpoint: Checkpoint) -> PytorchJob:
         unknown_options(spec, COMMON_OPTIONS | {"adapters"}, (LLM,))
         request = make_request(spec, checkpoint)
         check_calibration(request)
-        llm_args(spec, checkpoint, request)
-        check_gpu(spec, checkpoint, request)
+        job = PytorchJob(request, read_adapters(spec.options.get("adapters"), checkpoint.architecture))
+        check_gpu(request)
+        return job
 
-    def commands(self, spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> list[str]:
-        arguments = json.dumps(llm_args(spec, checkpoint, request), indent=2)
-        return [f"tensorrt_llm.LLM(model={spec.output / MODEL_DIR!s}, **{arguments})"]
 
-    def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
-        request = make_request(spec, checkpoint)
+class PytorchJob(NvidiaJob):
+    """`arguments` are those of `tensorrt_llm.LLM`. Raises InputError for a field or value that it does not have."""
+
+    def __init__(self, request: Request, adapters: list[Adapter]) -> None:
+        super().__init__(request, adapters)
+        self.arguments = llm_args(request, adapters)
+
+    def commands(self) -> list[str]:
+        arguments = json.dumps(self.arguments, indent=2)
+        return [f"tensorrt_llm.LLM(model={self.spec.output / MODEL_DIR!s}, **{arguments})"]
+
+    def build(self, workdir: Path, progress: Progress) -> TargetResult:
         record: dict[str, Any] = {"quality": None, "calibration_tokens": 0}
         model_dir = workdir / MODEL_DIR
-        if request.copied:
+        if self.request.copied:
             with progress.stage("Taking the checkpoint over"):
-                _take_over(checkpoint, model_dir)
+                _take_over(self.checkpoint, model_dir)
         else:
-            folder, record = quantised_checkpoint(spec, checkpoint, request, workdir / "tokenizer", progress)
+            folder, record = quantised_checkpoint(self.request, workdir / "tokenizer", progress)
             link_tree(folder / "checkpoint", model_dir)
         _add_tokenizer(workdir, model_dir)
-        arguments = llm_args(spec, checkpoint, request)
-        adapters = read_adapters(spec.options.get("adapters"), checkpoint.architecture)
-        copy_adapters(adapters, workdir)
-        (workdir / ARGS_FILE).write_text(json.dumps(arguments, indent=2) + "\n")
-        result = _result(spec, checkpoint, request, record, arguments)
-        result.extra["adapters"] = [{"name": one.name, "id": one.task_id} for one in adapters]
-        return result
+        copy_adapters(self.adapters, workdir)
+        (workdir / ARGS_FILE).write_text(json.dumps(self.arguments, indent=2) + "\n")
+        return self._result(record)
+
+    def _result(self, record: dict[str, Any]) -> TargetResult:
+        spec, request = self.spec, self.request
+        return TargetResult(
+            limits=request.limits,
+            quantisation=request.quantisation,
+            parallelism=request.parallelism,
+            model_dir=MODEL_DIR,
+            quality=record["quality"],
+            golden=record.get("golden"),
+            extra={
+                "tensorrt_llm": request.image.tensorrt_llm,
+                "image": request.image.reference,
+                "llm_args": self.arguments,
+                "calibration_tokens": record["calibration_tokens"],
+                LIMITS: limits_given(spec.options),
+                "adapters": [{"name": one.name, "id": one.task_id} for one in self.adapters],
+            },
+        )
 
 
 def _take_over(checkpoint: Checkpoint, model_dir: Path) -> None:
@@ -85,16 +108,16 @@ def _add_tokenizer(workdir: Path, model_dir: Path) -> None:
             link_file(file, model_dir / file.name)
 
 
-def llm_args(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+def llm_args(request: Request, adapters: list[Adapter]) -> dict[str, Any]:
     """Raises InputError for a field or value that the image's version does not have."""
+    spec = request.spec
     given = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
     for name in ("model", "tokenizer", "backend"):
         if name in given:
             raise InputError(f"--set llm.{name}: the engine folder decides that; leave it out.")
-    adapters = read_adapters(spec.options.get("adapters"), checkpoint.architecture)
     if adapters:
         given = {**lora_fields(adapters), **given}
-    parallel = Parallel(spec.tp, spec.pp, spec.ep, checkpoint.architecture.moe is not None)
+    parallel = Parallel(spec.tp, spec.pp, spec.ep, request.checkpoint.architecture.moe is not None)
     serving = Serving.of_plan(spec.plan)
     version = request.image.tensorrt_llm
     arguments = make_llm_args(request.limits, parallel, request.kv_cache, given, version, serving)
@@ -121,28 +144,6 @@ def _value(text: Any) -> Any:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:
         return text
-
-
-def _result(
-    spec: BuildSpec, checkpoint: Checkpoint, request: Request, record: dict[str, Any], arguments: dict[str, Any]
-) -> TargetResult:
-    found = checkpoint.quantisation
-    weights = found.method if request.passed_on and found is not None else request.form.name
-    return TargetResult(
-        limits=request.limits,
-        quantisation=Quantisation(weights=weights, kv_cache=request.kv_cache, group_size=request.group_size),
-        parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
-        model_dir=MODEL_DIR,
-        quality=record["quality"],
-        golden=record.get("golden"),
-        extra={
-            "tensorrt_llm": request.image.tensorrt_llm,
-            "image": request.image.reference,
-            "llm_args": arguments,
-            "calibration_tokens": record["calibration_tokens"],
-            LIMITS: limits_given(spec.options),
-        },
-    )
 
 
 target = PytorchTarget()

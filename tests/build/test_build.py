@@ -120,7 +120,7 @@ def test_the_estimate_covers_what_is_written(tiny: Path, tmp_path: Path) -> None
         spec = BuildSpec(checkpoint=str(tiny), output=tmp_path / quant, quant=quant)
         build(spec)
         written = sum(len(raw) for raw in contents(spec.output / "model").values())
-        assert written < target.disk_bytes(spec, open_checkpoint(str(tiny)))
+        assert written < target.prepare(spec, open_checkpoint(str(tiny))).disk_bytes
 
 
 def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     script = (
-        "import sys; from pathlib import Path; from llmops.build import engine\n"
+        "import sys; from pathlib import Path; from llmops.build.job import engine\n"
         "from llmops.build.spec import BuildSpec\n"
         "engine.check_space = lambda *args: None\n"
         "try: engine.build(BuildSpec(checkpoint=sys.argv[1], output=Path(sys.argv[2]) / 'engine'))\n"
@@ -153,11 +153,11 @@ def test_no_space_from_the_operating_system_is_named(tmp_path: Path) -> None:
 def start_slow_build(tiny: Path, output: Path) -> subprocess.Popen[str]:
     """A build that waits, half done, with files already written."""
     script = (
-        "import signal, sys, time; from pathlib import Path; from llmops.build import engine\n"
-        "from llmops.build.targets.openvino import target\n"
+        "import signal, sys, time; from pathlib import Path; from llmops.build.job import engine\n"
+        "from llmops.build.targets.openvino.target import OpenVinoJob\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run behind a shell's &
         "def wait(*args): print('half way', flush=True); time.sleep(60)\n"
-        "type(target).build = wait\n"
+        "OpenVinoJob.build = wait\n"
         "sys.argv = ['llmops', 'build', sys.argv[1], '-o', sys.argv[2]]\n"
         "from llmops.cli.main import main; main()\n"
     )

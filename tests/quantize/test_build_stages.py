@@ -21,7 +21,7 @@ from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.loading import load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.nvidia.needs import needs
+from llmops.build.targets.nvidia.needs import stage_needs
 from llmops.build.targets.nvidia.request import make_request
 from llmops.cli.quality import quality_lines
 from llmops.errors import BuildError
@@ -92,7 +92,7 @@ def test_a_build_takes_no_more_memory_than_it_says(checkpoint, tmp_path):
     pytest.importorskip("modelopt")
     source = checkpoint("llama", **LARGE)
     spec = BuildSpec(str(source.path), tmp_path / "engine", target="pytorch", quant="fp8", calib_size=2)
-    said = needs(source, make_request(spec, source), "pytorch", 1, 1, gpu=False)
+    said = stage_needs(make_request(spec, source), gpu=False)
     words = ["build", spec.checkpoint, "-o", str(spec.output), "--target", "pytorch", "--quant", "fp8"]
     # a random model has no preferences that quantising could keep
     words += ["--calib-size", "2", "--max-ppl-ratio", "9", "--min-top1", "0"]

@@ -152,7 +152,22 @@ def test_calibration_data_is_refused_before_any_work(checkpoint, tmp_path, targe
     for data, says in ((tmp_path / "missing.txt", "does not exist"), (empty, "has no text")):
         spec = BuildSpec("x", tmp_path, target=target.name, quant="fp8", calib_dataset=str(data))
         with pytest.raises(InputError, match=says):
-            target.validate(spec, source)
+            target.prepare(spec, source)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "says"),
+    [
+        (tensorrt.target, {"guided": "perhaps"}, "--set guided=perhaps: give true or false"),
+        (tensorrt.target, {"adapters": {"a": "/nowhere"}, "dtype": "float16"}, "/nowhere"),
+        (pytorch.target, {"adapters": {"a": "/nowhere"}}, "/nowhere"),
+        (pytorch.target, {"llm.max_batch_sizes": "1"}, "max_batch_sizes"),
+    ],
+)
+def test_settings_are_refused_before_any_work(checkpoint, tmp_path, target, options, says):
+    spec = BuildSpec("x", tmp_path, target=target.name, options=options)
+    with pytest.raises((InputError, CheckpointError), match=says):
+        target.prepare(spec, checkpoint("llama"))
 
 
 def test_calibration_files(tmp_path):

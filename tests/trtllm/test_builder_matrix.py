@@ -18,7 +18,7 @@ from llmops.build.model.families import FAMILIES
 from llmops.build.quantize.formats import FORMATS, KV_CACHES
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import tensorrt
-from llmops.build.targets.nvidia.request import allowed_formats, make_request
+from llmops.build.targets.nvidia.request import allowed_formats
 from llmops.build.trtllm.flags import effective, from_argv
 from llmops.errors import InputError
 from tests.trtllm import cpp_backend
@@ -94,8 +94,7 @@ def specs(family, quant, adapters):
 
 
 def arguments(spec, source):
-    tensorrt.target.validate(spec, source)
-    return tensorrt.engine_arguments(spec, source, make_request(spec, source))
+    return tensorrt.target.prepare(spec, source).argv
 
 
 @pytest.mark.parametrize(("family", "quant"), ROWS)
@@ -148,12 +147,12 @@ def test_what_needs_pages_is_refused_where_there_are_none(checkpoint):
         with pytest.raises(
             InputError, match=rf"serve\.{name}=true needs paged context FMHA, which --kv-cache fp8 with"
         ):
-            tensorrt.target.validate(spec, source)
+            tensorrt.target.prepare(spec, source)
     spec = BuildSpec("c", Path("e"), "tensorrt", quant="int8_sq", kv_cache="fp8",
                      options={"flag.use_paged_context_fmha": "enable"})  # fmt: skip
     with pytest.raises(InputError, match="would change --use_paged_context_fmha to disable: an FP8 KV cache needs"):
-        tensorrt.target.validate(spec, source)
-    lines = "\n".join(tensorrt.target.plan_lines(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source))
+        tensorrt.target.prepare(spec, source)
+    lines = "\n".join(tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source).lines)
     assert "no KV cache reuse, no chunked context" in lines
 
 
@@ -163,10 +162,9 @@ def test_adapters_want_float16(checkpoint, adapters, tmp_path):
     )
     source = open_checkpoint(str(tmp_path), weights=False)
     with pytest.raises(InputError, match="this one is bfloat16; add --set dtype=float16, or use --target pytorch"):
-        tensorrt.target.validate(BuildSpec("c", Path("e"), "tensorrt", options={"adapters": adapters}), source)
+        tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", options={"adapters": adapters}), source)
     spec = BuildSpec("c", Path("e"), "tensorrt", options={"adapters": adapters, "dtype": "float16"})
-    tensorrt.target.validate(spec, source)
-    assert make_request(spec, source).dtype == "float16"
+    assert tensorrt.target.prepare(spec, source).request.dtype == "float16"
 
 
 @pytest.mark.skipif(find_spec("tensorrt_llm") is None, reason="tensorrt_llm is not installed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -13,10 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from llmops.build.checkpoint import open_checkpoint
 from llmops.build.engine_folder.lock import sole_build, sole_replacement
 from llmops.build.engine_folder.manifest import EngineManifest, Limits, Parallelism, Source, TokenizerInfo
+from llmops.build.job.dry_run import dry_run
 from llmops.build.job.resume import resume
 from llmops.build.progress import SilentProgress
+from llmops.build.spec import BuildSpec
+from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import engine
 from llmops.build.trtllm.versions import image_of
 from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
@@ -183,6 +188,18 @@ def test_another_version_is_refused(folder, program, monkeypatch):
     monkeypatch.setattr(engine, "installed_version", lambda: "1.2.0")
     with pytest.raises(VersionMismatchError, match=r"made for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):
         resume(folder)
+
+
+def test_a_build_hears_of_another_version_before_it_quantises(program, tmp_path, monkeypatch):
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 32,
+              "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(engine, "installed_version", lambda: "1.2.0")
+    spec = BuildSpec(str(tmp_path), tmp_path / "e", "tensorrt")
+    job = tensorrt.target.prepare(spec, open_checkpoint(str(tmp_path), weights=False))
+    with pytest.raises(VersionMismatchError, match=r"made for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):
+        job.check()
+    assert any("but 1.2.0 is installed" in line for line in dry_run(spec).missing)
 
 
 def test_in_container_runs_build_sh_as_the_owner(folder, tmp_path, monkeypatch):

@@ -26,8 +26,8 @@ from llmops.build.engine_folder.manifest import EngineManifest, Parallelism, Qua
 from llmops.build.model.families import FAMILIES
 from llmops.build.quantize.formats import FORMATS
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.nvidia.request import make_request
 from llmops.build.targets.registry import get_target as build_target
+from llmops.build.targets.tensorrt.options import lookahead_sizes
 from llmops.errors import LlmopsError
 from llmops.model_repository.generate import EngineEntry, card, model_folders
 from llmops.model_repository.pbtxt import parse_config
@@ -90,15 +90,13 @@ def cells(target: str) -> Any:
         yield quant, kv_cache, 2, *plain
 
 
-def manifest_of(spec: BuildSpec, checkpoint: Any, tmp_path: Path) -> EngineManifest:
+def manifest_of(job: Any) -> EngineManifest:
     """What `build` would write into engine.json, as far as the repository reads it."""
-    request = make_request(spec, checkpoint)
-    module = sys.modules[build_target(spec.target).__module__]
+    spec, checkpoint, request = job.spec, job.checkpoint, job.request
     if spec.target == "tensorrt":
-        extra = {"guided": module.switch(spec, "guided", True), "speculative": module.lookahead_sizes(spec)}
-        extra |= {"serve": module.serve_parameters(spec), "lora_bytes": 1 << 20}
+        extra = {"guided": job.guided, "speculative": lookahead_sizes(spec), "serve": job.serve, "lora_bytes": 1 << 20}
     else:
-        extra = {"llm_args": module.llm_args(spec, checkpoint, request)}
+        extra = {"llm_args": job.arguments}
     adapters = [{"name": "sql", "id": 1}] if "adapters" in spec.options else []
     return EngineManifest(
         key="k", name="tiny", target=spec.target, architecture=checkpoint.architecture.hf_class, versions={},
@@ -178,11 +176,11 @@ def test_all_that_build_accepts_is_what_the_other_side_takes(
         options = {**guided, **speculation, **(adapters if lora else {})}
         try:
             spec = BuildSpec("x", tmp_path / "e", target, "tiny", quant, kv_cache, tp=tp, options=options)
-            builder.validate(spec, checkpoint)
+            job = builder.prepare(spec, checkpoint)
         except LlmopsError:
             continue
         accepted += 1
-        manifest = manifest_of(spec, checkpoint, tmp_path)
+        manifest = manifest_of(job)
         key = manifest.model_dump_json(exclude={"architecture"})
         if key in seen:
             continue

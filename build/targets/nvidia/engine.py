@@ -53,6 +53,12 @@ def script(argv: Sequence[str], image: Image) -> str:
     )
 
 
+def write_script(folder: Path, argv: Sequence[str], image: Image) -> None:
+    path = folder / SCRIPT
+    path.write_text(script(argv, image))
+    path.chmod(0o755)
+
+
 def pairs(argv: Sequence[str]) -> list[str]:
     """One flag with its values per line."""
     lines = [shlex.quote(argv[0])]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from llmops.build.checkpoint import Checkpoint
 from llmops.build.plan.gpus import Gpu, find_gpu
 from llmops.build.plan.precision import PRECISIONS, find_precision
-from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.needs import stored_bytes
 from llmops.build.targets.nvidia.request import Request, allowed_formats
 from llmops.errors import InputError
@@ -13,11 +11,12 @@ from llmops.errors import InputError
 _GIB = 2**30
 
 
-def check_gpu(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> None:
+def check_gpu(request: Request) -> None:
     """Raises InputError when they cannot run the format or hold the weights."""
+    spec, arch = request.spec, request.checkpoint.architecture
     if spec.gpu is None:
         return
-    gpu, count, arch = find_gpu(spec.gpu), spec.tp * spec.pp, checkpoint.architecture
+    gpu, count = find_gpu(spec.gpu), spec.tp * spec.pp
     precision = find_precision("auto" if request.passed_on else request.form.name, arch)
     if gpu.sm < precision.sm:
         others = (name for name in allowed_formats(arch.family, spec.target) if PRECISIONS[name].sm <= gpu.sm)
@@ -25,8 +24,8 @@ def check_gpu(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> None
             f"--gpu {gpu.name} has no FP8 arithmetic, which {precision.label} weights need; use a newer GPU, or "
             f"--quant {', '.join(others)}{' of the full-precision checkpoint' if request.passed_on else ''}."
         )
-    _check_blackwell(spec, request, gpu)
-    stored = stored_bytes(checkpoint, request, spec.target)
+    _check_blackwell(request, gpu)
+    stored = stored_bytes(request)
     if stored > count * gpu.memory:
         raise InputError(
             f"the weights take {stored / _GIB:.0f} GiB, and {count} x {gpu.name} have {count * gpu.memory / _GIB:.0f} "
@@ -34,10 +33,10 @@ def check_gpu(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> None
         )
 
 
-def _check_blackwell(spec: BuildSpec, request: Request, gpu: Gpu) -> None:
+def _check_blackwell(request: Request, gpu: Gpu) -> None:
     """`build` of tensorrt_llm/builder.py at 1.2.1 raises for them."""
     narrow = request.form.name not in ("none", "fp8") or request.kv_cache == "int8"
-    if spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
+    if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
         raise InputError(
             f"--gpu {gpu.name}: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8; "
             "choose those, or --target pytorch."

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 
-from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.golden_prompts import TOKENS, golden_texts
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.kept import KEPT_LAYERS
@@ -28,8 +27,8 @@ _COMPILE = 120.0
 class Minutes:
     """Of one build; `stored` is the size of the quantised weights in bytes."""
 
-    def __init__(self, checkpoint: Checkpoint, request: Request, stored: int, gpu: bool) -> None:
-        self.checkpoint, self.request, self.stored, self.gpu = checkpoint, request, stored, gpu
+    def __init__(self, request: Request, stored: int, gpu: bool) -> None:
+        self.checkpoint, self.request, self.stored, self.gpu = request.checkpoint, request, stored, gpu
         self.rate = _GPU_RATE if gpu else _CORE_RATE * (os.cpu_count() or 1)
 
     def quantise(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.build.checkpoint import Checkpoint
@@ -12,6 +11,7 @@ from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.kept import KEPT_LAYERS, KEPT_TABLE
 from llmops.build.spec import BuildSpec
+from llmops.build.targets.base import StageNeed
 from llmops.build.targets.nvidia.minutes import Minutes
 from llmops.build.targets.nvidia.request import Request
 from llmops.errors import ResourceError
@@ -32,37 +32,16 @@ _LOGITS = 5
 _GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
 
 
-@dataclass(frozen=True)
-class StageNeed:
-    """Bytes. `gpu` is the sum over all GPUs; 0 means that the stage runs without. `here`: within this command.
-    `minutes` is a rough estimate (minutes.py), None for a stage that does not end."""
-
-    stage: str
-    ram: int
-    gpu: int
-    disk: int
-    minutes: float | None = None
-    here: bool = False
-
-    def line(self) -> str:
-        gpu = f"{self.gpu / _GIB:8.1f} GiB" if self.gpu else "       none"
-        time = "" if self.minutes is None else f"{max(math.ceil(self.minutes), 1):>6} min"
-        return f"{self.stage:<28} {self.ram / _GIB:8.1f} GiB {gpu} {self.disk / _GIB:8.1f} GiB {time}".rstrip()
-
-
-HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12} {'about':>10}"
-
-
-def stored_bytes(checkpoint: Checkpoint, request: Request, target: str) -> int:
+def stored_bytes(request: Request) -> int:
     """Size of the quantised weights with their scales; embedding and output matrix stay in 16 bits."""
-    arch = checkpoint.architecture
+    checkpoint, arch = request.checkpoint, request.checkpoint.architecture
     if request.passed_on:
         return checkpoint.weight_bytes
     table = arch.vocab_size * arch.hidden_size
     narrow = max(0, checkpoint.parameters - table * (1 if arch.tie_word_embeddings else 2))
     scales = narrow * 4 // request.group_size if request.group_size else 0
     bits = 16 if request.form.preset is None else request.form.bits
-    return table * (1 if _one_table(arch, target) else 2) * 2 + narrow * bits // 8 + scales
+    return table * (1 if _one_table(arch, request.spec.target) else 2) * 2 + narrow * bits // 8 + scales
 
 
 def _one_table(arch: Architecture, target: str) -> bool:
@@ -70,14 +49,15 @@ def _one_table(arch: Architecture, target: str) -> bool:
     return arch.tie_word_embeddings and (target != "tensorrt" or arch.family in ("gemma2", "gemma3"))
 
 
-def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: int, gpu: bool) -> list[StageNeed]:
+def stage_needs(request: Request, gpu: bool) -> list[StageNeed]:
     """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
-    stored, full = stored_bytes(checkpoint, request, target), checkpoint.parameters * 4
+    spec, checkpoint = request.spec, request.checkpoint
+    stored, full = stored_bytes(request), checkpoint.parameters * 4
     logits = _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
-    time, stages = Minutes(checkpoint, request, stored, gpu), []
+    time, stages = Minutes(request, stored, gpu), []
     if not request.copied:
         on_gpu = math.ceil(checkpoint.parameters * 2 * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
-        beside = max(logits, _activations(checkpoint, request))
+        beside = max(logits, _activations(request))
         ram = stored * 2 if gpu else int(full * _CPU_FACTOR) + _CPU_FIXED + beside
         stages.append(StageNeed("quantise and export", ram, on_gpu, stored, time.quantise(), here=True))
     if request.measure_quality:
@@ -86,9 +66,9 @@ def needs(checkpoint: Checkpoint, request: Request, target: str, tp: int, pp: in
         stages.append(
             StageNeed("quality gate", held + _CPU_FIXED, on_gpu, recorded_bytes(checkpoint), time.gate(), here=True)
         )
-    if target == "tensorrt":
+    if spec.target == "tensorrt":
         # every worker holds its rank's weights, and the engine beside them
-        title = f"trtllm-build, {tp * pp} ranks" if tp * pp > 1 else "trtllm-build"
+        title = f"trtllm-build, {spec.tp * spec.pp} ranks" if spec.tp * spec.pp > 1 else "trtllm-build"
         stages.append(StageNeed(title, stored * 2, stored + _GPU_FIXED, stored, time.engine()))
     stages.append(StageNeed("serving, weights only", stored, stored, 0))
     return stages
@@ -114,9 +94,9 @@ def recorded_bytes(checkpoint: Checkpoint) -> int:
     return texts * EVALUATION_LENGTH * arch.vocab_size * 4 + checkpoint.parameters // arch.hidden_size * 8 * 4
 
 
-def _activations(checkpoint: Checkpoint, request: Request) -> int:
+def _activations(request: Request) -> int:
     """Of one layer, for one batch of calibration in float32."""
-    arch, settings = checkpoint.architecture, request.calibration
+    arch, settings = request.checkpoint.architecture, request.calibration
     _, batch = settings.resolved(False, request.form.calib_limit)
     return batch * settings.seq_len * (4 * arch.hidden_size + 3 * arch.intermediate_size) * 4
 

@@ -8,14 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.engine_folder.manifest import Golden
 from llmops.build.engine_folder.stages import finished_stage, stage
 from llmops.build.installed import installed_version
 from llmops.build.progress import Progress
 from llmops.build.quality.gates import Quality
-from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.request import Request
 
 # Raised when the same inputs give other files than before.
@@ -27,28 +25,27 @@ def library_versions() -> dict[str, str]:
     return {name: installed_version(name) for name in LIBRARIES}
 
 
-def quantised_checkpoint(
-    spec: BuildSpec, checkpoint: Checkpoint, request: Request, tokenizer: Path, progress: Progress
-) -> tuple[Path, dict[str, Any]]:
+def quantised_checkpoint(request: Request, tokenizer: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
     """The finished stage's folder, holding `checkpoint/`, and its record (quality, golden answers, calibration tokens).
     `tokenizer` is the folder that the engine gets.
 
     Raises BuildError when the gates are not met; the stages stay, so another limit needs no second calibration.
     """
-    return _Quantising(spec, checkpoint, request, tokenizer, progress).run()
+    return _Quantising(request, tokenizer, progress).run()
 
 
-def kept_bytes(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> int:
+def kept_bytes(request: Request) -> int:
     """What an earlier build of the same left finished, and this one need not write."""
-    folder = finished_stage(spec.output, "quantised", stage_contents(spec, checkpoint, request)["quantised"])
+    folder = finished_stage(request.spec.output, "quantised", stage_contents(request)["quantised"])
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def stage_contents(spec: BuildSpec, checkpoint: Checkpoint, request: Request) -> dict[str, dict[str, Any]]:
+def stage_contents(request: Request) -> dict[str, dict[str, Any]]:
     """By stage, what decides its files: `source` the answers of the source model, `quantised`, and `quality`."""
+    spec = request.spec
     source = {
         "revision": _REVISION,
-        "files": [[file.path, file.sha256] for file in checkpoint.files],
+        "files": [[file.path, file.sha256] for file in request.checkpoint.files],
         "versions": library_versions(),
     }
     quantised = {
@@ -65,12 +62,10 @@ def stage_contents(spec: BuildSpec, checkpoint: Checkpoint, request: Request) ->
 class _Quantising:
     """Three stages, each taken from an earlier build where that finished it. The source is loaded when one needs it."""
 
-    def __init__(
-        self, spec: BuildSpec, checkpoint: Checkpoint, request: Request, tokenizer: Path, progress: Progress
-    ) -> None:
-        self.spec, self.checkpoint, self.request, self.progress = spec, checkpoint, request, progress
+    def __init__(self, request: Request, tokenizer: Path, progress: Progress) -> None:
+        self.spec, self.checkpoint, self.request, self.progress = request.spec, request.checkpoint, request, progress
         self.tokenizer_dir = tokenizer
-        self.contents = stage_contents(spec, checkpoint, request)
+        self.contents = stage_contents(request)
         self.source: tuple[Any, Any] | None = None
         self.imported = False
 

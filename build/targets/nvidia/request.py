@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.engine_folder.manifest import Limits
+from llmops.build.engine_folder.manifest import Limits, Parallelism, Quantisation
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
 from llmops.build.quality.gates import GATES, Gates
@@ -28,6 +28,8 @@ class Request:
     """What will be done. `dtype` is that of weights that are not quantised. `passed_on` means that the checkpoint is
     quantised already and goes in unchanged, `copied` that it goes in unchanged for whatever reason."""
 
+    spec: BuildSpec
+    checkpoint: Checkpoint
     form: Format
     group_size: int | None
     kv_cache: str
@@ -39,6 +41,21 @@ class Request:
     passed_on: bool
     copied: bool
     measure_quality: bool
+
+    @property
+    def calibrates(self) -> bool:
+        return self.form.calibrated or self.kv_cache != "auto"
+
+    @property
+    def quantisation(self) -> Quantisation:
+        """For engine.json; a checkpoint that is passed on keeps the name of its own method."""
+        found = self.checkpoint.quantisation
+        weights = found.method if self.passed_on and found is not None else self.form.name
+        return Quantisation(weights=weights, kv_cache=self.kv_cache, group_size=self.group_size)
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(tp_size=self.spec.tp, pp_size=self.spec.pp, ep_size=self.spec.ep)
 
 
 def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
@@ -59,6 +76,8 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
     group_size = _group_size(arch, form, spec)
     check_sharding(arch, spec.tp, spec.pp, group_size)
     return Request(
+        spec=spec,
+        checkpoint=checkpoint,
         form=form,
         group_size=group_size,
         kv_cache=spec.kv_cache,
@@ -128,7 +147,7 @@ def _calibration(spec: BuildSpec, form: Format) -> CalibrationSettings:
 
 def check_calibration(request: Request) -> None:
     """Before any work: data that cannot be read would show after the weights were loaded, which takes minutes."""
-    if request.form.calibrated or request.kv_cache != "auto":
+    if request.calibrates:
         check_data(request.calibration)
 
 

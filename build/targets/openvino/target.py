@@ -13,7 +13,7 @@ from llmops.build.installed import installed_version
 from llmops.build.model.families import FAMILIES
 from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import Target, TargetResult
+from llmops.build.targets.base import Job, Target, TargetResult
 from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_kind
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
@@ -32,32 +32,43 @@ class OpenVinoTarget(Target):
 
     name: TargetName = "openvino"
 
-    def validate(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+    def prepare(self, spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoJob:
         _check_flags(spec)
         _check_model(spec, checkpoint)
         _check_installed(checkpoint)
+        return OpenVinoJob(spec, checkpoint, _group_size(spec, checkpoint))
 
-    def disk_bytes(self, spec: BuildSpec, checkpoint: Checkpoint) -> int:
-        if spec.quant in _BYTES:
-            return int(checkpoint.parameters * _BYTES[spec.quant]) + _GRAPH_BYTES
-        wide = checkpoint.format == "gguf" and checkpoint.quantisation is not None
-        return (checkpoint.parameters * 4 if wide else checkpoint.weight_bytes) + _GRAPH_BYTES
 
+class OpenVinoJob(Job):
+    """`group_size` is that of int4, None elsewhere."""
+
+    def __init__(self, spec: BuildSpec, checkpoint: Checkpoint, group_size: int | None) -> None:
+        super().__init__(spec, checkpoint)
+        self.group_size = group_size
+
+    @property
     def versions(self) -> dict[str, str]:
         return {name: installed_version(name) for name in ("openvino", "openvino-genai", "openvino-tokenizers", "gguf")}
 
-    def build(self, spec: BuildSpec, checkpoint: Checkpoint, workdir: Path, progress: Progress) -> TargetResult:
+    @property
+    def disk_bytes(self) -> int:
+        checkpoint, quant = self.checkpoint, self.spec.quant
+        if quant in _BYTES:
+            return int(checkpoint.parameters * _BYTES[quant]) + _GRAPH_BYTES
+        wide = checkpoint.format == "gguf" and checkpoint.quantisation is not None
+        return (checkpoint.parameters * 4 if wide else checkpoint.weight_bytes) + _GRAPH_BYTES
+
+    def build(self, workdir: Path, progress: Progress) -> TargetResult:
+        spec, checkpoint = self.spec, self.checkpoint
         model_dir = workdir / "model"
         model_dir.mkdir()
-        group_size = _group_size(spec, checkpoint)
-        _writer(checkpoint)(checkpoint, spec.quant, group_size, model_dir, progress)
+        _writer(checkpoint)(checkpoint, spec.quant, self.group_size, model_dir, progress)
         with progress.stage("Writing the vocabulary"):
             _write_for_genai(checkpoint, workdir / "tokenizer", model_dir)
-        limits = _limits(spec, checkpoint)
         return TargetResult(
             golden=_golden(checkpoint, workdir / "tokenizer", progress),
-            limits=limits,
-            quantisation=Quantisation(weights=spec.quant, kv_cache=spec.kv_cache, group_size=group_size),
+            limits=_limits(spec, checkpoint),
+            quantisation=Quantisation(weights=spec.quant, kv_cache=spec.kv_cache, group_size=self.group_size),
             extra={"openvino": {**_runtime(spec, checkpoint), "graph": _graph_origin(checkpoint)}},
         )
 

@@ -1,0 +1,7 @@
+"""The tensorrt target: engines of `trtllm-build` for NVIDIA's C++ backend, on TensorRT-LLM up to 1.2."""
+
+from llmops.build.targets.tensorrt.target import TensorrtTarget
+
+target = TensorrtTarget()
+
+__all__ = ["TensorrtTarget", "target"]

@@ -1,0 +1,135 @@
+"""ModelOpt's TensorRT-LLM checkpoint, then `trtllm-build`, here or later in the image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.adapters import Adapter, read_adapters
+from llmops.build.engine_folder.manifest import TargetName
+from llmops.build.engine_folder.stages import link_tree, stage
+from llmops.build.progress import Progress
+from llmops.build.quality.gates import LIMITS, limits_given
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.base import Target, TargetResult
+from llmops.build.targets.nvidia import engine
+from llmops.build.targets.nvidia.fits import check_gpu
+from llmops.build.targets.nvidia.job import NvidiaJob
+from llmops.build.targets.nvidia.quantised import quantised_checkpoint
+from llmops.build.targets.nvidia.request import Request, check_calibration, make_request, switch, unknown_options
+from llmops.build.targets.tensorrt import options
+from llmops.build.trtllm.lora import copy_adapters, write_prefetch
+from llmops.build.trtllm.xgrammar import write_tokenizer_info
+from llmops.errors import InputError
+
+TOKENIZER_DIR = "tokenizer"
+_UNPAGED = "# no KV cache reuse, no chunked context: int8 caches never have them, fp8 ones with fp8 or w4a8_awq weights"
+
+
+class TensorrtTarget(Target):
+    """`--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set serve.NAME=VALUE` sets the C++ backend."""
+
+    name: TargetName = "tensorrt"
+
+    def prepare(self, spec: BuildSpec, checkpoint: Checkpoint) -> TensorrtJob:
+        unknown_options(spec, frozenset(options.OPTIONS), (options.FLAG, options.SERVE))
+        request = make_request(spec, checkpoint)
+        check_calibration(request)
+        if spec.ep != 1:
+            raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
+        options.check_adapters(request)
+        job = TensorrtJob(request, read_adapters(spec.options.get("adapters"), checkpoint.architecture))
+        options.check_serving(job.serve, request, job.argv)
+        check_gpu(request)
+        return job
+
+
+class TensorrtJob(NvidiaJob):
+    """`argv` is trtllm-build's, with paths relative to the engine folder; `serve` are the C++ backend's parameters.
+    Raises InputError for options that mean nothing."""
+
+    copies = 2  # checkpoint and engine
+
+    def __init__(self, request: Request, adapters: list[Adapter]) -> None:
+        super().__init__(request, adapters)
+        self.serve = options.serve_parameters(request.spec)
+        self.argv = options.engine_arguments(request, adapters)
+        self.guided = switch(request.spec, "guided", True)
+
+    def commands(self) -> list[str]:
+        image = self.request.image
+        return [
+            *([] if options.reads_pages(self.argv) else [_UNPAGED]),
+            f"# in {self.spec.output}, inside {image.reference}\n" + " \\\n  ".join(engine.pairs(self.argv)),
+            "# or on a docker host\n" + " ".join(engine.docker_command(self.spec.output, image)),
+        ]
+
+    def check(self) -> None:
+        if _can_compile():  # hours before it is needed
+            engine.check_version(self.request.image)
+        super().check()
+
+    def build(self, workdir: Path, progress: Progress) -> TargetResult:
+        folder, record = quantised_checkpoint(self.request, workdir / TOKENIZER_DIR, progress)
+        link_tree(folder / "checkpoint", workdir / engine.CHECKPOINT_DIR)
+        engine.write_script(workdir, self.argv, self.request.image)
+        if self.guided:
+            with progress.stage("Writing the vocabulary for grammars"):
+                write_tokenizer_info(workdir, TOKENIZER_DIR, self.checkpoint.special_tokens.end)
+        copy_adapters(self.adapters, workdir)
+        lora_bytes = write_prefetch(self.adapters, workdir)
+        (workdir / engine.ENGINE_DIR).mkdir()
+        complete = _can_compile()
+        if complete:
+            self._compile(folder, workdir, progress)
+        return self._result(record, lora_bytes, complete)
+
+    def _compile(self, quantised: Path, workdir: Path, progress: Progress) -> None:
+        """A stage of its own: it takes hours, and the log of one that failed must be there to be read."""
+        spec, image = self.spec, self.request.image
+        log = quantised.with_name(engine.LOG)
+
+        def make(part: Path) -> None:
+            link_tree(quantised / "checkpoint", part / engine.CHECKPOINT_DIR)
+            (part / engine.ENGINE_DIR).mkdir()
+            engine.run(self.argv, part, spec.tp * spec.pp, log, progress)
+            shutil.rmtree(part / engine.CHECKPOINT_DIR)
+            os.replace(log, part / engine.LOG)
+
+        content = {"quantised": quantised.name, "argv": self.argv, "tensorrt_llm": image.tensorrt_llm}
+        built, cached = stage(spec.output, "engine", content, make)
+        if cached:
+            progress.note("Taken from an earlier, unfinished build: the engine.")
+        link_tree(built, workdir)
+
+    def _result(self, record: dict[str, Any], lora_bytes: int, complete: bool) -> TargetResult:
+        spec, request = self.spec, self.request
+        return TargetResult(
+            limits=request.limits,
+            quantisation=request.quantisation,
+            parallelism=request.parallelism,
+            complete=complete,
+            quality=record["quality"],
+            golden=record.get("golden"),
+            extra={
+                "tensorrt_llm": request.image.tensorrt_llm,
+                "image": request.image.reference,
+                "trtllm_build": self.argv,
+                "calibration_tokens": record["calibration_tokens"],
+                LIMITS: limits_given(spec.options),
+                "max_input_len": options.max_input_len(request),
+                "speculative": options.lookahead_sizes(spec),
+                "guided": self.guided,
+                "serve": self.serve,
+                "adapters": [{"name": one.name, "id": one.task_id} for one in self.adapters],
+                "lora_bytes": lora_bytes,
+            },
+        )
+
+
+def _can_compile() -> bool:
+    """Whether trtllm-build is here; elsewhere it is left to `llmops build --resume`."""
+    return shutil.which(engine.PROGRAM) is not None
