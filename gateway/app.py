@@ -18,6 +18,8 @@ from llmops.gateway.endpoints.chat import ChatCompletions
 from llmops.gateway.endpoints.completions import Completions
 from llmops.gateway.endpoints.embeddings import Embeddings
 from llmops.gateway.endpoints.health import Health
+from llmops.gateway.endpoints.messages.endpoint import Messages
+from llmops.gateway.endpoints.messages.wire import CountTokensRequest, MessagesRequest
 from llmops.gateway.endpoints.models import ModelList
 from llmops.gateway.endpoints.responses import Responses
 from llmops.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
@@ -44,6 +46,8 @@ BODIES: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     EmbeddingRequest,
     ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -71,7 +75,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> Express
     app = ExpressApp(
         title="llmops gateway",
         version=__version__,
-        description="OpenAI's API over models on NVIDIA Triton Inference Server.",
+        description="OpenAI's API, and Anthropic's messages, over models on NVIDIA Triton Inference Server.",
         lifespan=lifespan,
         # a redirect is no answer that an OpenAI client knows; its own 404 is
         redirect_slashes=False,
@@ -87,7 +91,9 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> Express
     store = ResponseStore(ResponseTable(siblings.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
     responses = Responses(service, Running(siblings.own, store))
     _add_openai_routes(app, service, catalogue, responses)
+    _add_anthropic_routes(app, service)
     app.express = {path: ContextMiddleware(endpoint, metrics, intake) for path, endpoint in _posts(app.router)}
+    app.add_api_route("/", health.root, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
@@ -119,3 +125,10 @@ def _add_openai_routes(app: FastAPI, service: Service, catalogue: Catalogue, res
     router.get("/v1/models/{model:path}", tags=["openai"])(models.handle_one)
     router.post("/tokenize", tags=["tokens"], openapi_extra=body_of(TokenizeRequest))(tokens.tokenize)
     router.post("/detokenize", tags=["tokens"], openapi_extra=body_of(DetokenizeRequest))(tokens.detokenize)
+
+
+def _add_anthropic_routes(app: FastAPI, service: Service) -> None:
+    messages, router = Messages(service), app.router
+    create, count = body_of(MessagesRequest), body_of(CountTokensRequest)
+    router.post("/v1/messages", tags=["anthropic"], openapi_extra=create)(messages.create)
+    router.post("/v1/messages/count_tokens", tags=["anthropic"], openapi_extra=count)(messages.count_tokens)

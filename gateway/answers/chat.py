@@ -1,4 +1,4 @@
-"""From a validated chat request to a started answer; chat completions and responses both go this way."""
+"""From a validated chat request to a started answer; chat completions, responses and messages all go this way."""
 
 from __future__ import annotations
 
@@ -80,15 +80,32 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
 
 
 async def start_chat(
-    service: Service, body: ChatRequest, model: ServedModel, answer_id: str, context: RequestContext
+    service: Service,
+    body: ChatRequest,
+    model: ServedModel,
+    answer_id: str,
+    context: RequestContext,
+    *,
+    fit: bool = False,
 ) -> Answer:
-    """Submit the request. Raises what is wrong with it, or UnavailableError when too many wait already."""
+    """Submit the request. Raises what is wrong with it, or UnavailableError when too many wait already.
+
+    `fit`: a length for which the context has no room is cut to what there is, instead of refused.
+    """
     leave = service.queues.enter(model, body.n or 1)
     try:
-        return await _start(service, body, model, answer_id, context, leave)
+        return await _start(service, body, model, answer_id, context, leave, fit)
     except BaseException:
         leave()
         raise
+
+
+async def plan_in_turn(service: Service, body: ChatRequest, model: ServedModel, context: RequestContext) -> ChatPlan:
+    """`plan_chat` on a worker thread, when it is the caller's turn."""
+    # a message costs its template some work however short it is; earlier ones may not have come with this body
+    size = max(context.size, characters(body.messages)) + 64 * len(body.messages)
+    size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
+    return await service.workers.run(lambda: plan_chat(model, body, service.limits, context.mark), size, context.caller)
 
 
 async def _start(
@@ -98,15 +115,13 @@ async def _start(
     answer_id: str,
     context: RequestContext,
     leave: Callable[[], None],
+    fit: bool,
 ) -> Answer:
-    limits = service.limits
-    # a message costs its template some work however short it is; earlier ones may not have come with this body
-    size = max(context.size, characters(body.messages)) + 64 * len(body.messages)
-    size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
-    plan = await service.workers.run(lambda: plan_chat(model, body, limits, context.mark), size, context.caller)
+    plan = await plan_in_turn(service, body, model, context)
     wanted, field = _wanted_length(body)
-    length = output_length(wanted, len(plan.input_ids), model.card, default=service.default_tokens, param=field)
-    endings = endings_of(body, model.card, limits)
+    default = service.default_tokens
+    length = output_length(wanted, len(plan.input_ids), model.card, default=default, param=field, fit=fit)
+    endings = endings_of(body, model.card, service.limits)
     request = EngineRequest(
         request_id=answer_id,
         input_ids=plan.input_ids,

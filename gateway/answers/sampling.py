@@ -107,17 +107,33 @@ def endings_of(body: SamplingFields, card: ModelCard, limits: Limits) -> Endings
     return Endings(ids, _stops_of(body.stop, limits))
 
 
+def room_for(card: ModelCard, prompt_tokens: int) -> int:
+    """Tokens that the context has left for an answer; none or fewer where the prompt fills it."""
+    return card.max_seq_len - prompt_tokens
+
+
 def output_length(
-    wanted: int | None, prompt_tokens: int, card: ModelCard, *, default: int | None = None, param: str = "max_tokens"
+    wanted: int | None,
+    prompt_tokens: int,
+    card: ModelCard,
+    *,
+    default: int | None = None,
+    param: str = "max_tokens",
+    fit: bool = False,
 ) -> int:
-    """How many tokens may come. Raises ContextLengthError when prompt and answer do not fit into the context."""
-    room = card.max_seq_len - prompt_tokens
+    """How many tokens may come. Raises ContextLengthError when prompt and answer do not fit into the context.
+
+    `fit`: an answer that does not fit is to be as long as it can be.
+    """
+    room = room_for(card, prompt_tokens)
     if room < 1:
         raise ContextLengthError(
             f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}.",
             param="messages" if param != "prompt" else param,
         )
     if wanted is not None and wanted > room:
+        if fit:
+            return room
         raise ContextLengthError(
             f"This model's maximum context length is {card.max_seq_len} tokens; {prompt_tokens} in the prompt and "
             f"{wanted} for the answer are {prompt_tokens + wanted}.",

@@ -15,7 +15,7 @@ from llmops.gateway.answers.events import timed
 from llmops.gateway.errors import ApiError, InternalError, log_detail
 from llmops.gateway.http.chunked import ChunkedWriter
 from llmops.gateway.http.context import RequestContext, context_of
-from llmops.gateway.http.events import EventSource, EventStream
+from llmops.gateway.http.events import COMMENT, EventSource, EventStream
 from llmops.gateway.http.failures import error_event
 from llmops.gateway.http.watch import ClientWatch
 from llmops.gateway.logs import current_request
@@ -85,15 +85,16 @@ async def respond(
     events: Callable[[Answer], EventSource] | None,
     collect: Callable[[Answer], Awaitable[dict[str, Any]]],
     failed: Callable[[ApiError], bytes] = error_event,
+    sign: bytes = COMMENT,
 ) -> Response:
     """Start the answer, then stream it (`events`) or collect it. The client is watched from here on.
 
-    `failed` makes the events of an error that comes after the stream's first comment and before its answer.
+    `failed` makes the events of an error that comes after the stream's first `sign` of life and before its answer.
     """
     watch = ClientWatch(request.receive)
     if events is not None:
         source = StartingEvents(start, events, failed, watch)
-        return EventStream(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
+        return EventStream(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive, sign=sign)
     try:
         answer = await start()
         watch.tell(answer.cancel)

@@ -9,8 +9,10 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.service import Service
 from llmops.gateway.endpoints.common import json_response
+from llmops.gateway.endpoints.messages.models import as_anthropic, page_of
 from llmops.gateway.fleet.catalogue import Catalogue
 from llmops.gateway.fleet.serving import Model
+from llmops.gateway.http.anthropic import is_anthropic
 
 
 class ModelList:
@@ -20,13 +22,16 @@ class ModelList:
         self._service, self._catalogue = service, catalogue
 
     async def handle(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": list(self._described().values())})
+        data = list(self._described().values())
+        if is_anthropic(request.scope):
+            return json_response(page_of(data, request.query_params))
+        return json_response({"object": "list", "data": data})
 
     async def handle_one(self, request: Request) -> Response:
         name = request.path_params["model"]
-        described = self._described().get(name)
         # a name that nobody knows raises what any request for it would
-        return json_response(described or describe(self._service.models.get(name), ready=False))
+        found = self._described().get(name) or describe(self._service.models.get(name), ready=False)
+        return json_response(as_anthropic(found) if is_anthropic(request.scope) else found)
 
     def _described(self) -> dict[str, dict[str, Any]]:
         """By name; models that are there and cannot be made come last, as nothing else is known of them."""

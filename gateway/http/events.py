@@ -54,25 +54,28 @@ class EventSource(ABC):
 class EventStream(Response):
     """A 200 whose body is an event stream, or the error that came instead of its first event.
 
-    Proxies cut what is silent: after `keepalive` seconds without an event the 200 goes out, and a comment each time.
-    An error is an event then.
+    Proxies cut what is silent: after `keepalive` seconds without an event the 200 goes out, and each time a comment, or
+    the API's own sign of life. An error is an event then.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: EventSource, watch: ClientWatch, *, patience: float, keepalive: float) -> None:
+    def __init__(
+        self, source: EventSource, watch: ClientWatch, *, patience: float, keepalive: float, sign: bytes = COMMENT
+    ) -> None:
         """`patience`: seconds after which a client that takes nothing more of its events is dropped.
-        `keepalive`: 0 for never."""
+        `keepalive`: 0 for never; `sign` is what it then sends."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._source = source
         self._watch = watch
         self._patience = patience
         self._keepalive = keepalive
+        self._sign = sign
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         source = self._source
-        pulse = Pulse(lambda: self._open(scope, send), self._keepalive)
+        pulse = Pulse(lambda: self._open(scope, send), self._keepalive, self._sign)
         try:
             try:
                 await source.start(context_in(scope))
@@ -81,7 +84,7 @@ class EventStream(Response):
                     source.late(error)
                 elif isinstance(error, ApiError):
                     pulse.stop()
-                    await respond_with(error)(scope, receive, send)
+                    await respond_with(error, scope)(scope, receive, send)
                     return
                 else:
                     raise
@@ -127,12 +130,13 @@ class Pulse:
     Only the opening reaches a client for which there is no ChunkedWriter.
     """
 
-    __slots__ = ("_begun", "_open", "_opening", "_period", "_timer", "_writer")
+    __slots__ = ("_begun", "_open", "_opening", "_period", "_sign", "_timer", "_writer")
 
-    def __init__(self, open_stream: Callable[[], Awaitable[ChunkedWriter | None]], period: float) -> None:
-        """`period`: seconds, 0 for never."""
+    def __init__(self, open_stream: Callable[[], Awaitable[ChunkedWriter | None]], period: float, sign: bytes) -> None:
+        """`period`: seconds, 0 for never; `sign`: what breaks the silence."""
         self._open = open_stream
         self._period = period
+        self._sign = sign
         self._begun = False
         self._writer: ChunkedWriter | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -163,15 +167,14 @@ class Pulse:
             self._begun = True
             self._opening = asyncio.create_task(self._break_silence())
         elif self._writer is not None:
-            self._comment(self._writer)
+            self._give_sign(self._writer)
 
     async def _break_silence(self) -> None:
         self._writer = await self._open()
         if self._writer is not None:
-            self._comment(self._writer)
+            self._give_sign(self._writer)
 
-    @staticmethod
-    def _comment(writer: ChunkedWriter) -> None:
+    def _give_sign(self, writer: ChunkedWriter) -> None:
         if not writer.wrote and not writer.blocked:
-            writer.write(COMMENT)
+            writer.write(self._sign)
         writer.wrote = False

@@ -34,7 +34,7 @@ class Endpoint:
         try:
             response = await self.handle(Request(scope, receive))
         except ApiError as error:
-            response = respond_with(error)
+            response = respond_with(error, scope)
         await response(scope, receive, send)
 
 

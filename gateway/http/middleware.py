@@ -30,7 +30,7 @@ class ContextMiddleware:
         context = scope[KEY] = new_context(given.decode("latin-1") if given else None)
         current_request.set(context.request_id)
         context.client = (scope.get("client") or ("",))[0]
-        context.authorization = headers.get(b"authorization", b"")
+        context.authorization = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
 
         started = False
 
@@ -49,7 +49,7 @@ class ContextMiddleware:
         except Exception as error:
             if started:
                 raise
-            await bug(context, error)(scope, receive, send_with_headers)
+            await bug(context, error, scope)(scope, receive, send_with_headers)
         finally:
             self._intake.release(context)
 

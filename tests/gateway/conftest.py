@@ -22,9 +22,10 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.text.tokenizer import TextTokenizer
 
 # tests have no package, so that two checkouts can run them at once; a helper module is loaded by path
-_spec = importlib.util.spec_from_file_location("scripted_triton", Path(__file__).with_name("scripted_triton.py"))
-scripted_triton = sys.modules["scripted_triton"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(scripted_triton)
+for _name in ("scripted_triton", "anthropic_sdk"):
+    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_name])
 
 from scripted_triton import ScriptedTriton, Step  # noqa: E402
 
@@ -62,6 +63,10 @@ def tokenizer(tokenizer_dir):
 
 @pytest.fixture
 def card(tokenizer_dir, tokenizer):
+    return card_of(tokenizer_dir, tokenizer)
+
+
+def card_of(tokenizer_dir, tokenizer):
     return {
         "contract": 2,
         "name": "tiny",

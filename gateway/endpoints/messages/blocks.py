@@ -1,0 +1,81 @@
+"""An answer as content blocks: what it says, why it ended, what it cost."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic_core import from_json
+
+from llmops.gateway.answers.answer import Answer
+from llmops.gateway.answers.choice import Choice
+from llmops.gateway.answers.parsers.chain import joined
+from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+
+def blocks_of(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+    """The content that streamed pieces add up to."""
+    return [_filled(piece) for piece in joined(pieces)]
+
+
+def opening_of(piece: Piece) -> dict[str, Any]:
+    """The block that begins with `piece`, with nothing in it yet."""
+    if isinstance(piece, Text):
+        return {"type": "text", "text": ""}
+    if isinstance(piece, Reasoning):
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+
+
+def _filled(piece: Piece) -> dict[str, Any]:
+    block = opening_of(piece)
+    if isinstance(piece, ToolCall):
+        return {**block, "input": input_of(piece.arguments)}
+    if isinstance(piece, Text):
+        return {**block, "text": piece.text}
+    return {**block, "thinking": piece.text, "signature": signature_of(piece.text)}
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """A call's arguments as the object that they are, or begin to be where the answer was cut off.
+
+    What a model wrote that is no JSON object comes in the form that Anthropic recommends for it.
+    """
+    try:
+        value = from_json(arguments or "{}", allow_partial=True)
+        json.dumps(value, allow_nan=False)  # 1e999 is no number that an answer can hold
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+
+
+def signature_of(thinking: str) -> str:
+    """What clients send back with the thinking, and drop it without. It proves nothing, and is not checked."""
+    return base64.b64encode(hashlib.sha256(thinking.encode("utf-8", "replace")).digest()).decode()
+
+
+def stop_of(choice: Choice, *, called: bool, cut: bool) -> dict[str, Any]:
+    """Why it ended. `called`: there is a call in it; `cut`: the context had less room than was asked for."""
+    sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
+    reason = "stop_sequence" if sequence is not None else _REASONS[choice.finish_reason]
+    if reason == "end_turn" and called:
+        reason = "tool_use"  # a call that was forced by its name
+    if reason == "max_tokens" and cut:
+        reason = "model_context_window_exceeded"
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def usage_of(answer: Answer) -> dict[str, Any]:
+    """The counts so far. Engines do not tell what of the prompt they had in a cache."""
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": answer.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
+    }

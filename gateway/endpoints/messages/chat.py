@@ -1,0 +1,154 @@
+"""A messages request as the chat completions request that means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmops.gateway.answers.parsers.reasoning import template_arguments
+from llmops.gateway.endpoints.messages.transcript import to_messages
+from llmops.gateway.endpoints.messages.wire import (
+    CountTokensRequest,
+    MessagesRequest,
+    ThinkingChoice,
+    ToolDefinition,
+    ToolUseChoice,
+)
+from llmops.gateway.errors import ApiError, InvalidRequestError, UnsupportedError, missing
+
+# What chat completions calls by another name, to name the right field in errors.
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "continue_final_message": "messages",
+    "user": "metadata.user_id",
+}
+_TOOL = ((".function.parameters", ".input_schema"), (".function.", "."))
+IGNORED = frozenset(
+    {
+        "cache_control",
+        "container",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "service_tier",
+        "speed",
+        "thinking.display",
+    }
+)
+# thinking budgets, in tokens, up to which an effort is the lower one
+_LOW, _MEDIUM = 4096, 16384
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def to_chat(request: CountTokensRequest, template: str) -> dict[str, Any]:
+    """The body of the chat completions request for `request`; `template` is the model's chat template."""
+    _refuse_unsupported(request)
+    messages, begun = to_messages(request.messages, request.system)
+    choice, config = request.tool_choice, request.output_config
+    effort = effort_of(request)
+    body: dict[str, Any] = {
+        **(request.model_extra or {}),  # the sampling extras of chat completions
+        "model": request.model,
+        "messages": messages,
+        "continue_final_message": begun or None,
+        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or [])] or None,
+        "tool_choice": _tool_choice(choice, request.tools) if choice else None,
+        "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
+        "reasoning_effort": effort if effort and can_think(effort, template) else None,
+        "response_format": _format(config.format.schema_) if config and config.format else None,
+        **(_sampling(request) if isinstance(request, MessagesRequest) else {}),
+    }
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def effort_of(request: CountTokensRequest) -> str | None:
+    """How much thinking is asked for, in chat's terms; None leaves it to the model."""
+    thinking, config = request.thinking, request.output_config
+    if thinking is not None and thinking.type == "disabled":
+        return "none"
+    if config is not None and config.effort is not None:
+        return config.effort if config.effort in ("low", "medium") else "high"
+    return _effort_for(thinking) if thinking is not None else None
+
+
+def ignored_in(request: CountTokensRequest, template: str) -> frozenset[str]:
+    """What of it changes nothing."""
+    effort = effort_of(request)
+    thoughtless = effort is not None and not can_think(effort, template)
+    return IGNORED | {"thinking", "output_config.effort"} if thoughtless else IGNORED
+
+
+def can_think(effort: str, template: str) -> bool:
+    """Whether the model has a switch for that."""
+    return template_arguments(effort, template) is not None
+
+
+def put_into_own_terms(error: ApiError) -> None:
+    """An error from below speaks of chat fields; here it is put into the words of the messages API."""
+    head = (error.param or "").split(".")[0].split("[")[0]
+    renamed = [(f"'{head}", f"'{_NAMES[head]}")] if head in _NAMES else list(_TOOL) if head == "tools" else []
+    for theirs, ours in renamed:
+        error.message = error.message.replace(theirs, ours)
+        error.param = f"'{error.param}".replace(theirs, ours)[1:]
+
+
+def _refuse_unsupported(request: CountTokensRequest) -> None:
+    if request.thread is not None:
+        # by this code the SDK knows to send the whole conversation from now on
+        said = "thread is not supported: no messages are kept here; send the whole conversation."
+        raise UnsupportedError(said, param="thread", code="thread_unsupported_request")
+    if request.compaction is not None:
+        raise UnsupportedError("compaction is not supported.", param="compaction")
+    if request.mcp_servers:
+        raise UnsupportedError("mcp_servers are not supported: this gateway runs no tools.", param="mcp_servers")
+
+
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    return {
+        "max_tokens": request.max_tokens,
+        "max_completion_tokens": None,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "stop": request.stop_sequences,
+        "user": request.metadata.user_id if request.metadata else None,
+        "stream": request.stream,
+    }
+
+
+def _effort_for(thinking: ThinkingChoice) -> str:
+    budget = thinking.budget_tokens
+    if budget is None:
+        return "medium"
+    return "low" if budget <= _LOW else "medium" if budget <= _MEDIUM else "high"
+
+
+def _tool(tool: ToolDefinition, where: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        said = f"'{where}' is of type '{tool.type}', which is not supported: this gateway runs no tools itself."
+        raise UnsupportedError(said, param=f"{where}.type")
+    for field in ("name", "input_schema"):
+        if getattr(tool, field) is None:
+            raise missing(f"{where}.{field}")
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _tool_choice(choice: ToolUseChoice, tools: Sequence[ToolDefinition] | None) -> str | dict[str, Any]:
+    if choice.type in ("any", "tool") and not tools:
+        raise InvalidRequestError(f"tool_choice is '{choice.type}', but there are no tools.", param="tool_choice")
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if choice.name is None:
+        raise missing("tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}

@@ -1,0 +1,103 @@
+"""An answer as Anthropic's events: the message, its blocks one after the other, why it ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from json.encoder import encode_basestring
+from typing import Any
+
+from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.answers.choice import Choice
+from llmops.gateway.answers.events import AnswerEvents
+from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
+from llmops.gateway.endpoints.messages.blocks import opening_of, signature_of, usage_of
+from llmops.gateway.errors import ApiError
+from llmops.gateway.http.anthropic import PING
+
+Stop = Callable[[Choice, bool], dict[str, Any]]
+_STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+class MessageEvents(AnswerEvents):
+    """`stop` says why a choice ended, given whether it has a call; `failed` makes the event of an error."""
+
+    def __init__(self, answer: Answer, head: dict[str, Any], stop: Stop, failed: Callable[[ApiError], bytes]) -> None:
+        super().__init__(answer)
+        self._head, self._stop, self._failed = head, stop, failed
+        self._begun = self._called = False
+        self._index = -1
+        self._open: Piece | None = None  # the first piece of the block that is being written
+        self._thinking: list[str] = []
+
+    def render(self, advance: Advance) -> bytes:
+        choice, text, _ = advance
+        if choice.plain and text and isinstance(self._open, Text):
+            return self._delta(Text(text))
+        parts = [] if self._begun else [self._start()]
+        for piece in choice.sort(text):
+            parts.append(self._piece(piece))
+        return b"".join(parts)
+
+    def end(self) -> bytes:
+        parts = [] if self._begun else [self._start()]
+        stop = self._stop(self._answer.choices[0], self._called)
+        last = _event("message_delta", delta=stop, usage=usage_of(self._answer))
+        return b"".join([*parts, self._close(), last, _STOPPED])
+
+    def failed(self, error: ApiError) -> bytes:
+        return self._failed(error)
+
+    def _start(self) -> bytes:
+        self._begun = True
+        usage = {**usage_of(self._answer), "output_tokens": 0}
+        del usage["output_tokens_details"]
+        return _event("message_start", message={**self._head, "usage": usage})
+
+    def _piece(self, piece: Piece) -> bytes:
+        return (b"" if self._goes_on(piece) else self._close() + self._begin(piece)) + self._delta(piece)
+
+    def _goes_on(self, piece: Piece) -> bool:
+        open_ = self._open
+        if isinstance(piece, ToolCall):
+            return isinstance(open_, ToolCall) and piece.index == open_.index
+        return type(piece) is type(open_)
+
+    def _begin(self, piece: Piece) -> bytes:
+        self._open = piece
+        self._index += 1
+        self._called = self._called or isinstance(piece, ToolCall)
+        start = _event("content_block_start", index=self._index, content_block=opening_of(piece))
+        return start if self._index else start + PING
+
+    def _delta(self, piece: Piece) -> bytes:
+        if isinstance(piece, Text):
+            delta = f'"text_delta","text":{encode_basestring(piece.text)}'
+        elif isinstance(piece, Reasoning):
+            self._thinking.append(piece.text)
+            delta = f'"thinking_delta","thinking":{encode_basestring(piece.text)}'
+        elif piece.arguments:
+            delta = f'"input_json_delta","partial_json":{encode_basestring(piece.arguments)}'
+        else:
+            return b""
+        return (
+            f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{self._index},'
+            f'"delta":{{"type":{delta}}}}}\n\n'
+        ).encode("utf-8", "replace")
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        signed = b""
+        if isinstance(self._open, Reasoning):
+            signature = signature_of("".join(self._thinking))
+            self._thinking.clear()
+            delta = {"type": "signature_delta", "signature": signature}
+            signed = _event("content_block_delta", index=self._index, delta=delta)
+        self._open = None
+        return signed + _event("content_block_stop", index=self._index)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    data = json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {kind}\ndata: {data}\n\n".encode("utf-8", "replace")

@@ -1,0 +1,122 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens.
+
+`cache_control` may stand anywhere: it is taken, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from llmops.gateway.openai.common import Number, Wire
+
+
+class ResultBlock(Wire):
+    """A part of a tool's result, or of the system prompt: `text`. Images and documents are refused."""
+
+    type: str
+    text: str | None = None
+
+
+class Block(Wire):
+    """One block of a message; `type` says which of the fields it has."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = Field(default=None, description="Not checked.")
+    data: str | None = Field(default=None, description="Of redacted_thinking; not used.")
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[ResultBlock] | None = Field(default=None, description="Of a tool_result.")
+    is_error: bool | None = None
+
+
+class Turn(Wire):
+    """One message; several of one role in a row are one. A last one of the assistant is the beginning of the answer."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolDefinition(Wire):
+    """A tool that the client runs. Those that a server would have to run are refused."""
+
+    type: str | None = Field(default=None, description='Only "custom".')
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolUseChoice(Wire):
+    """Whether tools are to be used: as the model likes, at least one, the one with `name`, none."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingChoice(Wire):
+    """Whether the model thinks first. `budget_tokens` is how much at most, where the model knows degrees of it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    display: str | None = Field(default=None, description="Ignored.")
+
+
+class OutputFormat(Wire):
+    """The JSON Schema that the answer follows."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Wire):
+    """What the answer is to look like, and how much effort goes into it."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class RequestMetadata(Wire):
+    """Who asked."""
+
+    user_id: str | None = None
+
+
+class CountTokensRequest(Wire):
+    """What makes up the prompt."""
+
+    model: str
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: str | list[ResultBlock] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolUseChoice | None = None
+    thinking: ThinkingChoice | None = None
+    output_config: OutputConfig | None = None
+    mcp_servers: list[dict[str, Any]] | None = Field(default=None, description="Refused unless empty.")
+    compaction: dict[str, Any] | None = Field(default=None, description="Refused.")
+    thread: dict[str, Any] | None = Field(default=None, description="Refused: send the whole conversation.")
+    cache_control: dict[str, Any] | None = Field(default=None, description="Ignored.")
+    context_management: dict[str, Any] | None = Field(default=None, description="Ignored.")
+    speed: str | None = Field(default=None, description="Ignored.")
+
+
+class MessagesRequest(CountTokensRequest):
+    """A request for one message. Sampling extras of chat completions (`seed`, `min_p`, …) work here too."""
+
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: RequestMetadata | None = None
+    service_tier: str | None = Field(default=None, description="Ignored.")
+    container: str | dict[str, Any] | None = Field(default=None, description="Ignored.")
+    diagnostics: dict[str, Any] | None = Field(default=None, description="Ignored.")
+    inference_geo: str | None = Field(default=None, description="Ignored.")

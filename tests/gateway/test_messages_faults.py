@@ -1,0 +1,91 @@
+"""What goes wrong, in Anthropic's form: each test has a gateway and an engine of its own."""
+
+import asyncio
+import json
+
+import anthropic
+import pytest
+from anthropic_sdk import HELLO, ask, raw_events, sdk_of, streamed
+from gateway_conftest import running
+from scripted_triton import Step
+
+BODY = {"model": "tiny", "max_tokens": 5, "messages": HELLO, "stream": True}
+
+
+@pytest.fixture
+async def plain(stack):
+    async with sdk_of(stack) as stack.sdk:
+        yield stack
+
+
+async def test_the_engine_fails(plain):
+    plain.steps(Step(error="the engine broke", final=True))
+    for streaming in (False, True):
+        with pytest.raises(anthropic.InternalServerError) as failed:
+            await ask(plain, stream=streaming)
+        assert (failed.value.status_code, failed.value.type) == (500, "api_error")
+        assert "the engine broke" not in failed.value.api_message
+
+
+async def test_the_engine_fails_half_way(plain):
+    plain.steps(*(Step((token,)) for token in plain.tokenizer.encode("Hello")), Step(error="broke", final=True))
+    events = await raw_events(plain)
+    assert events[-1]["type"] == "error"
+    assert events[-1]["error"]["type"] == "api_error"
+    assert events[-1]["request_id"].startswith("req_")
+    assert "message_stop" not in [event["type"] for event in events]
+    with pytest.raises(anthropic.APIStatusError) as failed:
+        await streamed(plain)
+    assert failed.value.type == "api_error"
+
+
+async def test_a_full_queue_is_529(card, tokenizer):
+    async with running(card, tokenizer, limits={"queued": 0}) as stack:
+        stack.steps(Step(tuple(tokenizer.encode("Hello")[:1])), Step(hang=True))
+        async with sdk_of(stack) as stack.sdk, stack.client.stream("POST", "/v1/messages", json=BODY) as busy:
+            assert busy.status_code == 200
+            for streaming in (False, True):
+                with pytest.raises(anthropic.APIStatusError) as refused:
+                    await ask(stack, stream=streaming)
+                assert (refused.value.status_code, refused.value.type) == (529, "overloaded_error")
+                assert float(refused.value.response.headers["retry-after-ms"]) > 0
+            assert (await stack.chat()).status_code == 503
+        await stack.idle()
+
+
+async def test_triton_is_gone(plain):
+    await plain.triton.stop()
+    with pytest.raises(anthropic.APIStatusError) as refused:
+        await ask(plain)
+    assert (refused.value.status_code, refused.value.type) == (503, "api_error")
+
+
+async def test_a_silent_stream_pings(card, tokenizer):
+    async with running(card, tokenizer, timeouts={"keepalive": 0.05}) as stack:
+        go = asyncio.Event()
+
+        async def script(tensors):
+            await go.wait()
+            yield Step(error="the engine broke", final=True)
+
+        stack.triton.script = script
+        seen = []
+        async with stack.client.stream("POST", "/v1/messages", json=BODY) as answer:
+            assert "request-id" in answer.headers
+            async for line in answer.aiter_lines():
+                seen.append(line)
+                if seen.count("event: ping") == 2:
+                    go.set()
+        assert not any(line.startswith(":") for line in seen)
+        assert [line for line in seen if line.startswith("event: ") and line != "event: ping"] == ["event: error"]
+        failed = json.loads([line for line in seen if line.startswith("data: ")][-1].removeprefix("data: "))
+        assert failed["error"]["type"] == "api_error"
+
+
+async def test_leaving_a_stream_frees_the_engine(plain):
+    plain.say("Hello world! How are you? " * 8, wait=0.05)
+    async with plain.sdk.messages.stream(model="tiny", max_tokens=200, messages=HELLO) as stream:
+        async for event in stream:
+            if event.type == "content_block_delta":
+                break
+    await plain.idle()

@@ -1,0 +1,524 @@
+"""Anthropic's API through its own SDK, with an engine that says exactly what a test wants."""
+
+import json
+import shutil
+import sys
+from contextlib import asynccontextmanager
+
+import anthropic
+import pytest
+import pytest_asyncio
+from anthropic_sdk import HELLO, ask, prompt_of, raw_events, sdk_of, streamed, told
+from scripted_triton import Step
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "d",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "cache_control": {"type": "ephemeral"},
+}
+NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
+CALLED = {"type": "tool_use", "id": "t", "name": "f"}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2.5, null]}}\n</tool_call>'
+ARGUMENTS = {"city": "Paris", "days": [1, 2.5, None]}
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if enable_thinking is false %}<think></think>{% endif %}{# <tool_call> </think> #}"
+)
+DEGREES = "{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+shared = pytest_asyncio.fixture(scope="module", loop_scope="module")
+stacks = sys.modules["gateway_conftest"]
+
+
+@asynccontextmanager
+async def served(tokenizer_dir, tokenizer, directory, template=None):
+    """A model with that template, and the SDK's client as `stack.sdk`."""
+    shutil.copytree(tokenizer_dir, directory)
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    card = stacks.card_of(directory, tokenizer)
+    if template is not None:
+        card["max_seq_len"] = 2048
+    async with stacks.running(card, tokenizer) as stack, sdk_of(stack) as stack.sdk:
+        yield stack
+
+
+@shared
+async def shared_agent(tokenizer_dir, tokenizer, tmp_path_factory):
+    async with served(tokenizer_dir, tokenizer, tmp_path_factory.mktemp("agent") / "t", TEMPLATE) as stack:
+        yield stack
+
+
+@shared
+async def shared_plain(tokenizer_dir, tokenizer, tmp_path_factory):
+    async with served(tokenizer_dir, tokenizer, tmp_path_factory.mktemp("plain") / "t") as stack:
+        yield stack
+
+
+@shared
+async def shared_degrees(tokenizer_dir, tokenizer, tmp_path_factory):
+    async with served(tokenizer_dir, tokenizer, tmp_path_factory.mktemp("degrees") / "t", DEGREES) as stack:
+        yield stack
+
+
+@pytest.fixture
+def agent(shared_agent):
+    """A model that thinks and calls."""
+    shared_agent.triton.requests.clear()
+    return shared_agent
+
+
+@pytest.fixture
+def plain(shared_plain):
+    """A model that only talks, with a context of 256 tokens."""
+    shared_plain.triton.requests.clear()
+    return shared_plain
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_text_with_its_counts(plain):
+    said = plain.say("The capital of France is Paris.")
+    message = await ask(plain)
+    prompt = plain.triton.requests[-1]["input_ids"]
+    assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
+    assert [(block.type, block.text) for block in message.content] == [("text", "The capital of France is Paris.")]
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (len(prompt), len(said))
+    assert (message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens) == (0, 0)
+    assert message._request_id.startswith("req_")
+    assert told(await streamed(plain)) == told(message)
+
+
+async def test_the_order_of_events(agent):
+    agent.say("<think>hm</think>Well." + CALL)
+    events = await raw_events(agent, tools=[WEATHER])
+    kinds = [event["type"] for event in events]
+    starts = [event for event in events if event["type"] == "content_block_start"]
+    assert kinds[:3] == ["message_start", "content_block_start", "ping"]
+    assert kinds.count("ping") == 1
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert [(start["index"], start["content_block"]["type"]) for start in starts] == [
+        (0, "thinking"),
+        (1, "text"),
+        (2, "tool_use"),
+    ]
+    at = -1
+    for event in events:
+        if event["type"] == "content_block_start":
+            at += 1
+        if "index" in event:
+            assert event["index"] == at
+    deltas = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
+    assert list(dict.fromkeys(deltas)) == ["thinking_delta", "signature_delta", "text_delta", "input_json_delta"]
+    begun = events[0]["message"]
+    assert (begun["content"], begun["stop_reason"], begun["usage"]["output_tokens"]) == ([], None, 0)
+    prompt = agent.triton.requests[-1]["input_ids"]
+    assert begun["usage"]["input_tokens"] == events[-2]["usage"]["input_tokens"] == len(prompt)
+
+
+async def test_thinking_text_and_calls_are_blocks_in_their_order(agent):
+    agent.say("<think>Let me see.</think>Well.\n" + CALL + "\n" + CALL + " Done.")
+    message = await ask(agent, tools=[WEATHER])
+    assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use", "text"]
+    thinking, text, first, second, after = message.content
+    assert (thinking.thinking, text.text, after.text) == ("Let me see.", "Well.", "Done.")
+    assert thinking.signature
+    assert (first.name, first.input, second.input) == ("get_weather", ARGUMENTS, ARGUMENTS)
+    assert first.id != second.id
+    assert message.stop_reason == "tool_use"
+    assert 0 < message.usage.output_tokens_details.thinking_tokens < message.usage.output_tokens
+    assert told(await streamed(agent, tools=[WEATHER])) == told(message)
+
+
+@pytest.mark.parametrize("cut", [5, 12, 20, 30, 45, 60, 80, 90])
+async def test_an_answer_that_is_cut_off_is_the_same_streamed(agent, cut):
+    said = agent.tokenizer.encode("<think>hm</think>Well.\n" + CALL)[:cut]
+    agent.steps(*(Step((token,)) for token in said), Step(final=True))
+    message = await ask(agent, tools=[WEATHER], max_tokens=len(said))
+    assert message.stop_reason == "max_tokens"
+    assert told(await streamed(agent, tools=[WEATHER], max_tokens=len(said))) == told(message)
+
+
+async def test_tool_choices(agent):
+    agent.say('[{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": {"city": "Paris"}}]')
+    message = await ask(agent, tools=[WEATHER, NOW], tool_choice={"type": "any"})
+    assert [(block.name, block.input) for block in message.content] == [("now", {}), ("get_weather", {"city": "Paris"})]
+    assert message.stop_reason == "tool_use"
+    assert "maxItems" not in json.loads(agent.triton.requests[-1]["guided_decoding_guide"])
+    await ask(agent, tools=[WEATHER, NOW], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    assert json.loads(agent.triton.requests[-1]["guided_decoding_guide"])["maxItems"] == 1
+    agent.say('{"city": "Paris"}')
+    one = {"type": "tool", "name": "get_weather"}
+    message = await ask(agent, tools=[WEATHER, NOW], tool_choice=one)
+    assert [(block.name, block.input) for block in message.content] == [("get_weather", {"city": "Paris"})]
+    assert message.stop_reason == "tool_use"
+    assert told(await streamed(agent, tools=[WEATHER, NOW], tool_choice=one)) == told(message)
+    agent.say(CALL)
+    message = await ask(agent, tools=[WEATHER], tool_choice={"type": "none"})
+    assert [(block.type, block.text) for block in message.content] == [("text", CALL)]
+    assert "get_weather" not in prompt_of(agent)
+    agent.say(CALL + CALL)
+    message = await ask(agent, tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert [block.type for block in message.content] == ["tool_use"]
+
+
+async def test_a_loop_of_tools(agent):
+    """The SDK's own runner: it calls our answers' tools and sends the results back."""
+    asked = []
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str, days: list) -> str:
+        """The weather.
+
+        Args:
+            city: where
+            days: when
+        """
+        asked.append((city, days))
+        agent.say("It rains.")
+        return "rain"
+
+    agent.say("<think>hm</think>Well.\n" + CALL)
+    runner = agent.sdk.beta.messages.tool_runner(
+        model="tiny",
+        max_tokens=200,
+        messages=HELLO,
+        tools=[get_weather],
+        system=[{"type": "text", "text": "Be brief."}],
+    )
+    last = await runner.until_done()
+    assert asked == [("Paris", [1, 2.5, None])]
+    assert [block.text for block in last.content] == ["It rains."]
+    prompt = prompt_of(agent)
+    assert prompt.endswith(
+        "<system>Be brief.\n<user>Hello\n<assistant>[hm]Well."
+        f"(get_weather {json.dumps(ARGUMENTS)})\n<tool>rain\n<assistant>"
+    )
+
+
+async def test_a_stop_sequence_is_named(plain):
+    plain.say("The capital of France is Paris.")
+    message = await ask(plain, stop_sequences=["London", " France"])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " France")
+    assert message.content[0].text == "The capital of"
+    assert told(await streamed(plain, stop_sequences=["London", " France"])) == told(message)
+
+
+async def test_an_answer_without_anything(plain):
+    plain.say("")
+    message = await ask(plain)
+    assert (message.content, message.stop_reason) == ([], "end_turn")
+    assert [event["type"] for event in await raw_events(plain)] == ["message_start", "message_delta", "message_stop"]
+
+
+async def test_more_than_the_context_has_room_for_is_cut(plain):
+    """Agents ask for 32,000 tokens of every model."""
+    said = plain.tokenizer.encode("Hello") * 256
+    plain.steps(*(Step((token,)) for token in said), Step(final=True))
+    asked = await plain.sdk.messages.count_tokens(model="tiny", messages=HELLO)
+    room = 256 - asked.input_tokens
+    plain.steps(*(Step((token,)) for token in said[:room]), Step(final=True))
+    message = await ask(plain, max_tokens=20_000)
+    assert plain.triton.requests[-1]["request_output_len"] == [room]
+    assert (message.stop_reason, message.usage.output_tokens) == ("model_context_window_exceeded", room)
+    assert told(await streamed(plain, max_tokens=20_000)) == told(message)
+    assert (await ask(plain, max_tokens=room)).stop_reason == "max_tokens"
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_becomes_its_prompt(agent):
+    agent.say("ok")
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "content": "b"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "redacted_thinking", "data": "y"},
+                {"type": "text", "text": "c"},
+                {"type": "tool_use", "id": "t1", "name": "now", "input": {}},
+                {"type": "tool_use", "id": "t2", "name": "now", "input": {"é": [1]}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "noon"},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t2",
+                    "is_error": True,
+                    "content": [{"type": "text", "text": "no clock"}, {"type": "text", "text": "here"}],
+                },
+                {"type": "text", "text": "d"},
+            ],
+        },
+    ]
+    await ask(agent, messages=turns, system=[{"type": "text", "text": "s"}, {"type": "text", "text": "t"}])
+    assert prompt_of(agent) == (
+        '<system>s\nt\n<user>a\nb\n<assistant>[hm]c(now {})(now {"é": [1]})\n'
+        "<tool>noon\n<tool>Error: no clock\nhere\n<user>d\n<assistant>"
+    )
+
+
+async def test_the_beginning_of_the_answer_is_gone_on_with(agent):
+    agent.say(" is Paris.")
+    begun = [*HELLO, {"role": "assistant", "content": "The capital"}]
+    assert (await ask(agent, messages=begun)).content[0].text == " is Paris."
+    assert prompt_of(agent).endswith("<user>Hello\n<assistant>The capital")
+    await ask(agent, messages=[*HELLO, {"role": "assistant", "content": ""}])
+    assert prompt_of(agent).endswith("<user>Hello\n<assistant>")
+
+
+async def test_sampling_reaches_the_engine(plain):
+    plain.say("ok")
+    extra = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": 11}
+    await ask(plain, max_tokens=9, extra_body=extra, metadata={"user_id": "u"})
+    sent = plain.triton.requests[-1]
+    assert (sent["request_output_len"], sent["runtime_top_p"], sent["runtime_top_k"]) == ([9], [0.25], [7])
+    assert (sent["temperature"], sent["seed"]) == ([0.5], [11])
+
+
+async def test_structured_output(plain):
+    plain.say('{"city": "Paris"}')
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    message = await ask(plain, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert json.loads(message.content[0].text) == {"city": "Paris"}
+    assert json.loads(plain.triton.requests[-1]["guided_decoding_guide"])["required"] == ["city"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "closed"),
+    [
+        ({"thinking": {"type": "disabled"}}, True),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, False),
+        ({"thinking": {"type": "adaptive"}}, False),
+        ({}, False),
+    ],
+)
+async def test_thinking_is_the_templates_switch(agent, fields, closed):
+    agent.say("ok")
+    await ask(agent, **fields)
+    assert prompt_of(agent).endswith("<think></think>") == closed
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 10_000}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 32_000}}, "high"),
+        ({"thinking": {"type": "adaptive"}}, "medium"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "high"),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "none"),
+    ],
+)
+async def test_degrees_of_thinking(shared_degrees, fields, effort):
+    shared_degrees.say("ok")
+    await ask(shared_degrees, **fields)
+    assert prompt_of(shared_degrees) == f"{effort}Hello"
+
+
+async def test_what_changes_nothing_is_said(plain):
+    plain.say("ok")
+    raw = await plain.sdk.messages.with_raw_response.create(
+        model="tiny",
+        max_tokens=5,
+        messages=HELLO,
+        thinking={"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
+        cache_control={"type": "ephemeral"},
+        service_tier="auto",
+        extra_body={"what": 1, "seed": 3},
+    )
+    assert raw.headers["x-llmops-ignored"] == "cache_control, service_tier, thinking, thinking.display, what"
+
+
+async def test_what_an_agent_sends_before_and_around(agent):
+    """As Claude Code does it: a look at the root, the beta flag, its headers, system as blocks, caches everywhere."""
+    assert (await agent.client.head("/")).status_code == 200
+    agent.say("Well.\n" + CALL)
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    asked = agent.sdk.beta.messages.stream(
+        model="tiny",
+        max_tokens=32_000,
+        system=[{"type": "text", "text": "You are an agent.", **cached}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": "hi", **cached}]}],
+        tools=[WEATHER],
+        metadata={"user_id": "user_1_session_2"},
+        thinking={"type": "adaptive"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        betas=["interleaved-thinking-2025-05-14", "claude-code-20250219"],
+        extra_headers={"x-app": "cli", "anthropic-dangerous-direct-browser-access": "true"},
+    )
+    async with asked as stream:
+        message = await stream.get_final_message()
+    assert [block.type for block in message.content] == ["text", "tool_use"]
+
+
+# -- counting ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"system": "Be brief.", "messages": [*HELLO, {"role": "assistant", "content": "The capital"}]},
+        {"tools": [WEATHER, NOW]},
+        {"tools": [WEATHER], "tool_choice": {"type": "any"}},
+        {"tools": [WEATHER], "tool_choice": {"type": "none"}},
+        {"thinking": {"type": "disabled"}},
+    ],
+)
+async def test_tokens_are_counted_as_they_are_used(agent, fields):
+    agent.say("[]")
+    counted = await agent.sdk.messages.count_tokens(**{"model": "tiny", "messages": HELLO, **fields})
+    assert (await ask(agent, **fields)).usage.input_tokens == counted.input_tokens
+    assert len(agent.triton.requests) == 1
+    assert counted.input_tokens == len(agent.triton.requests[-1]["input_ids"])
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+async def test_models(plain):
+    listed = [model async for model in plain.sdk.models.list()]
+    assert [(model.id, model.type, model.max_input_tokens) for model in listed] == [("tiny", "model", 256)]
+    assert (await plain.sdk.models.retrieve("tiny")).created_at.timestamp() == 1790000000
+    with pytest.raises(anthropic.NotFoundError):
+        await plain.sdk.models.retrieve("huge")
+    assert (await plain.client.get("/v1/models")).json()["object"] == "list"
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def block(**fields):
+    return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_tokens": None}, "Invalid value for 'max_tokens'"),
+        ({"max_tokens": 0}, "Invalid value for 'max_tokens'"),
+        ({"max_tokens": "5"}, "Invalid value for 'max_tokens'"),
+        ({"messages": []}, "Invalid value for 'messages'"),
+        ({"messages": [{"role": "user", "content": []}]}, "'messages[0].content' must not be empty"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "Invalid value for 'messages[0].role'"),
+        ({"messages": [{"role": "user"}]}, "Missing required parameter: 'messages[0].content'"),
+        (block(text="x"), "Missing required parameter: 'messages[0].content[0].type'"),
+        (block(type="text"), "Missing required parameter: 'messages[0].content[0].text'"),
+        (block(type="image", source={}), "'messages[0].content[0]' is of type 'image', which is not supported"),
+        (block(type="document", source={}), "'messages[0].content[0]' is of type 'document', which is not supported"),
+        (block(**CALLED, input={}), "belongs into a message of the assistant"),
+        (block(type="tool_result", content="x"), "Missing required parameter: 'messages[0].content[0].tool_use_id'"),
+        (
+            block(type="tool_result", tool_use_id="t", content=[{"type": "image"}]),
+            "'messages[0].content[0].content[0]' is of type 'image'",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
+            "belongs into a message of the user",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+                ]
+            },
+            "send their results (tool_result)",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [CALLED]}]},
+            "Missing required parameter: 'messages[0].content[0].input'",
+        ),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "'messages' needs a message that is not empty"),
+        ({"system": [{"type": "image"}]}, "'system[0]' is of type 'image'"),
+        ({"system": 5}, "Invalid value for 'system'"),
+        ({"temperature": 3}, "Invalid value for 'temperature'"),
+        ({"top_k": -2}, "Invalid value for 'top_k'"),
+        ({"stop_sequences": "x"}, "Invalid value for 'stop_sequences'"),
+        ({"stop_sequences": [""]}, "A stop string must not be empty"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "'tools[0]' is of type 'web_search_20250305'",
+        ),
+        ({"tools": [{"name": "f"}]}, "Missing required parameter: 'tools[0].input_schema'"),
+        ({"tools": [{"input_schema": {}}]}, "Missing required parameter: 'tools[0].name'"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "Invalid value for 'tools[0].name'"),
+        ({"tools": [NOW, NOW]}, "Two tools have the name 'now'"),
+        ({"tools": [{"name": "f", "input_schema": {"type": 5}}]}, "tools[0].input_schema"),
+        ({"tools": [NOW], "tool_choice": {"type": "tool"}}, "Missing required parameter: 'tool_choice.name'"),
+        ({"tools": [NOW], "tool_choice": {"type": "tool", "name": "x"}}, "names 'x', which is not among the tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice is 'any', but there are no tools"),
+        ({"tool_choice": "auto"}, "Invalid value for 'tool_choice'"),
+        ({"thinking": {"type": "deep"}}, "Invalid value for 'thinking.type'"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "Invalid value for 'thinking.budget_tokens'"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
+            "output_config.format",
+        ),
+        ({"compaction": {"type": "enabled"}}, "compaction is not supported"),
+        ({"thread": {"type": "create"}}, "send the whole conversation"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers are not supported"),
+        ({"n": 2}, "A message is one answer"),
+    ],
+)
+async def test_wrong_requests(plain, fields, said):
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await plain.sdk.messages.create(model="tiny", max_tokens=5, messages=HELLO, extra_body=fields)
+    assert refused.value.type == "invalid_request_error"
+    assert said in refused.value.api_message
+    assert refused.value.request_id == refused.value.body["request_id"]
+    assert set(refused.value.body) == {"type", "error", "request_id"}
+    assert set(refused.value.body["error"]) <= {"type", "message", "details"}
+    assert plain.triton.requests == []
+
+
+async def test_errors_before_there_is_a_request(plain):
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        broken = await plain.client.post(path, content=b'{"model": ')
+        assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert "not valid JSON" in broken.json()["error"]["message"]
+        assert broken.headers["request-id"] == broken.json()["request_id"]
+        large = await plain.client.post(path, content=b" " * (16 * 2**20 + 1))
+        assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
+        assert (await plain.client.get(path)).json()["error"]["type"] == "invalid_request_error"
+    missing = await plain.client.post("/v1/messages/batches", json={})
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        await ask(plain, model="huge")
+    assert unknown.value.type == "not_found_error"
+    assert "'huge' does not exist" in unknown.value.api_message
+    assert set((await plain.client.post("/v1/nope", json={})).json()) == {"error"}
+
+
+async def test_a_prompt_that_does_not_fit(plain):
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length is 256"):
+        await ask(plain, messages=[{"role": "user", "content": "Hello world " * 200}])
+
+
+async def test_keys_in_either_header(plain):
+    plain.say("ok")
+    body = {"model": "tiny", "max_tokens": 5, "messages": HELLO}
+    for headers in ({"x-api-key": "a"}, {"authorization": "Bearer a"}, {}):
+        answer = await plain.client.post("/v1/messages", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+
+async def test_openai_errors_stay_openais(plain):
+    answer = await plain.chat(temperature=3)
+    assert set(answer.json()) == {"error"}
+    assert "request-id" not in answer.headers
