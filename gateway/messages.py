@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
+from llmops.contract import GuideKind as GuideKind
+from llmops.contract import Tensor
+
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
@@ -43,7 +45,8 @@ class EngineRequest:
     """One validated, tokenised request: what the tensor contract (docs/contract.md) can say.
 
     `end_ids` all end a sequence (empty: nothing does but the length); `stop_words` and `bad_words` are token sequences.
-    `caller`: who asks, for fair turns among those whose grammars are new to the engine.
+    `caller`: who asks, for fair turns among those whose grammars are new to the engine. `extras`: numbers for inputs of
+    the contract that have no field here; those that only engine models of ours know are left out for others.
     """
 
     request_id: str
@@ -58,7 +61,7 @@ class EngineRequest:
     logprobs: bool = False
     guide: Guide | None = None
     caller: str = ""
-    lora_id: int | None = None
+    extras: Mapping[Tensor, float] = field(default_factory=dict)
     streaming: bool = True
 
 

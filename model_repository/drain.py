@@ -12,7 +12,8 @@ import sys
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from llmops.model_repository.names import ENGINE
+from llmops import contract
+from llmops.contract import ENGINE
 
 TIMEOUT = 5.0
 # seconds for the engines to say goodbye to answers that are cut off
@@ -48,7 +49,7 @@ def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
     configs = {
         name: stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=TIMEOUT).config for name in names
     }
-    return [name for name in names if any(tensor.name == "drain" for tensor in configs[name].input)]
+    return [name for name in names if any(tensor.name == contract.DRAIN.name for tensor in configs[name].input)]
 
 
 def _drain(
@@ -67,10 +68,14 @@ def _drain(
 
 def _drain_request(model: str, end_now: bool) -> service_pb2.ModelInferRequest:
     request = service_pb2.ModelInferRequest(model_name=model)
-    tensors = {"input_lengths": bytes(4), "request_output_len": bytes(4), "drain": b"\x01", "stop": bytes([end_now])}
-    for name, raw in tensors.items():
-        datatype = "INT32" if len(raw) == 4 else "BOOL"
-        request.inputs.add(name=name, datatype=datatype, shape=[1, 1])
+    tensors = {
+        contract.INPUT_LENGTHS: bytes(4),
+        contract.REQUEST_OUTPUT_LEN: bytes(4),
+        contract.DRAIN: b"\x01",
+        contract.STOP: bytes([end_now]),
+    }
+    for tensor, raw in tensors.items():
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, 1])
         request.raw_input_contents.append(raw)
     return request
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.model_repository.names import EMBEDDING
+from llmops.contract import CARD, EMBEDDING, EMBEDDING_INPUTS, EMBEDDING_VECTOR
 from llmops.model_repository.pbtxt import render_config
-from llmops.model_repository.tensors import FP32, INT32, Tensor
 
 MAX_QUEUE_SIZE = 4096
 
@@ -26,17 +26,14 @@ def embedding_config(name: str, directory: Path, manifest: EngineManifest) -> st
         "name": name + EMBEDDING,
         "max_batch_size": limits.max_batch_size,
         "max_queue_size": MAX_QUEUE_SIZE,
-        "inputs": [
-            Tensor("input_ids", INT32, (-1,), optional=False, ragged=True),
-            Tensor("input_lengths", INT32, optional=False),
-        ],
-        "outputs": [Tensor("embedding", FP32, (manifest.extra["embedding"]["dimensions"],), optional=False)],
+        "inputs": EMBEDDING_INPUTS,
+        "outputs": [replace(EMBEDDING_VECTOR, dims=(manifest.extra["embedding"]["dimensions"],))],
         "parameters": {
             "model_path": str(model),
             "vocab_size": str(manifest.tokenizer.vocab_size),
             "max_seq_len": str(limits.max_seq_len),
             "max_batch_size": str(limits.max_batch_size),
-            "llmops_card": json.dumps(_card(name, directory, manifest)),
+            CARD: json.dumps(_card(name, directory, manifest)),
         },
     }
     return render_config("embedding", values)

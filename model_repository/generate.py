@@ -12,23 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmops import __version__
+from llmops import __version__, contract, turns
 from llmops.build.engine_folder.atomic import followed
 from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.contract import EMBEDDING, ENGINE, POSTPROCESSING, PREPROCESSING, Tensor
 from llmops.errors import InputError
-from llmops.model_repository import tensors as t
 from llmops.model_repository.encoder import embedding_config, is_encoder
 from llmops.model_repository.marker import FILE_NAME as MARKER
 from llmops.model_repository.marker import Marker, ServedEngine
-from llmops.model_repository.names import EMBEDDING, ENGINE, POSTPROCESSING, PREPROCESSING
 from llmops.model_repository.pbtxt import TEMPLATES, render_config
 from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
 
-CONTRACT = 2
 # of Triton's own queue, through which NVIDIA's C++ backend takes its requests
 MAX_QUEUE_SIZE = 4096
 # batches that may wait for our engine models: a full queue is then as many answers' time long
 QUEUED_BATCHES = 4
+# what models inside Triton share with the gateway, and import as llmops_NAME
+_SHARED = {"tensorrt_llm": (contract, turns)}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -99,7 +99,7 @@ def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
         yield ModelFolder(entry.name + EMBEDDING, config, "embedding")
         return
     model = entry.target.engine_model(entry.directory, entry.manifest)
-    ours = t.CONTEXT_IDS in model.outputs
+    ours = contract.CONTEXT_IDS in model.outputs
     yield ModelFolder(entry.name, _ensemble(entry, ours), None)
     yield ModelFolder(entry.name + PREPROCESSING, _preprocessing(entry, ours), "preprocessing")
     yield ModelFolder(entry.name + ENGINE, _engine(entry, model), "tensorrt_llm" if model.python_model else None)
@@ -110,7 +110,7 @@ def card(entry: EngineEntry) -> dict[str, Any]:
     """What the engine model announces about itself: docs/contract.md."""
     manifest = entry.manifest
     return {
-        "contract": CONTRACT,
+        "contract": contract.CONTRACT,
         "name": entry.name,
         "target": manifest.target,
         "tokenizer_dir": _tokenizer_dir(entry),
@@ -163,7 +163,7 @@ def _tokenizer_dir(entry: EngineEntry) -> str:
 
 
 def _engine(entry: EngineEntry, model: EngineModel) -> str:
-    queue = {"max_queue_size": str(entry.queue_size)} if model.python_model else {}
+    queue = {contract.MAX_QUEUE_SIZE: str(entry.queue_size)} if model.python_model else {}
     values = {
         "name": entry.name + ENGINE,
         "backend": model.backend,
@@ -171,7 +171,7 @@ def _engine(entry: EngineEntry, model: EngineModel) -> str:
         "max_queue_size": MAX_QUEUE_SIZE,
         "inputs": model.inputs,
         "outputs": model.outputs,
-        "parameters": {**model.parameters, **queue, "llmops_card": json.dumps(card(entry))},
+        "parameters": {**model.parameters, **queue, contract.CARD: json.dumps(card(entry))},
     }
     return render_config("tensorrt_llm", values)
 
@@ -181,8 +181,8 @@ def _preprocessing(entry: EngineEntry, ours: bool) -> str:
     values = {
         "name": entry.name + PREPROCESSING,
         "max_batch_size": entry.manifest.limits.max_batch_size,
-        "inputs": t.PREPROCESSING_INPUTS,
-        "outputs": t.PREPROCESSING_OUTPUTS + ([t.RETURN_CONTEXT_OUT] if ours else []),
+        "inputs": contract.PREPROCESSING_INPUTS,
+        "outputs": [*contract.PREPROCESSING_OUTPUTS, *([contract.PRE_OUT_RETURN_CONTEXT] if ours else [])],
         "parameters": {
             "tokenizer_dir": _tokenizer_dir(entry),
             "add_special_tokens": "true",
@@ -198,65 +198,65 @@ def _postprocessing(entry: EngineEntry) -> str:
     values = {
         "name": entry.name + POSTPROCESSING,
         "max_batch_size": entry.manifest.limits.max_batch_size,
-        "inputs": t.POSTPROCESSING_INPUTS,
-        "outputs": t.POSTPROCESSING_OUTPUTS,
+        "inputs": contract.POSTPROCESSING_INPUTS,
+        "outputs": contract.POSTPROCESSING_OUTPUTS,
         "parameters": {"tokenizer_dir": _tokenizer_dir(entry), "skip_special_tokens": "true"},
     }
     return render_config("postprocessing", values)
 
 
 def _ensemble(entry: EngineEntry, ours: bool) -> str:
-    engine_outputs = {"output_ids": "_TOKENS_BATCH", "sequence_length": "_SEQUENCE_LENGTH"}
-    engine_inputs = {engine: f"_{name}" for name, engine in t.PREPROCESSING_TO_ENGINE.items()}
-    postprocessing = {"TOKENS_BATCH": "_TOKENS_BATCH", "SEQUENCE_LENGTH": "_SEQUENCE_LENGTH"}
-    preprocessing_outputs = {name: f"_{name}" for name in t.PREPROCESSING_TO_ENGINE}
+    engine_outputs = {contract.OUTPUT_IDS: contract.POST_TOKENS, contract.SEQUENCE_LENGTH: contract.POST_LENGTH}
+    engine_inputs = {engine: made for made, engine in contract.PREPROCESSING_TO_ENGINE.items()}
     if ours:
-        preprocessing_outputs["RETURN_CONTEXT_IDS"] = "_RETURN_CONTEXT_IDS"
-        engine_inputs["return_context_ids"] = "_RETURN_CONTEXT_IDS"
-        engine_outputs |= {"context_ids": "_CONTEXT_IDS", "finished": "_FINISHED"}
-        postprocessing |= {"CONTEXT_IDS": "_CONTEXT_IDS", "FINISHED": "_FINISHED"}
+        engine_inputs[contract.RETURN_CONTEXT_IDS] = contract.PRE_OUT_RETURN_CONTEXT
+        engine_outputs |= {
+            contract.CONTEXT_IDS: contract.POST_CONTEXT_IDS,
+            contract.FINISHED: contract.POST_FINISHED,
+        }
     passed = ensemble_outputs()
     steps = [
         {
             "model": entry.name + PREPROCESSING,
-            "inputs": {name: given for given, name in t.ENSEMBLE_TO_PREPROCESSING.items()},
-            "outputs": preprocessing_outputs,
+            "inputs": {tensor: given for given, tensor in contract.ENSEMBLE_TO_PREPROCESSING.items()},
+            "outputs": {made: _inner(made) for made in engine_inputs.values()},
         },
         {
             "model": entry.name + ENGINE,
-            "inputs": engine_inputs | {name: given for given, name in t.ENSEMBLE_TO_ENGINE.items()},
-            "outputs": engine_outputs | {tensor.name: tensor.name for tensor in passed},
+            "inputs": {tensor: _inner(made) for tensor, made in engine_inputs.items()}
+            | {tensor: given for given, tensor in contract.ENSEMBLE_TO_ENGINE.items()},
+            "outputs": {tensor: _inner(read) for tensor, read in engine_outputs.items()}
+            | {tensor: tensor.name for tensor in passed},
         },
-        {"model": entry.name + POSTPROCESSING, "inputs": postprocessing, "outputs": {"OUTPUT": "text_output"}},
+        {
+            "model": entry.name + POSTPROCESSING,
+            "inputs": {read: _inner(read) for read in engine_outputs.values()},
+            "outputs": {contract.POST_OUTPUT: contract.TEXT_OUTPUT},
+        },
     ]
     values = {
         "name": entry.name,
         "max_batch_size": entry.manifest.limits.max_batch_size,
-        "inputs": ensemble_inputs(),
-        "outputs": [t.Tensor("text_output", t.STRING, (-1,)), *passed],
+        "inputs": contract.ENSEMBLE_INPUTS,
+        "outputs": [replace(contract.POST_OUTPUT, name=contract.TEXT_OUTPUT), *passed],
         "steps": steps,
     }
     return render_config("ensemble", values)
 
 
-def ensemble_inputs() -> list[t.Tensor]:
-    """Public names with the type of the tensor they feed. Without `reshape`: Triton applies it at the step."""
-    sources = {tensor.name: tensor for tensor in [*t.ENGINE_INPUTS, *t.PREPROCESSING_INPUTS]}
-    pairs = {**t.ENSEMBLE_TO_PREPROCESSING, **t.ENSEMBLE_TO_ENGINE}
-    return [
-        t.Tensor(given, sources[name].data_type, sources[name].dims, optional=sources[name].optional)
-        for given, name in pairs.items()
-    ]
+def _inner(tensor: Tensor) -> str:
+    """What a tensor between two models of the ensemble is called."""
+    return f"_{tensor.name}"
 
 
-def ensemble_outputs() -> list[t.Tensor]:
+def ensemble_outputs() -> list[Tensor]:
     """What the ensemble passes on of the engine's outputs besides the text."""
-    hidden = {"output_ids", "sequence_length", "context_phase_params"}
-    return [tensor for tensor in t.ENGINE_OUTPUTS if tensor.name not in hidden]
+    hidden = (contract.OUTPUT_IDS, contract.SEQUENCE_LENGTH, contract.CONTEXT_PHASE_PARAMS)
+    return [tensor for tensor in contract.ENGINE_OUTPUTS if tensor not in hidden]
 
 
 def _marker(entries: Sequence[EngineEntry]) -> Marker:
-    return Marker(__version__, CONTRACT, {entry.name: _served(entry) for entry in entries})
+    return Marker(__version__, contract.CONTRACT, {entry.name: _served(entry) for entry in entries})
 
 
 def _served(entry: EngineEntry) -> ServedEngine:
@@ -269,7 +269,7 @@ def _served(entry: EngineEntry) -> ServedEngine:
         key=manifest.key,
         target=manifest.target,
         backend=model.backend,
-        runtime=model.parameters.get("llmops_runtime", ""),
+        runtime=model.parameters.get(contract.RUNTIME, ""),
         tp_size=manifest.parallelism.tp_size,
         pp_size=manifest.parallelism.pp_size,
         tensorrt_llm=str(manifest.extra.get("tensorrt_llm", "")),
@@ -282,9 +282,18 @@ def _write_model(folder: Path, model: ModelFolder) -> None:
     if model.package is None:
         version.mkdir(parents=True)
     else:
-        source = TEMPLATES / model.package / "1"
-        shutil.copytree(source, version, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_models(model.package, version)
     (folder / "config.pbtxt").write_text(model.config)
+
+
+def copy_models(package: str, version: Path) -> None:
+    """The code of a Python model into its version folder, with what it shares with the gateway beside it: inside Triton
+    there is no llmops."""
+    shutil.copytree(
+        TEMPLATES / package / "1", version, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+    )
+    for module in _SHARED.get(package, (contract,)):
+        shutil.copyfile(str(module.__file__), version / f"llmops_{module.__name__.rpartition('.')[2]}.py")
 
 
 def _check_output(output: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from llmops.build.installed import installed_version
 from llmops.build.trtllm.versions import IMAGES, Image, check_image, check_installed, image_for
+from llmops.contract import ENGINE, RUNTIME
 from llmops.errors import InputError, MissingDependencyError
 from llmops.model_repository.marker import Marker, ServedEngine
-from llmops.model_repository.names import ENGINE
 
 TAG_VARIABLE = "NVIDIA_TRITON_SERVER_VERSION"
 
@@ -62,7 +62,7 @@ def check_target(target: str) -> None:
 
 
 def _check_engine(name: str, engine: ServedEngine, config: Any, backends: Path) -> None:
-    runtime = config.parameters["llmops_runtime"].string_value if "llmops_runtime" in config.parameters else ""
+    runtime = config.parameters[RUNTIME].string_value if RUNTIME in config.parameters else ""
     if config.backend == "tensorrtllm":
         if not (backends / "tensorrtllm").is_dir():
             raise MissingDependencyError(_elsewhere(name, engine, "NVIDIA's tensorrtllm backend"))

@@ -134,7 +134,7 @@ async def _start(
         bad_words=plan.bad_words,
         guide=plan.guide,
         caller=context.caller,
-        lora_id=model.lora_id,
+        extras=model.extras,
     )
     end_ids = frozenset(endings.end_ids)
     choices = [

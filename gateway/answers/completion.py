@@ -155,7 +155,7 @@ def _engine_requests(
             bad_words=bad_words,
             guide=guide,
             caller=caller,
-            lora_id=model.lora_id,
+            extras=model.extras,
         )
         for at, ids in enumerate(prompts)
     ]

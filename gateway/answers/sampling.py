@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmops import contract
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from llmops.gateway.messages import Capabilities, Guide, ModelCard, Sampling
 from llmops.gateway.openai.common import SamplingFields
@@ -15,21 +16,21 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 
 # What an engine refuses by its tensor's name is a field of the request to the client
 FIELD_OF_TENSOR = {
-    "embedding_bias": "logit_bias",
-    "return_log_probs": "logprobs",
-    "num_return_sequences": "n",
-    "runtime_top_k": "top_k",
-    "runtime_top_p": "top_p",
-    "runtime_min_p": "min_p",
-    "request_output_len": "max_tokens",
-    "input_ids": "messages",
-    "input_lengths": "messages",
-    "bad_words_list": "bad_words",
-    "stop_words_list": "stop_token_ids",
-    "end_id": "ignore_eos",
-    "guided_decoding_guide": "response_format",
-    "guided_decoding_guide_type": "response_format",
-    "lora_task_id": "model",
+    contract.EMBEDDING_BIAS.name: "logit_bias",
+    contract.RETURN_LOG_PROBS.name: "logprobs",
+    contract.NUM_RETURN_SEQUENCES.name: "n",
+    contract.RUNTIME_TOP_K.name: "top_k",
+    contract.RUNTIME_TOP_P.name: "top_p",
+    contract.RUNTIME_MIN_P.name: "min_p",
+    contract.REQUEST_OUTPUT_LEN.name: "max_tokens",
+    contract.INPUT_IDS.name: "messages",
+    contract.INPUT_LENGTHS.name: "messages",
+    contract.BAD_WORDS_LIST.name: "bad_words",
+    contract.STOP_WORDS_LIST.name: "stop_token_ids",
+    contract.END_ID.name: "ignore_eos",
+    contract.GUIDE.name: "response_format",
+    contract.GUIDE_TYPE.name: "response_format",
+    contract.LORA_TASK_ID.name: "model",
 }
 
 

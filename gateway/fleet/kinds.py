@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic
 
+from llmops.contract import EMBEDDING, ENGINE
 from llmops.errors import LlmopsError
 from llmops.gateway.fleet.serving import EmbeddingModel, M, ServedModel
 from llmops.gateway.messages import ModelCard
@@ -15,8 +16,8 @@ from llmops.gateway.settings import GatewaySettings, ModelOverrides
 from llmops.gateway.text.template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.card import parse_card
-from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
-from llmops.gateway.triton.encoder import EMBEDDING_SUFFIX, EncoderCard, TritonEncoder, parse_encoder_card
+from llmops.gateway.triton.client import TritonClient
+from llmops.gateway.triton.encoder import EncoderCard, TritonEncoder, parse_encoder_card
 from llmops.gateway.triton.request_stream import RequestStreams
 from llmops.gateway.triton.step_stream import StepStreams
 
@@ -57,7 +58,7 @@ class Kind(ABC, Generic[M]):
 class Generating(Kind[ServedModel]):
     """Engine models, which generate tokens. The configuration may name others: `models.NAME.engine_model`."""
 
-    suffix, model = ENGINE_SUFFIX, ServedModel
+    suffix, model = ENGINE, ServedModel
 
     def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
         named = {over.engine_model: name for name, over in self._settings.models.items() if over.engine_model}
@@ -88,7 +89,7 @@ class Generating(Kind[ServedModel]):
 class Embedding(Kind[EmbeddingModel]):
     """Encoders, which give vectors."""
 
-    suffix, model = EMBEDDING_SUFFIX, EmbeddingModel
+    suffix, model = EMBEDDING, EmbeddingModel
 
     def read_card(self, text: str, name: str) -> EncoderCard:
         return parse_encoder_card(text, {"name": name, **self._overrides(name).card_fields()})

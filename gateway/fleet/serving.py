@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from llmops.contract import LORA_TASK_ID, Tensor
 from llmops.gateway.messages import Engine, EngineRequest, ModelCard, Sampling
 from llmops.gateway.text.template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -53,7 +54,8 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel(Model):
-    """A model that generates. An adapter has its base model's parts, `parent` and `lora_id`."""
+    """A model that generates. An adapter has its base model's parts and its `parent`; `extras` go with every
+    request, as in EngineRequest."""
 
     silent: ClassVar[str] = "made no token"
     failed: ClassVar[str] = "cannot generate"
@@ -64,10 +66,12 @@ class ServedModel(Model):
     template: ChatTemplate | None
     engine: Engine
     parent: str | None = None
-    lora_id: int | None = None
+    extras: Mapping[Tensor, float] = field(default_factory=dict)
 
     def variants(self) -> Sequence[ServedModel]:
-        adapters = [replace(self, name=one.name, parent=self.name, lora_id=one.id) for one in self.card.adapters]
+        adapters = [
+            replace(self, name=one.name, parent=self.name, extras={LORA_TASK_ID: one.id}) for one in self.card.adapters
+        ]
         return [self, *adapters]
 
     def abilities(self) -> dict[str, Any]:

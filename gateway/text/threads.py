@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from llmops.gateway.callers.shares import Shares
-from llmops.gateway.callers.turns import Turns
 from llmops.gateway.errors import UnavailableError
+from llmops.turns import Turns
 
 T = TypeVar("T")
 

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from llmops.contract import CARD, CONTRACT
 from llmops.errors import InputError
 from llmops.gateway.messages import Adapter, Capabilities, GuideKind, ModelCard, SamplingDefaults
-
-PARAMETER = "llmops_card"
-CONTRACT = 2
 
 
 class _Capabilities(BaseModel):
@@ -75,9 +73,9 @@ def parse_card(text: str, overrides: Mapping[str, Any] | None = None) -> ModelCa
         raw = json.loads(text) if text else {}
         card = _Card.model_validate({**raw, **(overrides or {})})
     except ValidationError as error:
-        raise InputError(f"the model's {PARAMETER} cannot be used ({first_fault(error)})") from error
+        raise InputError(f"the model's {CARD} cannot be used ({first_fault(error)})") from error
     except (ValueError, TypeError) as error:
-        raise InputError(f"the model's {PARAMETER} is not a JSON object: {error}") from error
+        raise InputError(f"the model's {CARD} is not a JSON object: {error}") from error
     if card.contract != CONTRACT:
         raise InputError(
             f"the model speaks contract {card.contract}, this gateway {CONTRACT}; use the same llmops version for both"

@@ -8,11 +8,10 @@ import grpc
 from grpc import aio
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from llmops.contract import CARD, ENGINE
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.triton.card import PARAMETER
 from llmops.gateway.triton.tensors import error_of
 
-ENGINE_SUFFIX = "-tensorrt_llm"
 # A restarted Triton must be seen within a second or two; messages hold whole prompts and answers
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -60,7 +59,7 @@ class TritonClient:
 
         The index says whether a model is loaded; a model whose engine has ended says so when it is asked itself.
         """
-        models = {name: loaded for name, loaded in (await self.index()).items() if name.endswith(ENGINE_SUFFIX)}
+        models = {name: loaded for name, loaded in (await self.index()).items() if name.endswith(ENGINE)}
         return {name: loaded and await self.model_ready(name) for name, loaded in models.items()}
 
     async def index(self) -> dict[str, bool]:
@@ -84,7 +83,7 @@ class TritonClient:
     async def card_text(self, model: str) -> str:
         """The model's `llmops_card` parameter, empty when it has none. Raises UnavailableError."""
         config = await self.model_config(model)
-        return str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
+        return str(config.parameters[CARD].string_value) if CARD in config.parameters else ""
 
     async def model_config(self, model: str) -> model_config_pb2.ModelConfig:
         """Its configuration as Triton holds it. Raises UnavailableError."""

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 from tritonclient.grpc import service_pb2
 
+from llmops.contract import CARD, EMBEDDING_IDS, EMBEDDING_LENGTHS
 from llmops.errors import InputError
 from llmops.gateway.errors import EngineError
-from llmops.gateway.triton.card import PARAMETER, first_fault
+from llmops.gateway.triton.card import first_fault
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-EMBEDDING_SUFFIX = "-embedding"
 Infer = Callable[[service_pb2.ModelInferRequest], Awaitable[service_pb2.ModelInferResponse]]
 
 
@@ -45,9 +45,9 @@ def parse_encoder_card(text: str, overrides: Mapping[str, Any]) -> EncoderCard:
     try:
         return _CARD.validate_python({**json.loads(text or "{}"), **overrides})
     except ValidationError as error:
-        raise InputError(f"the model's {PARAMETER} cannot be used ({first_fault(error)})") from error
+        raise InputError(f"the model's {CARD} cannot be used ({first_fault(error)})") from error
     except (ValueError, TypeError) as error:
-        raise InputError(f"the model's {PARAMETER} is not a JSON object: {error}") from error
+        raise InputError(f"the model's {CARD} is not a JSON object: {error}") from error
 
 
 class TritonEncoder:
@@ -74,8 +74,8 @@ def _request(model: str, rows: Sequence[Sequence[int]]) -> service_pb2.ModelInfe
         ids[at, : len(row)] = row
     lengths = np.array([[len(row)] for row in rows], dtype=np.int32)
     request = service_pb2.ModelInferRequest(model_name=model)
-    for name, array in (("input_ids", ids), ("input_lengths", lengths)):
-        request.inputs.add(name=name, datatype="INT32", shape=array.shape)
+    for tensor, array in ((EMBEDDING_IDS, ids), (EMBEDDING_LENGTHS, lengths)):
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
         request.raw_input_contents.append(array.tobytes())
     return request
 

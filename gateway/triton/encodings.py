@@ -11,27 +11,29 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-_SIZES = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "?"}
+from llmops.contract import BOOL, FP32, INT32, INT64, UINT64, Tensor
+
+_FORMATS = {INT32: "<i", FP32: "<f", INT64: "<q", UINT64: "<Q", BOOL: "<?"}
 
 
 class TensorWriter(ABC):
-    """Takes named tensors; each has a leading batch dimension of 1 where it is sent as a tensor.
+    """Takes tensors of the contract; each has a leading batch dimension of 1 where it is sent as a tensor.
 
     Values must fit their datatypes: that they do is checked by the engine.
     """
 
     @abstractmethod
-    def scalar(self, name: str, datatype: str, value: float) -> None: ...
+    def scalar(self, tensor: Tensor, value: float) -> None: ...
 
     @abstractmethod
-    def text(self, name: str, value: str) -> None: ...
+    def text(self, tensor: Tensor, value: str) -> None: ...
 
     @abstractmethod
-    def floats(self, name: str, values: Sequence[float]) -> None:
+    def floats(self, tensor: Tensor, values: Sequence[float]) -> None:
         """FP32 [1, n]"""
 
     @abstractmethod
-    def words(self, name: str, words: Sequence[Sequence[int]]) -> None:
+    def words(self, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
         """INT32 [1, 2, n]: the flattened ids, then the cumulative end offset of each word, padded with -1."""
 
 
@@ -41,30 +43,30 @@ class MessageTensors(TensorWriter):
     def __init__(self, message: service_pb2.ModelInferRequest) -> None:
         self._message = message
 
-    def scalar(self, name: str, datatype: str, value: float) -> None:
-        self.add(name, datatype, (1, 1), struct.pack("<" + _SIZES[datatype], value))
+    def scalar(self, tensor: Tensor, value: float) -> None:
+        self.add(tensor, (1, 1), struct.pack(_FORMATS[tensor.datatype], value))
 
-    def text(self, name: str, value: str) -> None:
-        self.texts(name, [value.encode()])
+    def text(self, tensor: Tensor, value: str) -> None:
+        self.texts(tensor, [value.encode()])
 
-    def texts(self, name: str, values: Sequence[bytes]) -> None:
+    def texts(self, tensor: Tensor, values: Sequence[bytes]) -> None:
         """BYTES [1, n]"""
-        self.add(name, "BYTES", (1, len(values)), b"".join(struct.pack("<I", len(one)) + one for one in values))
+        self.add(tensor, (1, len(values)), b"".join(struct.pack("<I", len(one)) + one for one in values))
 
-    def ids(self, name: str, values: Sequence[int]) -> None:
+    def ids(self, tensor: Tensor, values: Sequence[int]) -> None:
         """INT32 [1, n]"""
-        self.add(name, "INT32", (1, len(values)), array("i", values).tobytes())
+        self.add(tensor, (1, len(values)), array("i", values).tobytes())
 
-    def floats(self, name: str, values: Sequence[float]) -> None:
-        self.add(name, "FP32", (1, len(values)), array("f", values).tobytes())
+    def floats(self, tensor: Tensor, values: Sequence[float]) -> None:
+        self.add(tensor, (1, len(values)), array("f", values).tobytes())
 
-    def words(self, name: str, words: Sequence[Sequence[int]]) -> None:
+    def words(self, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
         flat, ends = _rows(words)
-        self.add(name, "INT32", (1, 2, len(flat)), array("i", flat + ends).tobytes())
+        self.add(tensor, (1, 2, len(flat)), array("i", flat + ends).tobytes())
 
-    def add(self, name: str, datatype: str, shape: Sequence[int], data: bytes) -> None:
+    def add(self, tensor: Tensor, shape: Sequence[int], data: bytes) -> None:
         """Any tensor; `data` is what travels, little-endian."""
-        self._message.inputs.add(name=name, datatype=datatype, shape=shape)
+        self._message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
         self._message.raw_input_contents.append(data)
 
 
@@ -74,17 +76,17 @@ class ObjectTensors(TensorWriter):
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
 
-    def scalar(self, name: str, datatype: str, value: float) -> None:
-        self._values[name] = value
+    def scalar(self, tensor: Tensor, value: float) -> None:
+        self._values[tensor.name] = value
 
-    def text(self, name: str, value: str) -> None:
-        self._values[name] = value
+    def text(self, tensor: Tensor, value: str) -> None:
+        self._values[tensor.name] = value
 
-    def floats(self, name: str, values: Sequence[float]) -> None:
-        self._values[name] = list(values)
+    def floats(self, tensor: Tensor, values: Sequence[float]) -> None:
+        self._values[tensor.name] = list(values)
 
-    def words(self, name: str, words: Sequence[Sequence[int]]) -> None:
-        self._values[name] = _rows(words)
+    def words(self, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
+        self._values[tensor.name] = _rows(words)
 
     def encoded(self) -> bytes:
         return json.dumps(self._values).encode()

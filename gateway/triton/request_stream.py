@@ -10,24 +10,23 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from llmops.contract import FINAL_FLAG, REQUEST
 from llmops.gateway.errors import ApiError, CancelledStreamError, EngineError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.triton.base import BROKEN, Transport
 from llmops.gateway.triton.requests import RequestWriter
-from llmops.gateway.triton.tensors import FINAL_FLAG, ResponseReader, error_of
+from llmops.gateway.triton.tensors import ResponseReader, error_of
 
 
 class RequestStreams(Transport):
     """Opens a ModelStreamInfer call per request. Cancelling the call takes the request out of the engine's batch."""
 
-    name = "request"
+    name = REQUEST
 
     def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
         """`start_call` starts one ModelStreamInfer call (the stub's method)."""
         self._start_call = start_call
-        self._writer = RequestWriter(
-            engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id, callers=card.capabilities.callers
-        )
+        self._writer = RequestWriter.of(engine_model, card)
 
     async def open(self, request: EngineRequest) -> TokenStream:
         message = self._writer.write(request)

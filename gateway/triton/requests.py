@@ -10,83 +10,99 @@ from collections.abc import Mapping
 
 from tritonclient.grpc import service_pb2
 
-from llmops.gateway.messages import EngineRequest
+from llmops import contract
+from llmops.gateway.messages import EngineRequest, ModelCard
 from llmops.gateway.triton.encodings import MessageTensors, TensorWriter
-from llmops.gateway.triton.tensors import EMPTY_FINAL
 
 
 class RequestWriter:
     """Builds the requests of one engine model."""
 
-    def __init__(self, model: str, *, vocab_size: int, pad_id: int | None, callers: bool = False) -> None:
+    def __init__(
+        self, model: str, *, vocab_size: int, pad_id: int | None, callers: bool = False, ours: bool = True
+    ) -> None:
+        """`callers`: the model takes `caller`; `ours`: it takes the inputs that NVIDIA's backend does not have."""
         self.model = model
         self._vocab_size = vocab_size
         self._pad_id = pad_id
         self._callers = callers
+        self._unknown = frozenset(() if ours else contract.OWN_INPUTS)
+
+    @classmethod
+    def of(cls, model: str, card: ModelCard) -> RequestWriter:
+        can = card.capabilities
+        return cls(
+            model,
+            vocab_size=card.vocab_size,
+            pad_id=card.pad_id,
+            callers=can.callers,
+            ours=contract.STEP in card.transports,
+        )
 
     def write(self, request: EngineRequest) -> service_pb2.ModelInferRequest:
         message = service_pb2.ModelInferRequest(model_name=self.model, id=request.request_id)
-        message.parameters[EMPTY_FINAL].bool_param = True
+        message.parameters[contract.EMPTY_FINAL].bool_param = True
         tensors = MessageTensors(message)
-        tensors.ids("input_ids", request.input_ids)
+        tensors.ids(contract.INPUT_IDS, request.input_ids)
         self.write_rest(request, tensors)
         return message
 
     def write_rest(self, request: EngineRequest, tensors: TensorWriter) -> None:
         """All tensors but `input_ids`."""
-        tensors.scalar("input_lengths", "INT32", len(request.input_ids))
-        tensors.scalar("request_output_len", "INT32", request.max_tokens)
-        tensors.scalar("streaming", "BOOL", request.streaming)
+        tensors.scalar(contract.INPUT_LENGTHS, len(request.input_ids))
+        tensors.scalar(contract.REQUEST_OUTPUT_LEN, request.max_tokens)
+        tensors.scalar(contract.STREAMING, request.streaming)
         self._write_endings(tensors, request)
         self._write_sampling(tensors, request)
         self._write_extras(tensors, request)
 
     def _write_endings(self, tensors: TensorWriter, request: EngineRequest) -> None:
-        tensors.scalar("end_id", "INT32", request.end_ids[0] if request.end_ids else -1)
+        tensors.scalar(contract.END_ID, request.end_ids[0] if request.end_ids else -1)
         if self._pad_id is not None:
-            tensors.scalar("pad_id", "INT32", self._pad_id)
+            tensors.scalar(contract.PAD_ID, self._pad_id)
         stop_words = [(i,) for i in request.end_ids[1:]] + list(request.stop_words)
         if stop_words:
-            tensors.words("stop_words_list", stop_words)
+            tensors.words(contract.STOP_WORDS_LIST, stop_words)
         if request.bad_words:
-            tensors.words("bad_words_list", request.bad_words)
+            tensors.words(contract.BAD_WORDS_LIST, request.bad_words)
         if request.min_tokens:
-            tensors.scalar("min_tokens", "INT32", request.min_tokens)
+            tensors.scalar(contract.MIN_TOKENS, request.min_tokens)
 
     def _write_sampling(self, tensors: TensorWriter, request: EngineRequest) -> None:
         sampling = request.sampling
         if sampling.temperature == 0:
             # greedy; the engine's own defaults differ between versions, so nothing is left to them
-            tensors.scalar("runtime_top_k", "INT32", 1)
+            tensors.scalar(contract.RUNTIME_TOP_K, 1)
         else:
-            tensors.scalar("temperature", "FP32", sampling.temperature)
-            tensors.scalar("runtime_top_k", "INT32", sampling.top_k)
-            tensors.scalar("runtime_top_p", "FP32", sampling.top_p)
+            tensors.scalar(contract.TEMPERATURE, sampling.temperature)
+            tensors.scalar(contract.RUNTIME_TOP_K, sampling.top_k)
+            tensors.scalar(contract.RUNTIME_TOP_P, sampling.top_p)
             if sampling.min_p:
-                tensors.scalar("runtime_min_p", "FP32", sampling.min_p)
+                tensors.scalar(contract.RUNTIME_MIN_P, sampling.min_p)
         if sampling.seed is not None:
-            tensors.scalar("seed", "UINT64", sampling.seed)
+            tensors.scalar(contract.SEED, sampling.seed)
         if sampling.repetition_penalty != 1:
-            tensors.scalar("repetition_penalty", "FP32", sampling.repetition_penalty)
+            tensors.scalar(contract.REPETITION_PENALTY, sampling.repetition_penalty)
         if sampling.presence_penalty:
-            tensors.scalar("presence_penalty", "FP32", sampling.presence_penalty)
+            tensors.scalar(contract.PRESENCE_PENALTY, sampling.presence_penalty)
         if sampling.frequency_penalty:
-            tensors.scalar("frequency_penalty", "FP32", sampling.frequency_penalty)
+            tensors.scalar(contract.FREQUENCY_PENALTY, sampling.frequency_penalty)
 
     def _write_extras(self, tensors: TensorWriter, request: EngineRequest) -> None:
         if request.n > 1:
-            tensors.scalar("num_return_sequences", "INT32", request.n)
+            tensors.scalar(contract.NUM_RETURN_SEQUENCES, request.n)
         if request.logprobs:
-            tensors.scalar("return_log_probs", "BOOL", True)
+            tensors.scalar(contract.RETURN_LOG_PROBS, True)
         if request.sampling.logit_bias:
-            tensors.floats("embedding_bias", self._dense_bias(request.sampling.logit_bias))
+            tensors.floats(contract.EMBEDDING_BIAS, self._dense_bias(request.sampling.logit_bias))
         if request.guide is not None:
-            tensors.text("guided_decoding_guide_type", request.guide.kind)
-            tensors.text("guided_decoding_guide", request.guide.text)
+            tensors.text(contract.GUIDE_TYPE, request.guide.kind)
+            tensors.text(contract.GUIDE, request.guide.text)
             if self._callers and request.caller:
-                tensors.text("caller", request.caller)
-        if request.lora_id is not None:
-            tensors.scalar("lora_task_id", "UINT64", request.lora_id)
+                tensors.text(contract.CALLER, request.caller)
+        for tensor, value in request.extras.items():
+            if tensor not in self._unknown:
+                tensors.scalar(tensor, value)
 
     def _dense_bias(self, bias: Mapping[int, float]) -> array[float]:
         dense = array("f", bytes(4 * self._vocab_size))

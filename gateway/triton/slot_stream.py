@@ -6,9 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from llmops.contract import CANCELLED, ERROR, LAST_OF_SLOT
 from llmops.gateway.errors import CancelledStreamError, UnavailableError
 from llmops.gateway.messages import TokenBatch, TokenSink, TokenStream
-from llmops.gateway.triton.step_messages import CANCELLED, ERROR, LAST_OF_SLOT, Submission
+from llmops.gateway.triton.step_messages import Submission
 from llmops.gateway.triton.tensors import error_of
 
 # tokens of a slow client that become one batch

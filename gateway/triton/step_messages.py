@@ -8,15 +8,10 @@ from typing import NamedTuple
 
 from tritonclient.grpc import service_pb2
 
+from llmops import contract
 from llmops.gateway.messages import EngineRequest
 from llmops.gateway.triton.encodings import MessageTensors, ObjectTensors
 from llmops.gateway.triton.requests import RequestWriter
-from llmops.gateway.triton.tensors import EMPTY_FINAL
-
-# the id of messages whose refusal concerns nobody: an unloading Triton takes none of them any more
-ASIDE = "aside"
-# flags of a step's entries
-LAST_OF_SLOT, ERROR, CANCELLED = 2, 4, 8
 
 
 class Submission(NamedTuple):
@@ -36,7 +31,7 @@ class StepWriter:
 
     def submission(self, request: EngineRequest, slot: int) -> Submission:
         tensors = ObjectTensors()
-        tensors.scalar("slot", "INT32", slot)
+        tensors.scalar(contract.SLOT, slot)
         self._requests.write_rest(request, tensors)
         return Submission(slot, array("i", request.input_ids), tensors.encoded())
 
@@ -47,45 +42,45 @@ class StepWriter:
         input_ids = array("i")
         for submission in submissions:
             input_ids += submission.input_ids
-        tensors.ids("input_ids", input_ids)
-        tensors.texts("submissions", [submission.tensors for submission in submissions])
+        tensors.ids(contract.INPUT_IDS, input_ids)
+        tensors.texts(contract.SUBMISSIONS, [submission.tensors for submission in submissions])
         return message
 
     def subscribe(self, resume_from: int) -> service_pb2.ModelInferRequest:
         message, tensors = self._message()
         message.id = self._subscription
-        message.parameters[EMPTY_FINAL].bool_param = True
-        tensors.scalar("resume_from", "INT64", resume_from)
+        message.parameters[contract.EMPTY_FINAL].bool_param = True
+        tensors.scalar(contract.RESUME_FROM, resume_from)
         return message
 
     def acknowledge(self, step: int) -> service_pb2.ModelInferRequest:
         message, tensors = self._aside()
-        tensors.scalar("acknowledge", "INT64", step)
+        tensors.scalar(contract.ACKNOWLEDGE, step)
         return message
 
     def cancel(self, slot: int) -> service_pb2.ModelInferRequest:
         message, tensors = self._aside()
-        tensors.scalar("slot", "INT32", slot)
-        tensors.scalar("stop", "BOOL", True)
+        tensors.scalar(contract.SLOT, slot)
+        tensors.scalar(contract.STOP, True)
         return message
 
     def leave(self) -> service_pb2.ModelInferRequest:
         message, tensors = self._aside()
-        tensors.scalar("stop", "BOOL", True)
+        tensors.scalar(contract.STOP, True)
         return message
 
     def _aside(self) -> tuple[service_pb2.ModelInferRequest, MessageTensors]:
         message, tensors = self._message()
-        message.id = ASIDE
+        message.id = contract.ASIDE
         return message, tensors
 
     def _message(self) -> tuple[service_pb2.ModelInferRequest, MessageTensors]:
         """A message that is no request of its own; the two tensors that NVIDIA's contract requires are 0 then."""
         message = service_pb2.ModelInferRequest(model_name=self._requests.model)
         tensors = MessageTensors(message)
-        tensors.scalar("input_lengths", "INT32", 0)
-        tensors.scalar("request_output_len", "INT32", 0)
-        tensors.text("subscription", self._subscription)
+        tensors.scalar(contract.INPUT_LENGTHS, 0)
+        tensors.scalar(contract.REQUEST_OUTPUT_LEN, 0)
+        tensors.text(contract.SUBSCRIPTION, self._subscription)
         return message, tensors
 
 

@@ -18,36 +18,36 @@ from typing import Any
 
 from grpc import aio
 
+from llmops import contract
+from llmops.contract import ASIDE, ERROR, FINAL_FLAG, GRACE, LAST_OF_SLOT, UNKNOWN_SUBSCRIPTION, WINDOW
 from llmops.gateway.errors import ApiError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.triton.base import BROKEN, Transport
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.slot_stream import SlotStream
-from llmops.gateway.triton.step_messages import ASIDE, ERROR, LAST_OF_SLOT, StepWriter, Submission, slots_of
-from llmops.gateway.triton.tensors import FINAL_FLAG, condition_of, error_of
+from llmops.gateway.triton.step_messages import StepWriter, Submission, slots_of
+from llmops.gateway.triton.tensors import condition_of, error_of
 
-# the engine keeps 256 unacknowledged steps
-ACKNOWLEDGE_EVERY = 32
-# how long a lost connection is tried again; the engine keeps the requests as long (s)
-GRACE = 5.0
+ACKNOWLEDGE_EVERY = WINDOW // 8
+# between two tries to connect again, for as long as the engine keeps the requests (s)
 RETRY = 0.1
 # what the engine gets to end the subscription when the gateway leaves (s)
 LEAVE = 1.0
-UNKNOWN = "subscription: unknown"
+# bound once: they are looked up with every step
+STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
+STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS.name
 RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
 
 class StepStreams(Transport):
     """Opens the subscription with the first request, and a new one when the last was ended."""
 
-    name = "step"
+    name = contract.STEP
 
     def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
         """`start_call` starts one ModelStreamInfer call (the stub's method)."""
         self._start_call = start_call
-        self._requests = RequestWriter(
-            engine_model, vocab_size=card.vocab_size, pad_id=card.pad_id, callers=card.capabilities.callers
-        )
+        self._requests = RequestWriter.of(engine_model, card)
         self._subscription: Subscription | None = None
         self._opening = asyncio.Lock()
 
@@ -194,7 +194,7 @@ class Subscription:
 
     def _refused(self, message_id: str, text: str) -> None:
         """An error message is about the slots of one message, or (under the subscription's own id) about all."""
-        if UNKNOWN in text:
+        if UNKNOWN_SUBSCRIPTION in text:
             self._end(UnavailableError(RESTARTED))
             return
         slots = slots_of(message_id)
@@ -209,8 +209,8 @@ class Subscription:
 
     async def _step(self, response: Any) -> None:
         outputs = {output.name: at for at, output in enumerate(response.outputs)}
-        if "step_index" in outputs:
-            self._last = int.from_bytes(response.raw_output_contents[outputs["step_index"]], "little")
+        if STEP_INDEX in outputs:
+            self._last = int.from_bytes(response.raw_output_contents[outputs[STEP_INDEX]], "little")
             self._deliver(outputs, response.raw_output_contents)
             if self._last - self._acknowledged >= ACKNOWLEDGE_EVERY:
                 self._acknowledged = self._last
@@ -219,11 +219,11 @@ class Subscription:
             self._end(UnavailableError("The engine is shutting down; send the request again."))
 
     def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:
-        tokens = array("i", raw[outputs["step_tokens"]]).tolist()
-        scores = array("f", raw[outputs["step_log_probs"]]).tolist() if "step_log_probs" in outputs else None
-        errors = iter(_strings(raw[outputs["step_errors"]])) if "step_errors" in outputs else iter(())
+        tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
+        scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
+        errors = iter(_strings(raw[outputs[STEP_ERRORS]])) if STEP_ERRORS in outputs else iter(())
         streams, start = self._streams, 0
-        for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[outputs["step_entries"]]):
+        for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[outputs[STEP_ENTRIES]]):
             end = start + count
             error = next(errors, "the engine failed") if flags & ERROR else None
             stream = streams.get(slot)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tritonclient.grpc import service_pb2
 
+from llmops import contract
 from llmops.gateway.errors import ApiError, EngineError, UnavailableError, UnsupportedError
 from llmops.gateway.messages import TokenBatch
 
@@ -19,41 +20,16 @@ _INSIDES = re.compile(
     re.IGNORECASE,
 )
 
-FINAL_FLAG = "triton_final_response"
-EMPTY_FINAL = "triton_enable_empty_final_response"
-INPUT_TENSORS = frozenset(
-    {
-        "input_ids",
-        "input_lengths",
-        "request_output_len",
-        "end_id",
-        "pad_id",
-        "stop_words_list",
-        "bad_words_list",
-        "runtime_top_k",
-        "runtime_top_p",
-        "runtime_min_p",
-        "temperature",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "min_tokens",
-        "seed",
-        "return_log_probs",
-        "num_return_sequences",
-        "embedding_bias",
-        "lora_task_id",
-        "guided_decoding_guide_type",
-        "guided_decoding_guide",
-    }
-)
-
-
+# the inputs of the contract that a gateway may be refused by name
+INPUT_TENSORS = frozenset(tensor.name for tensor in (*contract.ENGINE_INPUTS, *contract.OWN_INPUTS))
+# bound once: they are looked up with every token
+_OUTPUT_IDS, _OUTPUT_LOG_PROBS = contract.OUTPUT_IDS.name, contract.OUTPUT_LOG_PROBS.name
+_SEQUENCE_LENGTH, _SEQUENCE_INDEX = contract.SEQUENCE_LENGTH.name, contract.SEQUENCE_INDEX.name
 # what an engine says of itself, before the colon
 CONDITIONS = {
-    "drain": "The engine is shutting down; send the request again.",
-    "engine": "The engine cannot take requests now; send the request again.",
-    "queue": "Too many requests wait for this model; try again in a moment.",
+    contract.SHUTTING_DOWN: "The engine is shutting down; send the request again.",
+    contract.ENDED: "The engine cannot take requests now; send the request again.",
+    contract.QUEUE: "Too many requests wait for this model; try again in a moment.",
 }
 
 
@@ -82,19 +58,19 @@ class ResponseReader:
         return TokenBatch(self._sequence(raw), tokens, self._floats(raw, len(tokens)) if self._logprobs else None)
 
     def _tokens(self, raw: Sequence[bytes]) -> list[int]:
-        tokens = _ints(raw[self._positions["output_ids"]])
-        at = self._positions.get("sequence_length")
+        tokens = _ints(raw[self._positions[_OUTPUT_IDS]])
+        at = self._positions.get(_SEQUENCE_LENGTH)
         # NVIDIA's backend pads output_ids; sequence_length says how many of them are real
         if at is not None and len(tokens) > 1:
             return tokens[: _ints(raw[at])[0]]
         return tokens
 
     def _sequence(self, raw: Sequence[bytes]) -> int:
-        at = self._positions.get("sequence_index")
+        at = self._positions.get(_SEQUENCE_INDEX)
         return 0 if at is None else _ints(raw[at])[0]
 
     def _floats(self, raw: Sequence[bytes], count: int) -> list[float] | None:
-        at = self._positions.get("output_log_probs")
+        at = self._positions.get(_OUTPUT_LOG_PROBS)
         return None if at is None else last_floats(raw[at], count)
 
 
@@ -125,11 +101,11 @@ def error_of(message: str) -> ApiError:
     lowered = message.lower()
     if "xgrammar" in lowered or "grammar_compiler" in lowered:
         # some engines compile a grammar only when they get to it
-        refused = "guided_decoding_guide: the engine cannot compile it."
-        return UnsupportedError(refused, param="guided_decoding_guide", detail=message)
+        refused = f"{contract.GUIDE}: the engine cannot compile it."
+        return UnsupportedError(refused, param=contract.GUIDE.name, detail=message)
     if "maximum queue size" in lowered:
         # Triton's own bound in front of a model
-        return UnavailableError(CONDITIONS["queue"], code="overloaded", detail=message)
+        return UnavailableError(CONDITIONS[contract.QUEUE], code="overloaded", detail=message)
     if (
         "unknown model" in lowered
         or "not ready" in lowered
@@ -145,8 +121,8 @@ def condition_of(message: str) -> UnavailableError | None:
     name, colon, _ = message.partition(":")
     if not colon or name not in CONDITIONS:
         return None
-    code = "overloaded" if name == "queue" else None
-    return UnavailableError(CONDITIONS[name], code=code, detail=message if name == "engine" else None)
+    code = "overloaded" if name == contract.QUEUE else None
+    return UnavailableError(CONDITIONS[name], code=code, detail=message if name == contract.ENDED else None)
 
 
 def _is_sentence(reason: str) -> bool:

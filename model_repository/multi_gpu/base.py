@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from llmops.contract import ENGINE
 from llmops.errors import InputError
 from llmops.model_repository.marker import Marker
-from llmops.model_repository.names import ENGINE
 
 Launch = Literal["single", "leader", "orchestrator"]
 LAUNCHES: tuple[str, ...] = ("auto", "single", "leader", "orchestrator")

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.model_repository.tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, Tensor
-
-# the kinds of guided_decoding_guide_type
-GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
+from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, REQUEST, STEP, Tensor
 
 
 @dataclass(frozen=True)
@@ -43,4 +40,4 @@ class RepositoryTarget(ABC):
         """The `capabilities` of the card, see docs/contract.md."""
 
     def transports(self) -> list[str]:
-        return ["request", "step"]
+        return [REQUEST, STEP]

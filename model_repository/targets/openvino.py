@@ -8,9 +8,9 @@ from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.installed import installed_version
+from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, RUNTIME
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
-from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
-from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
+from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 
 MODEL_FILE = "openvino_model.xml"
 
@@ -33,7 +33,7 @@ class OpenVINOTarget(RepositoryTarget):
         return EngineModel(
             backend="python",
             parameters={
-                "llmops_runtime": "openvino",
+                RUNTIME: "openvino",
                 "gpt_model_type": "inflight_fused_batching",
                 "gpt_model_path": str((directory / manifest.model_dir).resolve()),
                 "max_beam_width": "1",

@@ -9,10 +9,10 @@ from typing import Any
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.installed import installed_version
 from llmops.build.trtllm.llm_releases import Profile, Sampling, profile_of, profiles
+from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, RUNTIME
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library
-from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
-from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
+from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 
 
 class PytorchTarget(RepositoryTarget):
@@ -28,7 +28,7 @@ class PytorchTarget(RepositoryTarget):
         return EngineModel(
             backend="python",
             parameters={
-                "llmops_runtime": "pytorch",
+                RUNTIME: "pytorch",
                 "gpt_model_type": "inflight_fused_batching",
                 "gpt_model_path": str((directory / manifest.model_dir).resolve()),
                 "max_beam_width": "1",

@@ -15,11 +15,11 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.build.trtllm.llm_releases import Profile, Sampling
 from llmops.build.trtllm.xgrammar import FILE_NAME
+from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, REQUEST, RUNTIME, STEP
 from llmops.errors import InputError
 from llmops.model_repository.match import check_library
-from llmops.model_repository.targets.base import GUIDES, EngineModel, RepositoryTarget
+from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 from llmops.model_repository.targets.pytorch import adapter_folders, llm_api_capabilities
-from llmops.model_repository.tensors import OUR_INPUTS, OUR_OUTPUTS
 
 BACKENDS = ("tensorrtllm", "python")
 # the backend's own default
@@ -46,7 +46,7 @@ class TensorrtTarget(RepositoryTarget):
         path = str((directory / manifest.model_dir).resolve())
         if backend() == "python":
             profile = Profile((1, 2), llm_arguments(manifest, directory)).as_json()
-            parameters = {"llmops_runtime": "tensorrt", "gpt_model_path": path, "llm_profiles": json.dumps([profile])}
+            parameters = {RUNTIME: "tensorrt", "gpt_model_path": path, "llm_profiles": json.dumps([profile])}
             parameters |= adapter_folders(directory, manifest)
             return EngineModel("python", parameters, list(OUR_INPUTS), list(OUR_OUTPUTS))
         chosen = {name: value for name, value in settings(manifest, directory).items() if value}
@@ -82,7 +82,7 @@ class TensorrtTarget(RepositoryTarget):
         }
 
     def transports(self) -> list[str]:
-        return ["request", "step"] if backend() == "python" else ["request"]
+        return [REQUEST, STEP] if backend() == "python" else [REQUEST]
 
 
 def backend() -> str:

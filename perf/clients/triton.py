@@ -12,11 +12,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from llmops import contract
+from llmops.contract import CARD, EMPTY_FINAL, ENGINE, FINAL_FLAG, Tensor
 from llmops.errors import MissingDependencyError, ServerError
-from llmops.gateway.triton.client import ENGINE_SUFFIX
 from llmops.perf.records import Record, Request
 
 SERVICE = "/inference.GRPCInferenceService"
+_OUTPUT_IDS = contract.OUTPUT_IDS.name
+_PUBLIC = {tensor.name: tensor for tensor in contract.ENSEMBLE_INPUTS}
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -33,7 +36,7 @@ class TritonTarget:
 
     @property
     def triton_model(self) -> str:
-        return self.model if self.ensemble else f"{self.model}{ENGINE_SUFFIX}"
+        return self.model if self.ensemble else f"{self.model}{ENGINE}"
 
 
 class TritonClient:
@@ -58,12 +61,12 @@ class TritonClient:
             request_serializer=self._pb.ModelConfigRequest.SerializeToString,
             response_deserializer=self._pb.ModelConfigResponse.FromString,
         )
-        name = f"{self._target.model}-tensorrt_llm"
+        name = f"{self._target.model}{ENGINE}"
         try:
             response = await call(self._pb.ModelConfigRequest(name=name), timeout=10)
         except self._grpc.aio.AioRpcError as error:
             raise ServerError(f"Triton at {self._target.address} does not serve {name}: {error.details()}.") from error
-        text = response.config.parameters["llmops_card"].string_value
+        text = response.config.parameters[CARD].string_value
         return json.loads(text) if text else {}
 
     async def send(self, request: Request, start: float | None = None) -> Record:
@@ -89,7 +92,7 @@ class TritonClient:
                 record.error = f"triton {response.error_message.split(':')[0][:60]}"
                 break
             inner = response.infer_response
-            ended = "triton_final_response" in inner.parameters and inner.parameters["triton_final_response"].bool_param
+            ended = FINAL_FLAG in inner.parameters and inner.parameters[FINAL_FLAG].bool_param
             count = self._tokens(inner, request, record)
             if count:
                 record.tokens_out += count
@@ -109,8 +112,8 @@ class TritonClient:
         raw = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=False))
         if self._target.ensemble:
             # text comes without counts: one message is one token, save for half characters that the server holds back
-            return int(len(raw.get("text_output", b"")) > 4)
-        ids = raw.get("output_ids", b"")
+            return int(len(raw.get(contract.TEXT_OUTPUT, b"")) > 4)
+        ids = raw.get(_OUTPUT_IDS, b"")
         record.counted = False
         if request.keep_text:
             record.ids = (record.ids or []) + list(struct.unpack(f"<{len(ids) // 4}i", ids))
@@ -119,29 +122,29 @@ class TritonClient:
     def _message(self, request: Request) -> Any:
         self._count += 1
         message = self._pb.ModelInferRequest(model_name=self._target.triton_model, id=f"bench-{self._count}")
-        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        message.parameters[EMPTY_FINAL].bool_param = True
         (self._ensemble_inputs if self._target.ensemble else self._engine_inputs)(message, request)
         return message
 
     def _engine_inputs(self, message: Any, request: Request) -> None:
         ids = request.prompt
         assert isinstance(ids, list)
-        _add(message, "input_ids", "INT32", [1, len(ids)], struct.pack(f"<{len(ids)}i", *ids))
-        _add(message, "input_lengths", "INT32", [1, 1], struct.pack("<i", len(ids)))
-        _add(message, "request_output_len", "INT32", [1, 1], struct.pack("<i", request.max_tokens))
-        _add(message, "streaming", "BOOL", [1, 1], struct.pack("?", self._target.stream))
-        _add(message, "runtime_top_k", "INT32", [1, 1], struct.pack("<i", 1))
+        _add(message, contract.INPUT_IDS, [1, len(ids)], struct.pack(f"<{len(ids)}i", *ids))
+        _add(message, contract.INPUT_LENGTHS, [1, 1], struct.pack("<i", len(ids)))
+        _add(message, contract.REQUEST_OUTPUT_LEN, [1, 1], struct.pack("<i", request.max_tokens))
+        _add(message, contract.STREAMING, [1, 1], struct.pack("?", self._target.stream))
+        _add(message, contract.RUNTIME_TOP_K, [1, 1], struct.pack("<i", 1))
         if self._target.ignore_eos:
-            _add(message, "end_id", "INT32", [1, 1], struct.pack("<i", -1))
+            _add(message, contract.END_ID, [1, 1], struct.pack("<i", -1))
 
     def _ensemble_inputs(self, message: Any, request: Request) -> None:
         text = str(request.prompt).encode()
-        _add(message, "text_input", "BYTES", [1, 1], struct.pack("<I", len(text)) + text)
-        _add(message, "max_tokens", "INT32", [1, 1], struct.pack("<i", request.max_tokens))
-        _add(message, "stream", "BOOL", [1, 1], struct.pack("?", self._target.stream))
-        _add(message, "top_k", "INT32", [1, 1], struct.pack("<i", 1))
+        _add(message, _PUBLIC[contract.TEXT_INPUT], [1, 1], struct.pack("<I", len(text)) + text)
+        _add(message, _PUBLIC[contract.MAX_TOKENS], [1, 1], struct.pack("<i", request.max_tokens))
+        _add(message, _PUBLIC[contract.STREAM], [1, 1], struct.pack("?", self._target.stream))
+        _add(message, _PUBLIC[contract.TOP_K], [1, 1], struct.pack("<i", 1))
         if self._target.ignore_eos:
-            _add(message, "end_id", "INT32", [1, 1], struct.pack("<i", -1))
+            _add(message, _PUBLIC[contract.END_ID.name], [1, 1], struct.pack("<i", -1))
 
     async def close(self) -> None:
         await self._channel.close()
@@ -160,14 +163,14 @@ async def first_model(address: str) -> str:
             index = await call(pb.RepositoryIndexRequest(ready=True), timeout=10)
         except grpc.aio.AioRpcError as error:
             raise ServerError(f"Triton at {address} does not answer: {error.details()}.") from error
-    names = sorted(m.name.removesuffix("-tensorrt_llm") for m in index.models if m.name.endswith("-tensorrt_llm"))
+    names = sorted(m.name.removesuffix(ENGINE) for m in index.models if m.name.endswith(ENGINE))
     if not names:
-        raise ServerError(f"Triton at {address} has no model NAME-tensorrt_llm ready; see `llmops repo`.")
+        raise ServerError(f"Triton at {address} has no model NAME{ENGINE} ready; see `llmops repo`.")
     return str(names[0])
 
 
-def _add(message: Any, name: str, datatype: str, shape: list[int], raw: bytes) -> None:
-    message.inputs.add(name=name, datatype=datatype, shape=shape)
+def _add(message: Any, tensor: Tensor, shape: list[int], raw: bytes) -> None:
+    message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
     message.raw_input_contents.append(raw)
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
+from llmops import contract
 from llmops.build.checkpoint.golden_prompts import fixed_date
 from llmops.build.engine_folder.manifest import EngineManifest, Golden, GoldenAnswer
 from llmops.build.quality.gates import DEFAULTS, Gates, Quality
+from llmops.contract import POSTPROCESSING, PREPROCESSING
 from llmops.errors import LlmopsError
 from llmops.gateway.text.template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -63,24 +65,24 @@ def _other_ids(what: str, text: str, found: list[int], wanted: list[int]) -> str
 
 async def _preprocessing(desk: Desk, golden: Golden) -> str:
     """The ensemble's tokenizer, which may have been loaded from other files."""
-    model = f"{desk.card.name}-preprocessing"
+    model = f"{desk.card.name}{PREPROCESSING}"
     if not await desk.probe.client.model_ready(model):
         return ""
     for one in golden.answers:
         message = service_pb2.ModelInferRequest(model_name=model)
         tensors = MessageTensors(message)
-        tensors.text("QUERY", one.text)
-        tensors.scalar("REQUEST_OUTPUT_LEN", "INT32", 1)
+        tensors.text(contract.PRE_QUERY, one.text)
+        tensors.scalar(contract.PRE_REQUEST_OUTPUT_LEN, 1)
         response = await desk.probe.client.infer(message)
         raw = dict(zip((out.name for out in response.outputs), response.raw_output_contents, strict=False))
-        found = list(memoryview(raw["INPUT_ID"]).cast("i"))
+        found = list(memoryview(raw[contract.PRE_OUT_IDS.name]).cast("i"))
         expect(found == one.text_ids, _other_ids(f"the ensemble's model {model}", one.text, found, one.text_ids))
     return ", also in the ensemble"
 
 
 @check(CHECKS, "text of an answer")
 async def text(desk: Desk) -> Finding:
-    golden, model = golden_of(desk.manifest), f"{desk.card.name}-postprocessing"
+    golden, model = golden_of(desk.manifest), f"{desk.card.name}{POSTPROCESSING}"
     if golden is None:
         return unseen(_NO_GOLDEN)
     if desk.tokenizer is None or not await desk.probe.client.model_ready(model):
@@ -89,8 +91,8 @@ async def text(desk: Desk) -> Finding:
         message = service_pb2.ModelInferRequest(model_name=model)
         ids = [token for token in one.tokens if token not in desk.card.end_ids]
         tensors = MessageTensors(message)
-        tensors.add("TOKENS_BATCH", "INT32", (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
-        tensors.add("SEQUENCE_LENGTH", "INT32", (1, 1), len(ids).to_bytes(4, "little"))
+        tensors.add(contract.POST_TOKENS, (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
+        tensors.add(contract.POST_LENGTH, (1, 1), len(ids).to_bytes(4, "little"))
         response = await desk.probe.client.infer(message)
         found = strings(response.raw_output_contents[0])[0]
         expect(found == desk.tokenizer.decode(ids), f"the ensemble makes {found[:40]!r} of an answer's tokens")
@@ -223,7 +225,7 @@ async def agreement(desk: Desk, golden: Golden) -> Agreement:
 async def _follow(desk: Desk, answer: GoldenAnswer, found: Agreement) -> None:
     """Where the engine takes another token, it is asked again after the source's."""
     at, scored = 0, desk.card.capabilities.logprobs
-    asked: dict[str, Any] = {"return_log_probs": True} if scored else {}
+    asked: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
     while at < len(answer.tokens):
         heard = await desk.probe.ask([*answer.ids, *answer.tokens[:at]], len(answer.tokens) - at, **asked)
         expect(heard.ids, "the engine ended a golden answer without a token")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.contract import SUBSCRIPTION
 from llmops.errors import InputError
 from llmops.gateway.messages import ModelCard
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -36,7 +37,7 @@ class Desk:
 
     @property
     def ours(self) -> bool:
-        return "subscription" in self.probe.inputs
+        return SUBSCRIPTION.name in self.probe.inputs
 
     async def prepare(self) -> None:
         """Tokenise the prompts, and get the greedy answer that others are compared with: the second one, which like

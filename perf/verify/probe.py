@@ -13,15 +13,18 @@ from typing import Any
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
+from llmops import contract
+from llmops.contract import BYTES, EMPTY_FINAL, ENGINE, FINAL_FLAG
+from llmops.gateway.triton.client import TritonClient
 from llmops.gateway.triton.encodings import MessageTensors
-from llmops.gateway.triton.tensors import EMPTY_FINAL, FINAL_FLAG, last_floats
+from llmops.gateway.triton.tensors import last_floats
 from llmops.perf.verify.base import WrongError
 
 # seconds without any response after which a request counts as stuck
 PATIENCE = 60.0
 _ARRAYS = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "b"}
-WORDS = ("stop_words_list", "bad_words_list")
+_WORDS = (contract.STOP_WORDS_LIST, contract.BAD_WORDS_LIST)
+_INPUTS = {tensor.name: tensor for tensor in contract.OUR_INPUTS}
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Probe:
     @classmethod
     async def open(cls, client: TritonClient, name: str) -> Probe:
         """`name` is the served one. Raises UnavailableError."""
-        model = name + ENGINE_SUFFIX
+        model = name + ENGINE
         return cls(client, model, await client.model_config(model))
 
     async def ask(
@@ -83,12 +86,12 @@ class Probe:
         `on_response` is called after each response; when it returns True the call is cancelled. Raises WrongError when
         the engine says nothing for a minute."""
         given = {
-            "input_ids": list(ids),
-            "input_lengths": len(ids),
-            "request_output_len": new,
-            "streaming": True,
-            "end_id": -1,
-            **({"runtime_top_k": 1} if greedy else {}),
+            contract.INPUT_IDS.name: list(ids),
+            contract.INPUT_LENGTHS.name: len(ids),
+            contract.REQUEST_OUTPUT_LEN.name: new,
+            contract.STREAMING.name: True,
+            contract.END_ID.name: -1,
+            **({contract.RUNTIME_TOP_K.name: 1} if greedy else {}),
             **tensors,
         }
         message = self.message({name: value for name, value in given.items() if value is not None}, request_id)
@@ -107,7 +110,12 @@ class Probe:
     async def stop(self, request_id: str) -> None:
         """`stop` true for a running request."""
         call = self.client.start_call()
-        tensors = {"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}
+        tensors = {
+            contract.INPUT_IDS.name: [0],
+            contract.INPUT_LENGTHS.name: 1,
+            contract.REQUEST_OUTPUT_LEN.name: 1,
+            contract.STOP.name: True,
+        }
         try:
             await call.write(self.message(tensors, request_id))
             await call.done_writing()
@@ -126,19 +134,19 @@ class Probe:
         return message
 
     def _write(self, writer: MessageTensors, name: str, value: Any) -> None:
-        datatype = self.inputs.get(name)
-        if datatype is None:
+        if name not in self.inputs:
             raise WrongError(f"the model has no input {name}")
-        if name in WORDS:
-            writer.words(name, value)
-        elif datatype == "BYTES":
-            writer.text(name, value)
-        elif name == "input_ids":
-            writer.ids(name, value)
+        tensor = _INPUTS[name]
+        if tensor in _WORDS:
+            writer.words(tensor, value)
+        elif tensor.datatype == BYTES:
+            writer.text(tensor, value)
+        elif tensor is contract.INPUT_IDS:
+            writer.ids(tensor, value)
         elif isinstance(value, list):
-            writer.floats(name, value)
+            writer.floats(tensor, value)
         else:
-            writer.scalar(name, datatype, value)
+            writer.scalar(tensor, value)
 
     async def _read(self, call: Any, heard: Heard, on_response: OnResponse | None) -> None:
         while True:
@@ -159,15 +167,15 @@ class Probe:
     def _take(self, response: Any, heard: Heard) -> None:
         pairs = zip(response.outputs, response.raw_output_contents, strict=False)
         raws = {output.name: (output.datatype, raw) for output, raw in pairs}
-        scores = raws.pop("output_log_probs", None)
+        scores = raws.pop(contract.OUTPUT_LOG_PROBS.name, None)
         values = {name: _values(*raw) for name, raw in raws.items()}
         heard.after_final += bool(heard.finals)
         heard.finals += FINAL_FLAG in response.parameters and response.parameters[FINAL_FLAG].bool_param
-        ids = values.pop("output_ids", None)
+        ids = values.pop(contract.OUTPUT_IDS.name, None)
         if ids is None:
             return
-        sequence = int(values.pop("sequence_index", [0])[0])
-        length = values.pop("sequence_length", [None])[0]
+        sequence = int(values.pop(contract.SEQUENCE_INDEX.name, [0])[0])
+        length = values.pop(contract.SEQUENCE_LENGTH.name, [None])[0]
         ids = ids if length is None else ids[:length]
         heard.sizes.append(len(ids))
         heard.lengths.append(length)
@@ -175,8 +183,8 @@ class Probe:
         if scores is not None:
             count = min(len(ids), len(scores[1]) // 4)
             heard.log_probs.setdefault(sequence, []).extend(last_floats(scores[1], count))
-        if values.get("cum_log_probs"):
-            heard.cum_log_probs[sequence] = values.pop("cum_log_probs")[0]
+        if values.get(contract.CUM_LOG_PROBS.name):
+            heard.cum_log_probs[sequence] = values.pop(contract.CUM_LOG_PROBS.name)[0]
         heard.others.update(values)
 
 

@@ -15,13 +15,14 @@ from grpc import aio
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.plan.speed.measured import Measured
+from llmops.contract import CARD, ENGINE
 from llmops.errors import InputError, LlmopsError, ServerError
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.messages import ModelCard
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.gateway.triton.base import BROKEN
 from llmops.gateway.triton.card import parse_card
-from llmops.gateway.triton.client import ENGINE_SUFFIX, TritonClient
+from llmops.gateway.triton.client import TritonClient
 from llmops.perf.verify import answers, capacity, contract, speed, surface
 from llmops.perf.verify.base import Check, Finding, Result, WrongError, works, wrong
 from llmops.perf.verify.calibrate import calibrate
@@ -181,20 +182,20 @@ async def _client(address: str) -> AsyncIterator[TritonClient]:
 async def _served_name(client: TritonClient, wanted: str | None) -> str:
     """Raises InputError when there is none, or none of that name."""
     models = await client.engine_models()
-    ready = [name.removesuffix(ENGINE_SUFFIX) for name, state in models.items() if state]
+    ready = [name.removesuffix(ENGINE) for name, state in models.items() if state]
     if wanted is None and len(ready) > 1:
         raise InputError(f"Triton at {client.address} serves {', '.join(ready)}; name one with --model.")
     if not ready or wanted not in (None, *ready):
-        what = f"{wanted}{ENGINE_SUFFIX}" if wanted else f"NAME{ENGINE_SUFFIX}"
+        what = f"{wanted}{ENGINE}" if wanted else f"NAME{ENGINE}"
         raise InputError(f"Triton at {client.address} has no model {what} ready; see the log of `llmops serve`.")
     return wanted or ready[0]
 
 
 async def _card(client: TritonClient, name: str) -> ModelCard:
-    text = await client.card_text(name + ENGINE_SUFFIX)
+    text = await client.card_text(name + ENGINE)
     if not text:
         raise InputError(
-            f"{name}{ENGINE_SUFFIX} announces nothing (no llmops_card): it is not from `llmops repo`, so there is no "
+            f"{name}{ENGINE} announces nothing (no {CARD}): it is not from `llmops repo`, so there is no "
             "promise to hold it to."
         )
     return parse_card(text)

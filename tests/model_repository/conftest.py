@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import sys
 import types
-from pathlib import Path
+
+from tests.model_code import version_folder
 
 # the models' own code, as Triton's stub finds it
-MODELS = Path(__file__).parents[2] / "model_repository"
 for name in ("preprocessing", "tensorrt_llm", "postprocessing"):
-    sys.path.append(str(MODELS / name / "1"))
+    sys.path.append(str(version_folder(name)))
 
 # Triton's module exists only inside Triton; what is tested outside needs its name alone
 sys.modules.setdefault("triton_python_backend_utils", types.SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1))

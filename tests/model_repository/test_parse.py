@@ -9,10 +9,10 @@ import pytest
 from llmops_engine.parse import NEUTRAL, UNDERSTOOD, Limits, parse_request
 from llmops_engine.request import Refused
 
-from llmops.model_repository.tensors import ENGINE_INPUTS, MIN_P, RETURN_CONTEXT
+from llmops.contract import ENGINE_INPUTS, OWN_INPUTS
 
 LIMITS = Limits(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}))
-TYPES = {tensor.name: tensor.data_type for tensor in [*ENGINE_INPUTS, *MIN_P, *RETURN_CONTEXT]}
+TYPES = {tensor.name: tensor.data_type for tensor in [*ENGINE_INPUTS, *OWN_INPUTS]}
 
 
 def tensors(**values: Any) -> dict[str, np.ndarray]:

@@ -15,10 +15,10 @@ from llmops_engine.steps.submissions import Submissions
 from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
+from llmops.contract import LORA_TASK_ID, OUR_INPUTS
 from llmops.gateway.messages import EngineRequest, Guide, Sampling
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.step_messages import StepWriter
-from llmops.model_repository.tensors import OUR_INPUTS
 
 LIMITS = Limits(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}), adapters=frozenset({4}))
 WRITER = RequestWriter("tiny-tensorrt_llm", vocab_size=100, pad_id=0)
@@ -49,7 +49,7 @@ REQUESTS = st.builds(
     stop_words=st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     logprobs=st.booleans(),
     guide=st.none() | st.builds(Guide, st.just("regex"), st.text(min_size=1)),
-    lora_id=st.sampled_from([None, 4]),
+    extras=st.sampled_from([{}, {LORA_TASK_ID: 4}]),
 )
 
 

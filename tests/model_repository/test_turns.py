@@ -7,18 +7,15 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmops_engine.turns import Turns as EngineTurns
 
-from llmops.gateway.callers.turns import Turns as GatewayTurns
+from llmops.turns import Turns
 
-both = pytest.mark.parametrize("turns_of", [EngineTurns, GatewayTurns], ids=["engine", "gateway"])
 NAMES = st.sampled_from(["a", "b", "a/x", "a/y", "c/x"])
 
 
-@both
 @given(st.lists(NAMES, max_size=30))
-def test_all_that_came_is_taken_once_and_each_s_own_in_order(turns_of, names: list[str]) -> None:
-    turns = turns_of()
+def test_all_that_came_is_taken_once_and_each_s_own_in_order(names: list[str]) -> None:
+    turns = Turns()
     for at, name in enumerate(names):
         turns.put(name.split("/"), (name, at))
     assert turns.size == len(names)
@@ -31,10 +28,9 @@ def test_all_that_came_is_taken_once_and_each_s_own_in_order(turns_of, names: li
         turns.take()
 
 
-@both
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 3))
-def test_who_comes_later_waits_for_one_of_each_other(turns_of, many: int, taken: int, others: int) -> None:
-    turns = turns_of()
+def test_who_comes_later_waits_for_one_of_each_other(many: int, taken: int, others: int) -> None:
+    turns = Turns()
     for other in range(others):
         for _ in range(many):
             turns.put([f"heavy{other}"], "heavy")
@@ -44,9 +40,8 @@ def test_who_comes_later_waits_for_one_of_each_other(turns_of, many: int, taken:
     assert "light" in [turns.take() for _ in range(min(others + 1, turns.size))]
 
 
-@both
-def test_many_names_of_one_do_not_make_it_more(turns_of) -> None:
-    turns = turns_of()
+def test_many_names_of_one_do_not_make_it_more() -> None:
+    turns = Turns()
     for at in range(40):
         turns.put(["a", f"key{at}"], "heavy")
     turns.put(["b"], "light")

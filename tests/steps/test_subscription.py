@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-ENGINE = Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"
+from tests.model_code import version_folder
+
+ENGINE = version_folder("tensorrt_llm")
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from llmops.build.trtllm.llm_releases import profiles
+from tests.model_code import version_folder
 
-ENGINE = Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"
+ENGINE = version_folder("tensorrt_llm")
 
 
 def _load(name: str, path: Path):

@@ -32,6 +32,7 @@ from llmops.errors import LlmopsError
 from llmops.model_repository.generate import EngineEntry, card, model_folders
 from llmops.model_repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
+from tests.model_code import version_folder
 from tests.trtllm import cpp_backend
 
 TESTS = Path(__file__).parents[1]
@@ -146,7 +147,7 @@ def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManife
 @pytest.fixture(scope="module")
 def engine() -> Any:
     """The part of the engine model that chooses and checks arguments."""
-    folder = str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1")
+    folder = str(version_folder("tensorrt_llm"))
     sys.path.insert(0, folder)
     try:
         yield importlib.import_module("llmops_engine.runtimes.trtllm_library")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import llmops_contract as contract
 import numpy as np
 import openvino as ov
 import triton_python_backend_utils as pb_utils
@@ -33,12 +34,13 @@ class TritonPythonModel:
         return self._answers(problems, counts, vectors)
 
     def _rows(self, given: dict[str, np.ndarray]) -> tuple[str | None, list[np.ndarray]]:
-        lengths = given["input_lengths"].reshape(-1)
-        ids = given["input_ids"]
+        lengths = given[contract.EMBEDDING_LENGTHS.name].reshape(-1)
+        ids = given[contract.EMBEDDING_IDS.name]
         if lengths.size != ids.shape[0] or lengths.min() < 1 or lengths.max() > min(ids.shape[1], self._max_length):
-            return f"input_lengths: must be between 1 and {self._max_length}, and no more than there are ids", []
+            between = f"must be between 1 and {self._max_length}, and no more than there are ids"
+            return f"{contract.EMBEDDING_LENGTHS}: {between}", []
         if ids.min() < 0 or ids.max() >= self._vocab_size:
-            return f"input_ids: must be between 0 and {self._vocab_size - 1}", []
+            return f"{contract.EMBEDDING_IDS}: must be between 0 and {self._vocab_size - 1}", []
         return None, [row[:length] for row, length in zip(ids, lengths, strict=True)]
 
     def _run(self, rows: list[np.ndarray]) -> np.ndarray:
@@ -67,6 +69,6 @@ class TritonPythonModel:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(problem)))
                 continue
             own = vectors[start : start + count]
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("embedding", own)]))
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor(contract.EMBEDDING_VECTOR.name, own)]))
             start += count
         return answers

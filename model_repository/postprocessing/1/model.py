@@ -6,10 +6,15 @@ import json
 import os
 from typing import Any
 
+import llmops_contract as contract
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from llmops_postprocessing.detokenize import added_text
 from tokenizers import Tokenizer
+
+_TOKENS, _LENGTH = contract.POST_TOKENS.name, contract.POST_LENGTH.name
+_CONTEXT_IDS, _FINISHED = contract.POST_CONTEXT_IDS.name, contract.POST_FINISHED.name
+_OUTPUT = contract.POST_OUTPUT.name
 
 
 class TritonPythonModel:
@@ -29,17 +34,17 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> Any:
         given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        tokens, lengths = given["TOKENS_BATCH"], given["SEQUENCE_LENGTH"].reshape(-1)
+        tokens, lengths = given[_TOKENS], given[_LENGTH].reshape(-1)
         beams = tokens.reshape(lengths.size, -1)
-        context = given.get("CONTEXT_IDS")
+        context = given.get(_CONTEXT_IDS)
         before = [[]] * lengths.size if context is None else context.reshape(lengths.size, -1).tolist()
-        finished = bool(given["FINISHED"].reshape(-1)[0]) if "FINISHED" in given else context is None
+        finished = bool(given[_FINISHED].reshape(-1)[0]) if _FINISHED in given else context is None
         texts = [
             added_text(self._decode, earlier, beam[:length].tolist(), finished)
             for earlier, beam, length in zip(before, beams, lengths, strict=True)
         ]
         output = np.array([[text.encode() for text in texts]], dtype=np.object_)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])
+        return pb_utils.InferenceResponse([pb_utils.Tensor(_OUTPUT, output)])
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)

@@ -6,10 +6,14 @@ import json
 import os
 from typing import Any
 
+import llmops_contract as contract
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from llmops_preprocessing.words import embedding_bias, word_ids, word_list
 from tokenizers import Tokenizer
+
+# what clients of the ensemble call its inputs
+_PUBLIC = {tensor: name for name, tensor in contract.ENSEMBLE_TO_PREPROCESSING.items()}
 
 
 class TritonPythonModel:
@@ -32,46 +36,46 @@ class TritonPythonModel:
             outputs = self._tensors({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
         except ValueError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
+        return pb_utils.InferenceResponse([pb_utils.Tensor(tensor.name, value) for tensor, value in outputs.items()])
 
-    def _tensors(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if given["QUERY"].size != 1:
-            raise ValueError(f"text_input: one text per request, got {given['QUERY'].size}")
-        text = _strings(given, "QUERY", "text_input")[0]
+    def _tensors(self, given: dict[str, np.ndarray]) -> dict[contract.Tensor, np.ndarray]:
+        if given[contract.PRE_QUERY.name].size != 1:
+            raise ValueError(f"{contract.TEXT_INPUT}: one text per request, got {given[contract.PRE_QUERY.name].size}")
+        text = _strings(given, contract.PRE_QUERY)[0]
         ids = self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens).ids
-        stop_words = word_ids(self._tokenizer, _strings(given, "STOP_WORDS_DICT", "stop_words"))
-        end_id = given.get("END_ID")
+        stop_words = word_ids(self._tokenizer, _strings(given, contract.PRE_STOP_WORDS))
+        end_id = given.get(contract.PRE_END_ID.name)
         if end_id is None:
             # `end_id` takes one token; a model with several ends gets the others as stop words
             stop_words += [[token] for token in self._end_ids[1:]]
-        weights = given.get("EMBEDDING_BIAS_WEIGHTS")
+        weights = given.get(contract.PRE_BIAS_WEIGHTS.name)
         bias = embedding_bias(
             self._tokenizer,
-            _strings(given, "EMBEDDING_BIAS_WORDS", "embedding_bias_words"),
+            _strings(given, contract.PRE_BIAS_WORDS),
             [] if weights is None else weights.reshape(-1).tolist(),
             self._vocab_size,
         )
         return {
-            "INPUT_ID": np.array([ids], dtype=np.int32).reshape(1, -1),
-            "REQUEST_INPUT_LEN": _one(len(ids)),
-            "BAD_WORDS_IDS": word_list(word_ids(self._tokenizer, _strings(given, "BAD_WORDS_DICT", "bad_words"))),
-            "STOP_WORDS_IDS": word_list(stop_words),
-            "EMBEDDING_BIAS": bias,
-            "REQUEST_OUTPUT_LEN": given["REQUEST_OUTPUT_LEN"].reshape(1, -1),
-            "OUT_END_ID": _one(self._end_ids[0]) if end_id is None else end_id.reshape(1, 1),
-            "OUT_PAD_ID": given.get("PAD_ID", _one(self._pad_id)).reshape(1, 1),
-            "RETURN_CONTEXT_IDS": np.array([[True]]),
+            contract.PRE_OUT_IDS: np.array([ids], dtype=np.int32).reshape(1, -1),
+            contract.PRE_OUT_LENGTH: _one(len(ids)),
+            contract.PRE_OUT_BAD_WORDS: word_list(word_ids(self._tokenizer, _strings(given, contract.PRE_BAD_WORDS))),
+            contract.PRE_OUT_STOP_WORDS: word_list(stop_words),
+            contract.PRE_OUT_BIAS: bias,
+            contract.PRE_OUT_OUTPUT_LEN: given[contract.PRE_REQUEST_OUTPUT_LEN.name].reshape(1, -1),
+            contract.PRE_OUT_END_ID: _one(self._end_ids[0]) if end_id is None else end_id.reshape(1, 1),
+            contract.PRE_OUT_PAD_ID: given.get(contract.PRE_PAD_ID.name, _one(self._pad_id)).reshape(1, 1),
+            contract.PRE_OUT_RETURN_CONTEXT: np.array([[True]]),
         }
 
 
-def _strings(given: dict[str, np.ndarray], name: str, public_name: str) -> list[str]:
-    values = given.get(name)
+def _strings(given: dict[str, np.ndarray], tensor: contract.Tensor) -> list[str]:
+    values = given.get(tensor.name)
     if values is None:
         return []
     try:
         return [value.decode() if isinstance(value, bytes) else str(value) for value in values.reshape(-1)]
     except UnicodeDecodeError:
-        raise ValueError(f"{public_name}: is not valid UTF-8") from None
+        raise ValueError(f"{_PUBLIC[tensor]}: is not valid UTF-8") from None
 
 
 def _one(value: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import llmops_contract as contract
 import triton_python_backend_utils as pb_utils
 from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.metrics import Metrics
@@ -22,7 +23,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self._card = json.loads(parameters["llmops_card"])
+        self._card = json.loads(parameters[contract.CARD])
         self._limits = Limits(
             target=self._card["target"],
             max_seq_len=self._card["max_seq_len"],
@@ -36,7 +37,7 @@ class TritonPythonModel:
         runtime = create_runtime(parameters, self._card)
         name = args["model_name"]
         metrics = Metrics(name, args["model_version"])
-        max_open = self._card["max_batch_size"] + int(parameters["max_queue_size"])
+        max_open = self._card["max_batch_size"] + int(parameters[contract.MAX_QUEUE_SIZE])
         self._loop = EngineLoop(
             runtime, metrics.report, lambda text: pb_utils.Logger.log_error(f"{name}: {text}"), max_open
         )
@@ -60,7 +61,7 @@ class TritonPythonModel:
             tensors = _tensors(request)
             if self._steps.handle(tensors, sender):
                 return
-            if flag(tensors, "stop"):
+            if flag(tensors, contract.STOP):
                 self._stop(request.request_id(), sender)
                 return
             parsed = parse_request(tensors, self._limits)
@@ -70,7 +71,7 @@ class TritonPythonModel:
 
     def _stop(self, request_id: str, sender: Any) -> None:
         if not request_id:
-            raise Refused("stop: needs the request id of the request to stop")
+            raise Refused(f"{contract.STOP}: needs the request id of the request to stop")
         self._loop.stop_requests(request_id, lambda: sender.send(flags=FINAL))
 
 

@@ -6,14 +6,15 @@ Reads `CONCURRENCY REQUESTS INPUT OUTPUT` lines and answers each with tokens/s: 
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-MODEL_PACKAGE = "tensorrt_llm/1"
 
 
 class Bare:
@@ -65,10 +66,12 @@ def _read(handle: Any) -> int:
 def _pipeline(engine: Path) -> tuple[Any, int]:
     """The engine model's own runtime builds the pipeline, so that both run with the same settings."""
     from llmops.build.engine_folder.manifest import EngineManifest
-    from llmops.model_repository.generate import card, read_engines
-    from llmops.model_repository.pbtxt import TEMPLATES
+    from llmops.model_repository.generate import card, copy_models, read_engines
 
-    sys.path.insert(0, str(TEMPLATES / MODEL_PACKAGE))
+    models = Path(tempfile.mkdtemp(prefix="llmops-engine-"))
+    atexit.register(shutil.rmtree, models, ignore_errors=True)
+    copy_models("tensorrt_llm", models)
+    sys.path.insert(0, str(models))
     from llmops_engine.runtimes.choose import create_runtime
 
     (entry,) = read_engines([str(engine)])

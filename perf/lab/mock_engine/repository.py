@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.contract import ENGINE, RUNTIME
 from llmops.model_repository.generate import EngineEntry, generate_repository
 from llmops.model_repository.targets import EngineModel, find_target
 from llmops.model_repository.targets.openvino import OpenVINOTarget
@@ -37,7 +38,7 @@ class MockTarget(OpenVINOTarget):
 
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
         model = super().engine_model(directory, manifest)
-        parameters = {**model.parameters, "llmops_runtime": NAME, "mock": json.dumps(self._options)}
+        parameters = {**model.parameters, RUNTIME: NAME, "mock": json.dumps(self._options)}
         return replace(model, parameters=parameters)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def make_mock_engine(
     options = {"period": period, "first": first, "token_ids": _token_ids(engine / manifest.tokenizer.directory, text)}
     entry = EngineEntry(NAME, engine.resolve(), manifest, MockTarget(options, transports))
     generate_repository([entry], output)
-    package = output / f"{NAME}-tensorrt_llm" / "1" / "llmops_engine"
+    package = output / f"{NAME}{ENGINE}" / "1" / "llmops_engine"
     shutil.copytree(MODEL_FILES, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmops.contract import BAD_WORDS_LIST
 from llmops.perf.verify.base import Check, Finding, check, expect, unseen, works
 from llmops.perf.verify.contract.outputs import refused_by_name
 from llmops.perf.verify.desk import PLAIN, Desk
@@ -63,6 +64,6 @@ async def bad_words(desk: Desk) -> Finding:
     word = desk.plain[1:2]
     heard = await desk.same(PLAIN, bad_words_list=[word])
     if not desk.card.capabilities.bad_words:
-        return refused_by_name(heard, "bad_words_list")
+        return refused_by_name(heard, BAD_WORDS_LIST)
     expect(word[0] not in heard.ids, "a bad word is in the answer")
     return works()

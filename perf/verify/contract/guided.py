@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
-from llmops.gateway.messages import GuideKind
+from llmops.contract import GUIDE, GUIDE_TYPE, GUIDES
 from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works, wrong
 from llmops.perf.verify.desk import Desk
 from llmops.perf.verify.probe import Heard
@@ -59,8 +59,8 @@ _FITS: dict[str, Callable[[str, bool], bool]] = {
 def _guided(kind: str) -> Callable[[Desk], object]:
     async def run(desk: Desk) -> Finding:
         tensors: dict[str, Any] = {
-            "guided_decoding_guide_type": kind,
-            **({"guided_decoding_guide": _GUIDES[kind]} if kind != "json" else {}),
+            GUIDE_TYPE.name: kind,
+            **({GUIDE.name: _GUIDES[kind]} if kind != "json" else {}),
         }
         end = desk.card.end_ids[0] if desk.card.end_ids else -1
         heard = await desk.same(_NEW, end_id=end, **tensors)
@@ -80,12 +80,12 @@ def _guided(kind: str) -> Callable[[Desk], object]:
 def _refused(heard: Heard, desk: Desk) -> Finding:
     if heard.error is None:
         return wrong("it is not announced, yet the request was answered: the guide was dropped")
-    named = heard.error.startswith("guided_decoding_guide")
+    named = heard.error.startswith(GUIDE.name)
     expect(named or not desk.ours, f"it is refused without the tensor's name: {heard.error[:100]!r}")
     return refused()
 
 
-for _kind in get_args(GuideKind):
+for _kind in GUIDES:
     CHECKS.append(Check(f"guided: {_kind}", _guided(_kind)))  # type: ignore[arg-type]
 
 
@@ -97,7 +97,7 @@ async def broken(desk: Desk) -> Finding:
     expect(heard.error is not None, "a regular expression with an open bracket was accepted")
     expect(not heard.tokens, "it was refused only after tokens had come")
     expect(
-        not desk.ours or str(heard.error).startswith("guided_decoding_guide:"),
+        not desk.ours or str(heard.error).startswith(f"{GUIDE}:"),
         f"it is refused without the tensor's name: {str(heard.error)[:100]!r}",
     )
     return works("refused by name")

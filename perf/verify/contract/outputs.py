@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmops.model_repository.tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, OUR_INPUTS, OUR_OUTPUTS, Tensor
+from llmops import contract
+from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, OUR_INPUTS, OUR_OUTPUTS, Tensor
 from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works, wrong
 from llmops.perf.verify.desk import PLAIN, Desk
 from llmops.perf.verify.probe import Heard
@@ -21,17 +22,12 @@ async def tensors(desk: Desk) -> Finding:
         for tensor in table:
             expect(tensor.name in found, f"the configuration has no {kind} {tensor.name}")
             expect(
-                found[tensor.name] == _travels(tensor),
-                f"{kind} {tensor.name} is {found[tensor.name]}, the contract says {_travels(tensor)}",
+                found[tensor.name] == tensor.datatype,
+                f"{kind} {tensor.name} is {found[tensor.name]}, the contract says {tensor.datatype}",
             )
     expect(config.model_transaction_policy.decoupled, "the model is not decoupled, so that nothing can be streamed")
     expect(config.max_batch_size > 0, "max_batch_size is 0: tensors would have no batch dimension")
     return works(f"{len(wanted[0])} inputs and {len(wanted[1])} outputs declared as the contract says")
-
-
-def _travels(tensor: Tensor) -> str:
-    name = tensor.data_type.removeprefix("TYPE_")
-    return "BYTES" if name == "STRING" else name
 
 
 @check(CHECKS, "streamed deltas and the final flag")
@@ -64,7 +60,7 @@ def _final(heard: Heard) -> None:
 async def counts(desk: Desk) -> Finding:
     heard = await desk.same(5, return_num_input_tokens=True, return_num_output_tokens=True)
     expect(len(heard.ids) == 5, f"5 tokens were asked for, {len(heard.ids)} came")
-    for name, value in (("num_input_tokens", len(desk.prompt)), ("num_output_tokens", 5)):
+    for name, value in ((contract.NUM_INPUT_TOKENS.name, len(desk.prompt)), (contract.NUM_OUTPUT_TOKENS.name, 5)):
         found = heard.others.get(name)
         if not found and not desk.ours:
             return unseen(f"{name} does not come with this engine")
@@ -76,7 +72,7 @@ async def counts(desk: Desk) -> Finding:
 async def log_probs(desk: Desk) -> Finding:
     heard = await desk.same(_NEW, return_log_probs=True)
     if not desk.card.capabilities.logprobs:
-        return _refused(heard, "return_log_probs")
+        return _refused(heard, contract.RETURN_LOG_PROBS)
     tokens, scores = heard.ids, heard.scores
     expect(len(scores) == len(tokens), f"{len(scores)} log-probabilities came for {len(tokens)} tokens")
     expect(all(score <= 1e-4 for score in scores), f"a log-probability is {max(scores):.3f}, above 0")
@@ -115,7 +111,7 @@ def _differs(found: list[int], expected: list[int], other: str) -> str:
     return f"the tokens differ from those of {other} at position {at}"
 
 
-def _refused(heard: Heard, tensor: str) -> Finding:
+def _refused(heard: Heard, tensor: Tensor) -> Finding:
     """Not announced: refused by name, before any token."""
     if heard.error is None:
         return wrong(f"{tensor} is not announced, yet the request was answered: what it asked for was dropped")

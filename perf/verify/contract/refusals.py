@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmops import contract
+from llmops.contract import Tensor
 from llmops.perf.verify.base import Check, Finding, check, expect, works
 from llmops.perf.verify.desk import Desk
 
 CHECKS: list[Check] = []
 
 
-def _cases(desk: Desk) -> list[tuple[str, dict[str, Any]]]:
+def _cases(desk: Desk) -> list[tuple[Tensor, Any]]:
     """(tensor, what to send). The second half only our own model promises to refuse by name."""
     too_long = desk.card.max_seq_len - len(desk.prompt) + 1
-    common: list[tuple[str, dict[str, Any]]] = [
-        ("request_output_len", {"request_output_len": too_long}),
-        ("request_output_len", {"request_output_len": 0}),
+    common: list[tuple[Tensor, Any]] = [
+        (contract.REQUEST_OUTPUT_LEN, too_long),
+        (contract.REQUEST_OUTPUT_LEN, 0),
     ]
-    ours: list[tuple[str, dict[str, Any]]] = [
-        ("input_ids", {"input_ids": [*desk.prompt[:-1], desk.card.vocab_size]}),
-        ("beam_width", {"beam_width": 2}),
-        ("temperature", {"temperature": -1.0}),
-        ("runtime_top_p", {"runtime_top_p": 1.5}),
-        ("repetition_penalty", {"repetition_penalty": 0.0}),
-        ("num_return_sequences", {"num_return_sequences": 10_000}),
-        ("end_id", {"end_id": desk.card.vocab_size}),
-        ("min_tokens", {"min_tokens": 5}),
-        ("return_context_logits", {"return_context_logits": True}),
-        ("draft_acceptance_threshold", {"draft_acceptance_threshold": 0.5}),
+    ours: list[tuple[Tensor, Any]] = [
+        (contract.INPUT_IDS, [*desk.prompt[:-1], desk.card.vocab_size]),
+        (contract.BEAM_WIDTH, 2),
+        (contract.TEMPERATURE, -1.0),
+        (contract.RUNTIME_TOP_P, 1.5),
+        (contract.REPETITION_PENALTY, 0.0),
+        (contract.NUM_RETURN_SEQUENCES, 10_000),
+        (contract.END_ID, desk.card.vocab_size),
+        (contract.MIN_TOKENS, 5),
+        (contract.RETURN_CONTEXT_LOGITS, True),
+        (contract.DRAFT_ACCEPTANCE_THRESHOLD, 0.5),
     ]
     return common + ours if desk.ours else common
 
@@ -35,13 +37,13 @@ def _cases(desk: Desk) -> list[tuple[str, dict[str, Any]]]:
 @check(CHECKS, "refusals by tensor name")
 async def refusals(desk: Desk) -> Finding:
     cases = _cases(desk)
-    for name, tensors in cases:
-        heard = await desk.same(4, **tensors)
-        said = ", ".join(f"{key} {str(value)[:20]}" for key, value in tensors.items())
+    for tensor, value in cases:
+        heard = await desk.same(4, **{tensor.name: value})
+        said = f"{tensor} {str(value)[:20]}"
         expect(heard.error is not None, f"{said} was answered instead of refused")
         expect(not heard.tokens, f"{said} was refused only after tokens had come")
         if desk.ours:
-            expect(str(heard.error).startswith(f"{name}:"), f"{said} is refused without its name: {heard.error!r}")
+            expect(str(heard.error).startswith(f"{tensor}:"), f"{said} is refused without its name: {heard.error!r}")
     return works(f"{len(cases)} requests that cannot be honoured")
 
 

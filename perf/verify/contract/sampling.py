@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmops import contract
 from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works
 from llmops.perf.verify.contract.outputs import differs, refused_by_name
 from llmops.perf.verify.desk import Desk
 
 CHECKS: list[Check] = []
 _NEW = 8
-_HOT: dict[str, Any] = {"greedy": False, "temperature": 2.5}
+_HOT: dict[str, Any] = {"greedy": False, contract.TEMPERATURE.name: 2.5}
 
 
 @check(CHECKS, "seeds")
 async def seeds(desk: Desk) -> Finding:
     if not desk.card.capabilities.seed:
-        return refused_by_name(await desk.same(_NEW, seed=7, **_HOT), "seed")
+        return refused_by_name(await desk.same(_NEW, seed=7, **_HOT), contract.SEED)
     first = (await desk.same(_NEW, seed=7, **_HOT)).ids
     again = (await desk.same(_NEW, seed=7, **_HOT)).ids
     expect(first == again, differs(again, first, "the same request with the same seed"))
@@ -28,11 +29,12 @@ async def seeds(desk: Desk) -> Finding:
 
 @check(CHECKS, "cut-offs")
 async def cut_offs(desk: Desk) -> Finding:
-    ways: dict[str, dict[str, Any]] = {"top_p near 0": {"temperature": 1.0, "runtime_top_p": 1e-6}}
+    temperature, top_p, min_p = contract.TEMPERATURE.name, contract.RUNTIME_TOP_P.name, contract.RUNTIME_MIN_P.name
+    ways: dict[str, dict[str, Any]] = {"top_p near 0": {temperature: 1.0, top_p: 1e-6}}
     if desk.ours:
-        ways["temperature 0"] = {"temperature": 0.0}
+        ways["temperature 0"] = {temperature: 0.0}
     if desk.card.capabilities.min_p:
-        ways["min_p near 1"] = {"temperature": 1.0, "runtime_min_p": 0.9999}
+        ways["min_p near 1"] = {temperature: 1.0, min_p: 0.9999}
     for name, tensors in ways.items():
         found = (await desk.same(_NEW, greedy=False, **tensors)).ids
         expect(found == desk.plain[:_NEW], f"{name} is not greedy: " + differs(found, desk.plain, "top_k 1"))
@@ -44,7 +46,7 @@ async def sequences(desk: Desk) -> Finding:
     announced = desk.card.capabilities.n > 1
     heard = await desk.same(_NEW, num_return_sequences=2)
     if not announced and desk.ours:
-        return refused_by_name(heard, "num_return_sequences")
+        return refused_by_name(heard, contract.NUM_RETURN_SEQUENCES)
     if not announced and heard.error is not None:
         return refused()
     heard.ids  # noqa: B018 - raises what the engine refused with
@@ -74,22 +76,20 @@ async def sequences(desk: Desk) -> Finding:
 @check(CHECKS, "penalties")
 async def penalties(desk: Desk) -> Finding:
     if not getattr(desk.card.capabilities, "penalties", True):
-        return refused_by_name(await desk.same(2, frequency_penalty=1.0), "frequency_penalty")
+        return refused_by_name(await desk.same(2, frequency_penalty=1.0), contract.FREQUENCY_PENALTY)
     plain = (await desk.same(3 * _NEW, desk.loop)).ids
     if len(set(plain)) > len(plain) // 2:
         return unseen("the plain answer hardly repeats a token, so a penalty would not show")
     seen = []
-    for name in ("frequency_penalty", "repetition_penalty", "presence_penalty"):
-        heard = await desk.same(3 * _NEW, desk.loop, **_only(name, 2.0))
+    for tensor in (contract.FREQUENCY_PENALTY, contract.REPETITION_PENALTY, contract.PRESENCE_PENALTY):
+        heard = await desk.same(3 * _NEW, desk.loop, **{tensor.name: 2.0})
         fewer = len(set(heard.ids)) > len(set(plain))
         # a token that stands out by more than 2 nats survives a presence penalty of 2
-        expect(fewer or name == "presence_penalty", f"{name} 2 does not keep the model from repeating itself")
-        seen += [name.removesuffix("_penalty")] if fewer else []
+        expect(
+            fewer or tensor is contract.PRESENCE_PENALTY, f"{tensor} 2 does not keep the model from repeating itself"
+        )
+        seen += [tensor.name.removesuffix("_penalty")] if fewer else []
     return works(", ".join(seen))
-
-
-def _only(name: str, value: float) -> dict[str, Any]:
-    return {name: value}
 
 
 @check(CHECKS, "logit bias")
@@ -99,7 +99,7 @@ async def bias(desk: Desk) -> Finding:
     values[token] = 1000.0
     heard = await desk.same(3, embedding_bias=values)
     if not desk.card.capabilities.logit_bias:
-        return refused_by_name(heard, "embedding_bias")
+        return refused_by_name(heard, contract.EMBEDDING_BIAS)
     expect(heard.ids == [token] * 3, "a bias of 1000 on one token does not make it the answer")
     return works()
 
@@ -112,7 +112,8 @@ async def adapters(desk: Desk) -> Finding:
     expect(heard.error is not None, f"adapter {unknown} does not exist, yet the request was answered")
     if desk.ours:
         expect(
-            str(heard.error).startswith("lora_task_id:"), f"an unknown adapter is refused without a name: {heard.error}"
+            str(heard.error).startswith(f"{contract.LORA_TASK_ID}:"),
+            f"an unknown adapter is refused without a name: {heard.error}",
         )
     if not desk.card.adapters:
         return refused("none announced; one that does not exist is refused")

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
+from llmops.contract import (
+    CANCELLED,
+    ERROR,
+    LAST_OF_SLOT,
+    REQUEST_OUTPUT_LEN,
+    SHUTTING_DOWN,
+    STEP,
+    UNKNOWN_SUBSCRIPTION,
+    WINDOW,
+)
 from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works
 from llmops.perf.verify.contract.leaving import IN_FLIGHT
-from llmops.perf.verify.contract.subscriber import CANCELLED, ERROR, LAST_OF_SLOT, Step, Subscriber
+from llmops.perf.verify.contract.subscriber import Step, Subscriber
 from llmops.perf.verify.desk import PLAIN, Desk
 
 CHECKS: list[Check] = []
 # after everything else, and only on a Triton that was started for it
 DRAIN: list[Check] = []
-WINDOW = 256
 
 
 def _tokens(steps: list[Step], slot: int) -> list[int]:
@@ -27,7 +36,7 @@ def _in_order(steps: list[Step], first: int = 1) -> None:
 
 @check(CHECKS, "step stream: order")
 async def order(desk: Desk) -> Finding:
-    if "step" not in desk.card.transports:
+    if STEP not in desk.card.transports:
         return refused("only per-request streams are announced")
     async with Subscriber(desk) as stream:
         await stream.submit((1, PLAIN), (2, desk.card.max_seq_len), (3, PLAIN))
@@ -39,7 +48,7 @@ async def order(desk: Desk) -> Finding:
     failed = [entry for step in steps for entry in step.entries if entry.slot == 2]
     expect(len(failed) == 1 and failed[0].flags & ERROR, "a slot that cannot be honoured got no error entry")
     expect(
-        failed[0].error.startswith("request_output_len:"),
+        failed[0].error.startswith(f"{REQUEST_OUTPUT_LEN}:"),
         f"the error in the step stream does not name its tensor: {failed[0].error!r}",
     )
     return works(f"{len(steps)} steps for 2 × {PLAIN} tokens, and a refusal in its slot")
@@ -47,7 +56,7 @@ async def order(desk: Desk) -> Finding:
 
 @check(CHECKS, "step stream: cancel")
 async def cancel(desk: Desk) -> Finding:
-    if "step" not in desk.card.transports:
+    if STEP not in desk.card.transports:
         return refused("only per-request streams are announced")
     new = desk.room(512)
     async with Subscriber(desk) as stream:
@@ -75,7 +84,7 @@ async def cancel(desk: Desk) -> Finding:
 
 @check(CHECKS, "step stream: resume")
 async def resume(desk: Desk) -> Finding:
-    if "step" not in desk.card.transports:
+    if STEP not in desk.card.transports:
         return refused("only per-request streams are announced")
     async with Subscriber(desk) as stream:
         await stream.submit((1, PLAIN))
@@ -97,20 +106,20 @@ async def resume(desk: Desk) -> Finding:
 
 @check(CHECKS, "step stream: unknown subscription")
 async def unknown(desk: Desk) -> Finding:
-    if "step" not in desk.card.transports:
+    if STEP not in desk.card.transports:
         return refused("only per-request streams are announced")
     stream = Subscriber(desk)
     await stream.connect(resume_from=5)
     step = await stream.next(10)
     await stream.leave()
     said = "nothing" if step is None else step.error
-    expect(step is not None and "subscription: unknown" in said, f"resuming an unknown subscription got {said!r}")
+    expect(step is not None and UNKNOWN_SUBSCRIPTION in said, f"resuming an unknown subscription got {said!r}")
     return works()
 
 
 @check(CHECKS, "step stream: window")
 async def window(desk: Desk) -> Finding:
-    if "step" not in desk.card.transports:
+    if STEP not in desk.card.transports:
         return refused("only per-request streams are announced")
     new = desk.room(WINDOW + 12)
     if new < WINDOW + 8:
@@ -156,7 +165,7 @@ async def _keep_alive(stream: Subscriber) -> None:
 
 @check(DRAIN, "step stream: drain")
 async def drain(desk: Desk) -> Finding:
-    if "step" not in desk.card.transports:
+    if STEP not in desk.card.transports:
         return refused("only per-request streams are announced")
     async with Subscriber(desk) as stream:
         await stream.submit((1, desk.room(32)))
@@ -165,7 +174,10 @@ async def drain(desk: Desk) -> Finding:
         assert first is not None
         await desk.probe.ask([0], 1, drain=True)
         late = await desk.same(2)
-        expect(str(late.error).startswith("drain:"), f"a request after `drain` got {late.error or 'an answer'!r}")
+        expect(
+            str(late.error).startswith(f"{SHUTTING_DOWN}:"),
+            f"a request after `drain` got {late.error or 'an answer'!r}",
+        )
         steps = [first, *await stream.until_done({1})]
         expect(len(_tokens(steps, 1)) == desk.room(32), "a request that was running when `drain` came did not finish")
         end = await stream.next(10)

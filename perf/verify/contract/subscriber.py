@@ -11,16 +11,15 @@ from typing import Any
 
 from grpc import aio
 
+from llmops import contract
+from llmops.contract import ERROR, FINAL_FLAG, LAST_OF_SLOT
 from llmops.gateway.messages import EngineRequest, Sampling
 from llmops.gateway.triton.base import BROKEN
 from llmops.gateway.triton.requests import RequestWriter
-from llmops.gateway.triton.step_messages import CANCELLED, ERROR, LAST_OF_SLOT, StepWriter
-from llmops.gateway.triton.tensors import FINAL_FLAG
+from llmops.gateway.triton.step_messages import StepWriter
 from llmops.perf.verify.base import WrongError
 from llmops.perf.verify.desk import Desk
 from llmops.perf.verify.probe import PATIENCE, strings
-
-__all__ = ["CANCELLED", "ERROR", "LAST_OF_SLOT", "Entry", "Step", "Subscriber"]
 
 
 @dataclass(frozen=True)
@@ -129,18 +128,18 @@ class Subscriber:
             self._steps.put_nowait(Step(0, [], response.error_message))
             return
         raw = dict(zip((output.name for output in inner.outputs), inner.raw_output_contents, strict=False))
-        if "step_index" in raw:
+        if contract.STEP_INDEX.name in raw:
             self._steps.put_nowait(_step(raw))
         elif inner.id == self._name and inner.parameters[FINAL_FLAG].bool_param:
             self._steps.put_nowait(Step(0, [], "final"))
 
 
 def _step(raw: dict[str, bytes]) -> Step:
-    tokens = array("i", raw["step_tokens"]).tolist()
-    errors = iter(strings(raw.get("step_errors", b"")))
+    tokens = array("i", raw[contract.STEP_TOKENS.name]).tolist()
+    errors = iter(strings(raw.get(contract.STEP_ERRORS.name, b"")))
     entries, start = [], 0
-    for slot, sequence, count, flags in struct.iter_unpack("<4i", raw["step_entries"]):
+    for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[contract.STEP_ENTRIES.name]):
         error = next(errors, "") if flags & ERROR else ""
         entries.append(Entry(slot, sequence, tokens[start : start + count], flags, error))
         start += count
-    return Step(int.from_bytes(raw["step_index"], "little"), entries)
+    return Step(int.from_bytes(raw[contract.STEP_INDEX.name], "little"), entries)

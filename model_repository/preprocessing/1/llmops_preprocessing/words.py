@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import llmops_contract as contract
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -25,7 +26,7 @@ def embedding_bias(tokenizer: Tokenizer, words: Sequence[str], weights: Sequence
     """FP32 [1, vocab_size], or [1, 0] without words. Raises ValueError when words and weights do not match."""
     if len(words) != len(weights):
         raise ValueError(
-            f"embedding_bias_weights: {len(weights)} weights for {len(words)} embedding_bias_words; give one for each"
+            f"{contract.BIAS_WEIGHTS}: {len(weights)} weights for {len(words)} {contract.BIAS_WORDS}; give one for each"
         )
     if not words:
         return np.zeros((1, 0), dtype=np.float32)

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+import llmops_contract as contract
+
 from .request import GenerationRequest, Refused
 from .runtime import FAILED, EngineDead, EngineRuntime, EngineStats, Preparation, StepOutput
 from .steps.sinks import Sink
@@ -20,7 +22,7 @@ CANCEL_POLL = 0.05
 METRICS_PERIOD = 0.1
 # What is logged once when an engine is over: `llmops serve` looks for it (model_repository/triton_log.py)
 ENDED = "the engine has ended"
-QUEUE_FULL = "queue: as many sequences wait as max_queue_size allows"
+QUEUE_FULL = f"{contract.QUEUE}: as many sequences wait as max_queue_size allows"
 
 
 class Job:
@@ -127,7 +129,7 @@ class EngineLoop:
     def _end_engine(self, error: BaseException) -> None:
         """The engine is over: say so once, and end what is open with one clear error."""
         reason = str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
-        self.failure = f"engine: it has ended and takes no requests ({reason})"
+        self.failure = f"{contract.ENDED}: it has ended and takes no requests ({reason})"
         self._log_error(f"{ENDED}: {reason}")
         for job in self._open_jobs():
             job.keys.clear()

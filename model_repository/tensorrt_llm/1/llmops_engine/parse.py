@@ -5,68 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import llmops_contract as contract
 import numpy as np
+from llmops_contract import Tensor
 
 from .request import GenerationRequest, Refused, Sampling
 
 Tensors = dict[str, np.ndarray]
 
+UNDERSTOOD = frozenset(tensor.name for tensor in contract.OUR_INPUTS if tensor.taken)
 # Present but without effect at this value, as clients and ensembles send them; anything else is refused.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "beam_width": (1,),
-    "len_penalty": (0.0, 1.0),
-    "early_stopping": (False,),
-    "beam_search_diversity_rate": (0.0,),
-    "runtime_top_p_min": (0.0,),
-    "runtime_top_p_decay": (0.0, 1.0),
-    "runtime_top_p_reset_ids": (-1,),
-    "return_context_logits": (False,),
-    "return_generation_logits": (False,),
-    "return_perf_metrics": (False,),
-    "exclude_input_in_output": (True,),
-    "skip_cross_attn_blocks": (False,),
-    "prompt_vocab_size": (0,),
+NEUTRAL: dict[str, tuple[Any, ...]] = {tensor.name: tensor.neutral for tensor in contract.OUR_INPUTS if tensor.neutral}
+# capability of the card -> the tensors that need it
+NEEDS: dict[str, list[Tensor]] = {
+    needed: [tensor for tensor in contract.OUR_INPUTS if tensor.needs == needed]
+    for needed in {tensor.needs for tensor in contract.OUR_INPUTS if tensor.needs}
 }
-UNDERSTOOD = frozenset(
-    [
-        "input_ids",
-        "input_lengths",
-        "request_output_len",
-        "end_id",
-        "pad_id",
-        "stop_words_list",
-        "bad_words_list",
-        "runtime_top_k",
-        "runtime_top_p",
-        "runtime_min_p",
-        "temperature",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "min_tokens",
-        "seed",
-        "return_log_probs",
-        "num_return_sequences",
-        "embedding_bias",
-        "guided_decoding_guide_type",
-        "guided_decoding_guide",
-        "caller",
-        "lora_task_id",
-        "streaming",
-        "stop",
-        "return_context_ids",
-        "return_num_input_tokens",
-        "return_num_output_tokens",
-    ]
-)
-# capability of the card -> the tensors that need it, each with the value that asks for nothing
-NEEDS: dict[str, dict[str, Any]] = {
-    "min_p": {"runtime_min_p": 0.0},
-    "seed": {"seed": None},
-    "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+# read alike, whatever they mean
+_SCALARS = {
+    tensor.name: tensor
+    for tensor in contract.OUR_INPUTS
+    if tensor.taken and tensor.scalar and tensor.datatype != contract.BYTES
 }
+_DEFAULTS = {name: tensor.default for name, tensor in _SCALARS.items()}
 _LONGEST_CALLER = 256
-GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
 
 
 @dataclass(frozen=True)
@@ -81,35 +43,36 @@ class Limits:
     max_sequences: int = 8
     adapters: frozenset[int] = frozenset()
     lacks: frozenset[str] = frozenset()
-    guides: tuple[str, ...] = GUIDES
+    guides: tuple[str, ...] = contract.GUIDES
 
 
 def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
     """Raises Refused."""
     _refuse_unknown(tensors, limits)
+    scalars = _DEFAULTS | {name: scalar(tensors, _SCALARS[name]) for name in tensors if name in _SCALARS}
     ids = _input_ids(tensors, limits)
-    output_len = _output_len(tensors, ids.size, limits)
-    end_ids = _end_ids(tensors, limits)
+    output_len = _output_len(scalars, ids.size, limits)
     return GenerationRequest(
         input_ids=ids,
         max_new_tokens=output_len,
-        end_ids=end_ids,
-        stop_words=word_list(tensors.get("stop_words_list"), "stop_words_list"),
-        min_tokens=_bounded(tensors, "min_tokens", 0, 0, output_len),
-        num_sequences=_bounded(tensors, "num_return_sequences", 1, 1, limits.max_sequences),
-        sampling=_sampling(tensors),
-        log_probs=flag(tensors, "return_log_probs"),
+        end_ids=_end_ids(tensors, limits),
+        stop_words=word_list(tensors.get(contract.STOP_WORDS_LIST.name), contract.STOP_WORDS_LIST),
+        min_tokens=_within(scalars, contract.MIN_TOKENS, 0, output_len),
+        num_sequences=_within(scalars, contract.NUM_RETURN_SEQUENCES, 1, limits.max_sequences),
+        sampling=_sampling(scalars),
+        log_probs=scalars[contract.RETURN_LOG_PROBS.name],
         guide=_guide(tensors, limits),
-        caller=text(tensors, "caller")[:_LONGEST_CALLER],
-        adapter=_adapter(tensors, limits),
-        streaming=flag(tensors, "streaming"),
-        context_ids=flag(tensors, "return_context_ids"),
-        num_input_tokens=flag(tensors, "return_num_input_tokens"),
-        num_output_tokens=flag(tensors, "return_num_output_tokens"),
+        caller=text(tensors, contract.CALLER)[:_LONGEST_CALLER],
+        adapter=_adapter(scalars, limits),
+        streaming=scalars[contract.STREAMING.name],
+        context_ids=scalars[contract.RETURN_CONTEXT_IDS.name],
+        num_input_tokens=scalars[contract.RETURN_NUM_INPUT_TOKENS.name],
+        num_output_tokens=scalars[contract.RETURN_NUM_OUTPUT_TOKENS.name],
+        scalars=scalars,
     )
 
 
-def word_list(words: np.ndarray | None, name: str) -> list[list[int]]:
+def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
     """INT32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, padded with -1."""
     if words is None or words.size == 0:
         return []
@@ -138,122 +101,129 @@ def _refuse_unknown(tensors: Tensors, limits: Limits) -> None:
             wanted = " or ".join(str(neutral).lower() for neutral in NEUTRAL[name])
             raise Refused(f"{name}: only {wanted} is supported by target {limits.target}")
         raise Refused(f"{name}: not supported by target {limits.target}")
-    for name, neutral in ((n, v) for capability in limits.lacks for n, v in NEEDS[capability].items()):
-        if scalar(tensors, name, neutral) != neutral:
-            raise Refused(f"{name}: not supported by target {limits.target} with its TensorRT-LLM")
-    if word_list(tensors.get("bad_words_list"), "bad_words_list"):
-        raise Refused(f"bad_words_list: not supported by target {limits.target}")
-    if np.any(tensors.get("embedding_bias", 0)):
-        raise Refused(f"embedding_bias: not supported by target {limits.target}")
+    for tensor in (tensor for capability in limits.lacks for tensor in NEEDS[capability]):
+        if scalar(tensors, tensor) != tensor.default:
+            raise Refused(f"{tensor}: not supported by target {limits.target} with its TensorRT-LLM")
+    if word_list(tensors.get(contract.BAD_WORDS_LIST.name), contract.BAD_WORDS_LIST):
+        raise Refused(f"{contract.BAD_WORDS_LIST}: not supported by target {limits.target}")
+    if np.any(tensors.get(contract.EMBEDDING_BIAS.name, 0)):
+        raise Refused(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")
 
 
 def _input_ids(tensors: Tensors, limits: Limits) -> np.ndarray:
-    ids = tensors.get("input_ids")
+    tensor = contract.INPUT_IDS
+    ids = tensors.get(tensor.name)
     if ids is None or ids.size == 0:
-        raise Refused("input_ids: at least one token is needed")
+        raise Refused(f"{tensor}: at least one token is needed")
     if ids.ndim > 1 and ids.shape[0] != 1:
-        raise Refused(f"input_ids: one sequence per request, got a batch of {ids.shape[0]}")
-    length = scalar(tensors, "input_lengths", ids.size)
+        raise Refused(f"{tensor}: one sequence per request, got a batch of {ids.shape[0]}")
+    length = scalar(tensors, contract.INPUT_LENGTHS, ids.size)
     if not 0 < length <= ids.size:
-        raise Refused(f"input_lengths: {length} does not fit the {ids.size} tokens of input_ids")
+        raise Refused(f"{contract.INPUT_LENGTHS}: {length} does not fit the {ids.size} tokens of {tensor}")
     flat = ids.reshape(-1)[:length].astype(np.int64)
     if flat.min() < 0 or flat.max() >= limits.vocab_size:
-        raise Refused(f"input_ids: ids must be from 0 to {limits.vocab_size - 1}")
+        raise Refused(f"{tensor}: ids must be from 0 to {limits.vocab_size - 1}")
     return flat
 
 
-def _output_len(tensors: Tensors, prompt: int, limits: Limits) -> int:
-    length = scalar(tensors, "request_output_len", 0)
+def _output_len(scalars: dict[str, Any], prompt: int, limits: Limits) -> int:
+    length: int = scalars[contract.REQUEST_OUTPUT_LEN.name]
     if length < 1:
-        raise Refused(f"request_output_len: must be at least 1, got {length}")
+        raise Refused(f"{contract.REQUEST_OUTPUT_LEN}: must be at least 1, got {length}")
     if prompt + length > limits.max_seq_len:
         raise Refused(
-            f"request_output_len: {prompt} prompt tokens and {length} new ones are more than the "
+            f"{contract.REQUEST_OUTPUT_LEN}: {prompt} prompt tokens and {length} new ones are more than the "
             f"{limits.max_seq_len} of max_seq_len"
         )
     return length
 
 
 def _end_ids(tensors: Tensors, limits: Limits) -> frozenset[int]:
-    if "end_id" not in tensors:
+    if contract.END_ID.name not in tensors:
         return limits.end_ids
-    end_id = scalar(tensors, "end_id", -1)
+    end_id = scalar(tensors, contract.END_ID)
     if end_id >= limits.vocab_size:
-        raise Refused(f"end_id: must be below {limits.vocab_size}, or -1 to ignore the end of text")
+        raise Refused(f"{contract.END_ID}: must be below {limits.vocab_size}, or -1 to ignore the end of text")
     return frozenset() if end_id < 0 else frozenset([end_id])
 
 
-def _sampling(tensors: Tensors) -> Sampling:
-    temperature = _bounded(tensors, "temperature", 1.0, 0.0, 100.0)
-    top_k = _bounded(tensors, "runtime_top_k", 0, 0, 2**31 - 1)
-    top_p = _bounded(tensors, "runtime_top_p", 1.0, 0.0, 1.0)
-    repetition = _bounded(tensors, "repetition_penalty", 1.0, 0.0, 100.0)
-    if repetition == 0:
-        raise Refused("repetition_penalty: must be greater than 0")
+def _sampling(scalars: dict[str, Any]) -> Sampling:
+    if scalars[contract.REPETITION_PENALTY.name] == 0:
+        raise Refused(f"{contract.REPETITION_PENALTY}: must be greater than 0")
     return Sampling(
-        temperature=temperature,
+        temperature=scalars[contract.TEMPERATURE.name],
         # TensorRT-LLM's top_p 0 means: not used
-        top_p=top_p or 1.0,
-        top_k=top_k,
-        min_p=_bounded(tensors, "runtime_min_p", 0.0, 0.0, 1.0),
-        repetition_penalty=repetition,
-        presence_penalty=_bounded(tensors, "presence_penalty", 0.0, -100.0, 100.0),
-        frequency_penalty=_bounded(tensors, "frequency_penalty", 0.0, -100.0, 100.0),
-        seed=scalar(tensors, "seed", None),
+        top_p=scalars[contract.RUNTIME_TOP_P.name] or 1.0,
+        top_k=scalars[contract.RUNTIME_TOP_K.name],
+        min_p=scalars[contract.RUNTIME_MIN_P.name],
+        repetition_penalty=scalars[contract.REPETITION_PENALTY.name],
+        presence_penalty=scalars[contract.PRESENCE_PENALTY.name],
+        frequency_penalty=scalars[contract.FREQUENCY_PENALTY.name],
+        seed=scalars[contract.SEED.name],
     )
 
 
 def _guide(tensors: Tensors, limits: Limits) -> tuple[str, str] | None:
-    kind = text(tensors, "guided_decoding_guide_type")
-    guide = text(tensors, "guided_decoding_guide")
+    kind = text(tensors, contract.GUIDE_TYPE)
+    guide = text(tensors, contract.GUIDE)
     if not kind:
         if guide:
-            raise Refused("guided_decoding_guide_type: is needed with guided_decoding_guide")
+            raise Refused(f"{contract.GUIDE_TYPE}: is needed with {contract.GUIDE}")
         return None
-    if kind not in GUIDES:
-        raise Refused(f"guided_decoding_guide_type: must be one of {', '.join(GUIDES)}, got {kind}")
+    if kind not in contract.GUIDES:
+        raise Refused(f"{contract.GUIDE_TYPE}: must be one of {', '.join(contract.GUIDES)}, got {kind}")
     if kind not in limits.guides:
-        raise Refused(f"guided_decoding_guide_type: {kind} is not supported by this engine of target {limits.target}")
+        raise Refused(f"{contract.GUIDE_TYPE}: {kind} is not supported by this engine of target {limits.target}")
     if kind != "json" and not guide:
-        raise Refused(f"guided_decoding_guide: is needed for the type {kind}")
+        raise Refused(f"{contract.GUIDE}: is needed for the type {kind}")
     return kind, guide
 
 
-def _adapter(tensors: Tensors, limits: Limits) -> int:
-    task_id: int = scalar(tensors, "lora_task_id", 0)
+def _adapter(scalars: dict[str, Any], limits: Limits) -> int:
+    task_id: int = scalars[contract.LORA_TASK_ID.name]
     if task_id and task_id not in limits.adapters:
         known = ", ".join(map(str, sorted(limits.adapters)))
         hint = f"this engine has {known}, and 0 for none" if known else f"only 0 is supported by target {limits.target}"
-        raise Refused(f"lora_task_id: {hint}")
+        raise Refused(f"{contract.LORA_TASK_ID}: {hint}")
     return task_id
 
 
-def text(tensors: Tensors, name: str) -> str:
-    value = tensors.get(name)
+def text(tensors: Tensors, tensor: Tensor) -> str:
+    """Empty where it is absent."""
+    value = tensors.get(tensor.name)
     if value is None or value.size == 0:
         return ""
     raw = value.reshape(-1)[0]
     try:
         return raw.decode() if isinstance(raw, bytes) else str(raw)
     except UnicodeDecodeError:
-        raise Refused(f"{name}: is not valid UTF-8") from None
+        raise Refused(f"{tensor}: is not valid UTF-8") from None
 
 
-def flag(tensors: Tensors, name: str) -> bool:
-    return bool(scalar(tensors, name, False))
+def flag(tensors: Tensors, tensor: Tensor) -> bool:
+    return bool(scalar(tensors, tensor))
 
 
-def scalar(tensors: Tensors, name: str, default: Any) -> Any:
-    value = tensors.get(name)
+def scalar(tensors: Tensors, tensor: Tensor, default: Any = None) -> Any:
+    """The contract's default where it is absent, or `default`. Raises Refused outside of the contract's bounds."""
+    value = tensors.get(tensor.name)
     if value is None or value.size == 0:
-        return default
+        return tensor.default if default is None else default
     if value.size != 1:
-        raise Refused(f"{name}: one value per request, got {value.size}")
-    return value.item()
+        raise Refused(f"{tensor}: one value per request, got {value.size}")
+    found = value.item()
+    if tensor.bounds is not None:
+        _check(tensor, found, *tensor.bounds)
+    return found
 
 
-def _bounded(tensors: Tensors, name: str, default: Any, low: Any, high: Any) -> Any:
-    value = scalar(tensors, name, default)
-    if not low <= value <= high:  # also catches NaN
-        raise Refused(f"{name}: must be from {low} to {high}, got {value}")
+def _within(scalars: dict[str, Any], tensor: Tensor, low: int, high: int) -> int:
+    """For bounds that depend on the model or on the request."""
+    value: int = scalars[tensor.name]
+    _check(tensor, value, low, high)
     return value
+
+
+def _check(tensor: Tensor, value: Any, low: Any, high: Any) -> None:
+    if not low <= value <= high:  # also catches NaN
+        raise Refused(f"{tensor}: must be from {low} to {high}, got {value}")

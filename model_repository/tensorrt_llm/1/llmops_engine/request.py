@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from llmops_contract import Tensor
 
 
 class Refused(Exception):
@@ -54,3 +57,9 @@ class GenerationRequest:
     context_ids: bool = False
     num_input_tokens: bool = False
     num_output_tokens: bool = False
+    # every input of the contract that is one number, at its default where it was not sent
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+
+    def value(self, tensor: Tensor) -> Any:
+        """Of an input that has no field here."""
+        return self.scalars.get(tensor.name, tensor.default)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from typing import Any
 
+import llmops_contract as contract
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
@@ -45,7 +46,7 @@ def _json(text: str) -> str:
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"guided_decoding_guide: is not JSON ({error})") from None
+        raise Refused(f"{contract.GUIDE}: is not JSON ({error})") from None
     return text
 
 

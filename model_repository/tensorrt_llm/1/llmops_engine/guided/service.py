@@ -17,9 +17,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from llmops_contract import GUIDE
+from llmops_turns import Turns
+
 from ..request import Refused
 from ..runtime import Preparation
-from ..turns import Turns
 from .probe import GrammarLimits, GrammarProbe, Measured, OverLimitError
 
 # grammars whose fate is remembered
@@ -208,7 +210,7 @@ class _Lane:
         except Exception as error:  # noqa: BLE001 - whatever happens, the requests that wait must hear of it
             refusal = f"the grammar could not be compiled: {error}"
             task.dropped = True  # it may go better the next time
-        task.finish(f"guided_decoding_guide: {refusal}" if refusal else "")
+        task.finish(f"{GUIDE}: {refusal}" if refusal else "")
         self._wake()
 
     def _make_ready(self, guide: Guide) -> str | None:

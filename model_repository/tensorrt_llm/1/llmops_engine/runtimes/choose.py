@@ -7,17 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import llmops_contract as contract
+
 from ..runtime import EngineRuntime
 
 
 def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
     """`parameters`: the string parameters of config.pbtxt. Raises ValueError for a runtime that this version lacks."""
-    name = parameters["llmops_runtime"]
+    name = parameters[contract.RUNTIME]
     if name == "openvino":
         return _openvino(parameters, card)
     if name in ("pytorch", "tensorrt"):
         return _trtllm(name, parameters, card)
-    raise ValueError(f"llmops_runtime: {name} is not known; make the repository again with this version of llmops")
+    raise ValueError(f"{contract.RUNTIME}: {name} is not known; make the repository again with this version of llmops")
 
 
 def _openvino(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import llmops_contract as contract
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
@@ -103,7 +104,7 @@ class OpenVINORuntime(EngineRuntime):
         try:
             handle = self._pipeline.add_request(key, ov.Tensor(request.input_ids[np.newaxis]), config)
         except RuntimeError as error:
-            raise Refused(f"input_ids: {explain(str(error))}") from None
+            raise Refused(f"{contract.INPUT_IDS}: {explain(str(error))}") from None
         self._sequences[key] = _Sequence(handle, request)
 
     def cancel(self, key: int) -> None:
@@ -187,7 +188,7 @@ class OpenVINORuntime(EngineRuntime):
             return None
         if status == _IGNORED:
             message = f"the KV cache ({self._blocks * TOKENS_PER_BLOCK} tokens) cannot hold this request"
-            return StepOutput(key, [], [], FAILED, f"request_output_len: {message}")
+            return StepOutput(key, [], [], FAILED, f"{contract.REQUEST_OUTPUT_LEN}: {message}")
         return StepOutput(key, [], [], STOP)
 
     def stats(self) -> EngineStats:
@@ -251,12 +252,15 @@ def generation_config(request: GenerationRequest, sequence: int) -> Any:
 
 def _check_sampling(sampling: Sampling) -> None:
     """What GenAI refuses itself, under the contract's names."""
-    for name in ("presence_penalty", "frequency_penalty"):
-        value = getattr(sampling, name)
+    penalties = {
+        contract.PRESENCE_PENALTY: sampling.presence_penalty,
+        contract.FREQUENCY_PENALTY: sampling.frequency_penalty,
+    }
+    for tensor, value in penalties.items():
         if not -2 <= value <= 2:
-            raise Refused(f"{name}: must be from -2 to 2 for target openvino, got {value:g}")
+            raise Refused(f"{tensor}: must be from -2 to 2 for target openvino, got {value:g}")
     if sampling.min_p >= 1 and not sampling.greedy:
-        raise Refused(f"runtime_min_p: must be below 1 for target openvino, got {sampling.min_p:g}")
+        raise Refused(f"{contract.RUNTIME_MIN_P}: must be below 1 for target openvino, got {sampling.min_p:g}")
 
 
 def _seed(seed: int | None, sequence: int) -> int:

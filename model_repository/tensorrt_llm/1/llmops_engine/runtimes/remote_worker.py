@@ -7,6 +7,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+import llmops_contract as contract
 import numpy as np
 
 from ..request import Refused
@@ -57,7 +58,7 @@ def _obey(runtime: TrtllmRuntime, action: str, key: int, *request: Any) -> tuple
     except Refused as refusal:
         return (key, [], [], FAILED, str(refusal))
     except Exception as error:  # noqa: BLE001 - a request that the library chokes on must not end the others
-        return (key, [], [], FAILED, f"input_ids: {error}")
+        return (key, [], [], FAILED, f"{contract.INPUT_IDS}: {error}")
     return None
 
 

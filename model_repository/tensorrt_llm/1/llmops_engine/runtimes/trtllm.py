@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import llmops_contract as contract
+
 from ..request import GenerationRequest, Refused
 from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, StepOutput
 from .stop_words import StopWordMatcher
@@ -109,7 +111,7 @@ class TrtllmRuntime(EngineRuntime):
         except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
             if _is_dead(error):
                 self._dead = str(error) or "its worker is gone"
-            self._outputs.put(StepOutput(key, [], [], FAILED, f"input_ids: {error}"))
+            self._outputs.put(StepOutput(key, [], [], FAILED, f"{contract.INPUT_IDS}: {error}"))
 
     def cancel(self, key: int) -> None:
         state = self._sequences.pop(key, None)
@@ -286,6 +288,6 @@ def _guide(api: Any, kind: str, guide: str) -> Any:
         try:
             json.loads(guide)
         except ValueError as error:
-            raise Refused(f"guided_decoding_guide: is not JSON ({error})") from None
+            raise Refused(f"{contract.GUIDE}: is not JSON ({error})") from None
         return api.GuidedDecodingParams(json=guide)
     return api.GuidedDecodingParams(**{"regex": guide} if kind == "regex" else {"grammar": guide})

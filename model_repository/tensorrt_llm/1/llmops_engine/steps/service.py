@@ -5,18 +5,23 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import llmops_contract as contract
+from llmops_contract import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT
+
 from ..loop import EngineLoop, Job
 from ..parse import Limits, Tensors, flag, parse_request, scalar, text
 from ..request import GenerationRequest, Refused
 from .sinks import FINAL, TritonStepSender, send_error
 from .submissions import Submissions
-from .subscription import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT, Subscription
+from .subscription import Subscription
 
 # when nothing is generated, broken streams are still looked for this often (s)
 IDLE_CHECK = 0.1
-UNKNOWN = "subscription: unknown"
-DRAINING = "drain: the engine is shutting down and takes no new requests"
-CUT_OFF = "drain: the engine is shutting down, and its exit timeout was over before this answer was complete"
+DRAINING = f"{contract.SHUTTING_DOWN}: the engine is shutting down and takes no new requests"
+CUT_OFF = (
+    f"{contract.SHUTTING_DOWN}: the engine is shutting down, and its exit timeout was over before this answer was "
+    "complete"
+)
 
 
 class StepSink:
@@ -59,10 +64,10 @@ class StepService:
 
     def handle(self, tensors: Tensors, sender: Any) -> bool:
         """Take a step-stream message; False when `tensors` are a request of their own. Raises Refused."""
-        if flag(tensors, "drain"):
-            end_now = flag(tensors, "stop")
+        if flag(tensors, contract.DRAIN):
+            end_now = flag(tensors, contract.STOP)
             self._loop.post(lambda: self._drain(end_now, sender))
-        elif name := text(tensors, "subscription"):
+        elif name := text(tensors, contract.SUBSCRIPTION):
             self._route(name, tensors, sender)
         elif self._draining:
             raise Refused(DRAINING)
@@ -71,23 +76,23 @@ class StepService:
         return True
 
     def _route(self, name: str, tensors: Tensors, sender: Any) -> None:
-        if "submissions" in tensors:
+        if contract.SUBMISSIONS.name in tensors:
             requests = [(slot, self._parse(one)) for slot, one in self._submissions.read(tensors)]
             self._loop.post(lambda: self._submit(name, requests, sender))
             return
-        slot = scalar(tensors, "slot", None)
-        acknowledged = scalar(tensors, "acknowledge", None)
+        slot = scalar(tensors, contract.SLOT)
+        acknowledged = scalar(tensors, contract.ACKNOWLEDGE)
         if acknowledged is not None:
             self._loop.post(lambda: self._acknowledge(name, acknowledged, sender))
-        elif slot is None and flag(tensors, "stop"):
+        elif slot is None and flag(tensors, contract.STOP):
             self._loop.post(lambda: self._leave(name, sender))
         elif slot is None:
-            resume_from = scalar(tensors, "resume_from", 0)
+            resume_from = scalar(tensors, contract.RESUME_FROM)
             self._loop.post(lambda: self._subscribe(name, resume_from, sender))
-        elif flag(tensors, "stop"):
+        elif flag(tensors, contract.STOP):
             self._loop.post(lambda: self._cancel(name, slot, sender))
         else:
-            raise Refused("slot: needs stop; requests are said in submissions")
+            raise Refused(f"{contract.SLOT}: needs {contract.STOP}; requests are said in {contract.SUBMISSIONS}")
 
     def _parse(self, tensors: Tensors | Refused) -> GenerationRequest | Refused:
         if isinstance(tensors, Refused):
@@ -105,12 +110,12 @@ class StepService:
         if subscription is None and resume_from == 0:
             subscription = self._subscriptions[name] = Subscription()
         if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
-            send_error(sender, UNKNOWN)
+            send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
 
     def _submit(self, name: str, requests: list[tuple[int, GenerationRequest | Refused]], sender: Any) -> None:
         subscription = self._subscriptions.get(name)
         if subscription is None:
-            send_error(sender, UNKNOWN)
+            send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
             return
         sender.send(flags=FINAL)
         for slot, request in requests:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import llmops_contract as contract
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -13,6 +14,21 @@ from .subscription import Step
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # how many earlier tokens a stateless detokeniser gets with each response
 CONTEXT_TOKENS = 32
+# bound once: these are said with every token
+_OUTPUT_IDS = contract.OUTPUT_IDS.name
+_SEQUENCE_LENGTH = contract.SEQUENCE_LENGTH.name
+_SEQUENCE_INDEX = contract.SEQUENCE_INDEX.name
+_OUTPUT_LOG_PROBS = contract.OUTPUT_LOG_PROBS.name
+_CUM_LOG_PROBS = contract.CUM_LOG_PROBS.name
+_NUM_INPUT_TOKENS = contract.NUM_INPUT_TOKENS.name
+_NUM_OUTPUT_TOKENS = contract.NUM_OUTPUT_TOKENS.name
+_CONTEXT_IDS = contract.CONTEXT_IDS.name
+_FINISHED = contract.FINISHED.name
+_STEP_INDEX = contract.STEP_INDEX.name
+_STEP_ENTRIES = contract.STEP_ENTRIES.name
+_STEP_TOKENS = contract.STEP_TOKENS.name
+_STEP_LOG_PROBS = contract.STEP_LOG_PROBS.name
+_STEP_ERRORS = contract.STEP_ERRORS.name
 
 
 class Sink(Protocol):
@@ -73,21 +89,21 @@ class RequestSink:
     def _tensors(self, sequence: int, ids: list[int], log_probs: list[float], finished: bool) -> list[Any]:
         request = self._request
         tensors = [
-            _tensor("output_ids", [[ids]], np.int32),
-            _tensor("sequence_length", [[len(ids)]], np.int32),
-            _tensor("sequence_index", [[sequence]], np.int32),
+            _tensor(_OUTPUT_IDS, [[ids]], np.int32),
+            _tensor(_SEQUENCE_LENGTH, [[len(ids)]], np.int32),
+            _tensor(_SEQUENCE_INDEX, [[sequence]], np.int32),
         ]
         if request.log_probs:
-            tensors.append(_tensor("output_log_probs", [[log_probs]], np.float32))
-            tensors.append(_tensor("cum_log_probs", [[self._cum[sequence]]], np.float32))
+            tensors.append(_tensor(_OUTPUT_LOG_PROBS, [[log_probs]], np.float32))
+            tensors.append(_tensor(_CUM_LOG_PROBS, [[self._cum[sequence]]], np.float32))
         if request.num_input_tokens:
-            tensors.append(_tensor("num_input_tokens", [[request.input_ids.size]], np.int32))
+            tensors.append(_tensor(_NUM_INPUT_TOKENS, [[request.input_ids.size]], np.int32))
         if request.num_output_tokens:
-            tensors.append(_tensor("num_output_tokens", [[self._counts[sequence]]], np.int32))
+            tensors.append(_tensor(_NUM_OUTPUT_TOKENS, [[self._counts[sequence]]], np.int32))
         if request.context_ids:
             context = self._contexts[sequence]
-            tensors.append(_tensor("context_ids", [[context]], np.int32))
-            tensors.append(_tensor("finished", [[finished]], np.bool_))
+            tensors.append(_tensor(_CONTEXT_IDS, [[context]], np.int32))
+            tensors.append(_tensor(_FINISHED, [[finished]], np.bool_))
             self._contexts[sequence] = (context + ids)[-CONTEXT_TOKENS:]
         return tensors
 
@@ -102,14 +118,14 @@ class TritonStepSender:
 
     def send(self, step: Step) -> None:
         tensors = [
-            _tensor("step_index", [[step.index]], np.int64),
-            pb_utils.Tensor("step_entries", step.entries[None]),
-            pb_utils.Tensor("step_tokens", step.tokens[None]),
+            _tensor(_STEP_INDEX, [[step.index]], np.int64),
+            pb_utils.Tensor(_STEP_ENTRIES, step.entries[None]),
+            pb_utils.Tensor(_STEP_TOKENS, step.tokens[None]),
         ]
         if step.log_probs is not None:
-            tensors.append(pb_utils.Tensor("step_log_probs", step.log_probs[None]))
+            tensors.append(pb_utils.Tensor(_STEP_LOG_PROBS, step.log_probs[None]))
         if step.errors:
-            tensors.append(_tensor("step_errors", [[error.encode() for error in step.errors]], np.object_))
+            tensors.append(_tensor(_STEP_ERRORS, [[error.encode() for error in step.errors]], np.object_))
         self._sender.send(pb_utils.InferenceResponse(tensors))
 
     def finish(self, error: str = "") -> None:

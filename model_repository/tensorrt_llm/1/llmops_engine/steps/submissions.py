@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import llmops_contract as contract
 import numpy as np
 
 from ..parse import Tensors
@@ -42,6 +43,7 @@ _DATATYPES = {
     "TYPE_FP32": _float("float32"),
 }
 _SLOTS = range(2**31)
+_INPUT_IDS = contract.INPUT_IDS.name
 
 
 class Submissions:
@@ -55,22 +57,24 @@ class Submissions:
 
         Raises Refused for what makes the whole message unreadable.
         """
-        ids, start = tensors.get("input_ids", np.zeros(0, np.int32)).reshape(-1), 0
-        for raw in tensors["submissions"].reshape(-1):
+        ids, start = tensors.get(_INPUT_IDS, np.zeros(0, np.int32)).reshape(-1), 0
+        for raw in tensors[contract.SUBMISSIONS.name].reshape(-1):
             values = _object(raw)
-            slot, length = values.pop("slot", None), values.get("input_lengths")
+            slot, length = values.pop(contract.SLOT.name, None), values.get(contract.INPUT_LENGTHS.name)
             if type(slot) is not int or slot not in _SLOTS:
-                raise Refused("submissions: each needs its slot, a number from 0 to 2147483647")
+                raise Refused(f"{contract.SUBMISSIONS}: each needs its {contract.SLOT}, a number from 0 to 2147483647")
             if type(length) is not int or not 0 <= length <= ids.size - start:
-                raise Refused("submissions: each needs input_lengths, and as many of input_ids")
+                raise Refused(
+                    f"{contract.SUBMISSIONS}: each needs {contract.INPUT_LENGTHS}, and as many of {_INPUT_IDS}"
+                )
             own, start = ids[start : start + length], start + length
             yield slot, self._tensors(values, own)
         if start != ids.size:
-            raise Refused(f"input_ids: {ids.size - start} belong to no submission")
+            raise Refused(f"{_INPUT_IDS}: {ids.size - start} belong to no submission")
 
     def _tensors(self, values: Mapping[str, Any], ids: np.ndarray) -> Tensors | Refused:
         try:
-            return {**{name: self._array(name, value) for name, value in values.items()}, "input_ids": ids}
+            return {**{name: self._array(name, value) for name, value in values.items()}, _INPUT_IDS: ids}
         except Refused as refusal:
             return refusal
 
@@ -108,7 +112,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"submissions: not valid JSON: {error}") from None
+        raise Refused(f"{contract.SUBMISSIONS}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise Refused("submissions: each must be a JSON object")
+        raise Refused(f"{contract.SUBMISSIONS}: each must be a JSON object")
     return values

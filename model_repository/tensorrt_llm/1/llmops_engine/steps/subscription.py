@@ -10,13 +10,8 @@ from collections import deque
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from llmops_contract import ERROR, GRACE, LAST_OF_SLOT, SUBSCRIPTION, WINDOW
 
-LAST_OF_SEQUENCE, LAST_OF_SLOT, ERROR, CANCELLED = 1, 2, 4, 8
-
-# unacknowledged steps that are kept, and so at most in flight
-WINDOW = 256
-# seconds that the requests of a gateway survive its absence, or its silence
-GRACE = 5.0
 # seconds between two questions to Triton whether the stream still lives: each is a round trip between processes on the
 # engine thread, and at 0.05 s they were 1.4 % of its time
 POLL = 0.5
@@ -128,7 +123,7 @@ class Subscription:
                 self.detach(now)
         waiting = self._sender is None or len(self._unacknowledged) >= self._window
         if waiting and now - self._heard > self._grace:
-            self.close("subscription: dropped, because nothing was acknowledged for the grace time")
+            self.close(f"{SUBSCRIPTION}: dropped, because nothing was acknowledged for the grace time")
 
     def detach(self, now: float) -> None:
         if self._sender is not None:

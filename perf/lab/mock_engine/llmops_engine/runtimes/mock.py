@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+import llmops_contract as contract
+
 from ..request import GenerationRequest, Refused
 from ..runtime import LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, StepOutput
 from .stop_words import StopWordMatcher
@@ -90,12 +92,12 @@ def _refuse(request: GenerationRequest) -> None:
     """Its tokens are fixed: what would choose others cannot be honoured."""
     sampling = request.sampling
     asked = {
-        "return_log_probs": request.log_probs,
-        "repetition_penalty": sampling.repetition_penalty != 1,
-        "presence_penalty": sampling.presence_penalty != 0,
-        "frequency_penalty": sampling.frequency_penalty != 0,
-        "runtime_min_p": sampling.min_p != 0,
+        contract.RETURN_LOG_PROBS: request.log_probs,
+        contract.REPETITION_PENALTY: sampling.repetition_penalty != 1,
+        contract.PRESENCE_PENALTY: sampling.presence_penalty != 0,
+        contract.FREQUENCY_PENALTY: sampling.frequency_penalty != 0,
+        contract.RUNTIME_MIN_P: sampling.min_p != 0,
     }
-    for name, given in asked.items():
+    for tensor, given in asked.items():
         if given:
-            raise Refused(f"{name}: not supported by the mock engine")
+            raise Refused(f"{tensor}: not supported by the mock engine")

@@ -1,4 +1,4 @@
-"""A queue in which those who ask take turns."""
+"""A queue in which those who ask take turns: of the gateway, and beside the models inside Triton (`llmops_turns`)."""
 
 from __future__ import annotations
 
