@@ -1,0 +1,183 @@
+"""What gateway and engines agree on stands once: in llmops/contract.py, which travels with the models."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmops import contract
+from llmops.gateway.messages import Capabilities, ModelCard
+from llmops.model_repository.pbtxt import parse_config
+from llmops.model_repository.targets import find_target
+from tests.model_code import version_folder
+from tests.model_repository.test_generate import make_engine
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "model_repository"
+TABLES = [table for table in vars(contract).values() if isinstance(table, contract.Table)]
+NAMES = {tensor.name for table in TABLES for tensor in table} | {
+    *(contract.PREPROCESSING, contract.ENGINE, contract.POSTPROCESSING, contract.EMBEDDING),
+    *(contract.CARD, contract.RUNTIME, contract.EMPTY_FINAL, contract.FINAL_FLAG),
+    *(contract.UNKNOWN_SUBSCRIPTION, contract.ASIDE),
+}
+# where a contract's name can only mean the contract; elsewhere `seed` is a field of OpenAI, `input_ids` of transformers
+SPEAKS = (
+    "gateway/triton", "gateway/fleet", "model_repository", "perf/verify/contract", "perf/verify/probe.py",
+    "perf/verify/desk.py", "perf/clients/triton.py", "perf/lab/mock_engine",
+)  # fmt: skip
+# the same words in another language: file, words, whose they are
+OTHERS = {
+    "model_repository/tensorrt_llm/1/llmops_engine/guided/openvino.py": ("input_ids",),  # OpenVINO's graph
+    "model_repository/embedding/1/model.py": ("input_ids", "embedding"),  # OpenVINO's graph
+    "model_repository/tensorrt_llm/1/llmops_engine/runtime.py": ("stop",),  # why a sequence ended
+    # arguments of TensorRT-LLM's SamplingParams, and its finish reason
+    "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py": (
+        "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty", "presence_penalty",
+        "frequency_penalty", "top_k", "temperature", "top_p", "seed",
+    ),
+    # capabilities
+    "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py": ("seed",),
+    "model_repository/targets/openvino.py": ("bad_words", "seed"),
+    "model_repository/targets/pytorch.py": ("bad_words", "seed"),
+    # the C++ backend's parameters
+    "model_repository/targets/tensorrt.py": (
+        "bad_words", "seed", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
+    ),
+    # fields of the card, parameters and engine.json of the tokenizer
+    "model_repository/generate.py": ("pad_id", "embedding"),
+    "model_repository/encoder.py": ("embedding",),
+    "model_repository/preprocessing/1/model.py": ("pad_id",),
+    "perf/verify/contract/endings.py": ("min_tokens",),  # the name of a check
+}  # fmt: skip
+# words that nobody else uses, forbidden in every file
+UNMISTAKABLE = {
+    name
+    for name in NAMES
+    if name.startswith(("step_", "guided_decoding_guide", "runtime_", "output_log", "request_output", "triton_", "-"))
+    or name.endswith(("_words_list", "_return_sequences"))
+}  # fmt: skip
+
+
+def literals(path: Path) -> Iterator[tuple[int, str]]:
+    """Every text of a source but its docstrings, a text with values in it by what stands before the first."""
+    tree = ast.parse(path.read_text())
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, holders) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.lineno, node.value
+
+
+def said(text: str) -> str:
+    """What a text names: itself, or what it says something of (`input_ids: at least …`)."""
+    if text in NAMES:
+        return text
+    name, colon, _ = text.partition(": ")
+    return name if colon else ""
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    for folder in ("llmops", "gateway", "model_repository", "perf", "cli"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path != ROOT / "llmops" / "contract.py":
+                yield path.relative_to(ROOT).as_posix(), path
+
+
+def test_no_name_of_the_contract_is_written_anywhere_else() -> None:
+    found = []
+    for name, path in sources():
+        wanted = NAMES - set(OTHERS.get(name, ())) if name.startswith(SPEAKS) else UNMISTAKABLE
+        found += [f"{name}:{line} {text!r}" for line, text in literals(path) if said(text) in wanted]
+    assert found == []
+
+
+def test_a_name_that_is_written_elsewhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('"""temperature"""\nx = f"input_ids: {y} is wrong"\nz = "seed"\n')
+    assert [(line, said(text)) for line, text in literals(tmp_path / "a.py") if said(text) in NAMES] == [
+        (3, "seed"),
+        (2, "input_ids"),
+    ]
+
+
+def test_what_other_languages_share_is_still_there() -> None:
+    for name, words in OTHERS.items():
+        texts = {text for _, text in literals(ROOT / name)}
+        assert set(words) - texts == set(), name
+
+
+def test_verify_asks_for_inputs_that_there_are() -> None:
+    """`desk.same(…, runtime_top_p=1.5)`: its keywords are inputs, or its own."""
+    inputs = {tensor.name for tensor in contract.OUR_INPUTS} | {"on_response", "greedy", "request_id"}
+    for path in sorted((ROOT / "perf" / "verify").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("same", "ask")
+            ):
+                assert {one.arg for one in node.keywords if one.arg} <= inputs, f"{path}:{node.lineno}"
+
+
+def test_it_needs_nothing_that_an_image_may_lack() -> None:
+    code = "import sys, runpy; runpy.run_path(sys.argv[1]); print(sorted(n for n in sys.modules if 'llmops' in n))"
+    path = version_folder("tensorrt_llm") / "llmops_contract.py"
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", code, path], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+    assert path.read_bytes() == Path(contract.__file__).read_bytes()
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table[0].name)
+def test_a_table_has_each_name_once(table: contract.Table) -> None:
+    assert len({tensor.name for tensor in table}) == len(table)
+    for tensor in table:
+        assert not (tensor.taken and tensor.neutral), f"{tensor} is read or passed over, not both"
+        assert not tensor.needs or tensor.needs in contract.CAPABILITIES
+
+
+def test_card_and_capabilities_have_the_same_fields_on_both_sides(tmp_path: Path) -> None:
+    from llmops.model_repository.generate import model_folders, read_engines
+
+    (entry,) = read_engines([str(make_engine(tmp_path / "engine"))])
+    (text,) = [one.config for one in model_folders(entry) if one.name.endswith(contract.ENGINE)]
+    card = json.loads(parse_config(text, "x").parameters[contract.CARD].string_value)
+    assert list(card) == list(contract.CARD_FIELDS)
+    assert set(ModelCard.__dataclass_fields__) - {"extra"} == set(contract.CARD_FIELDS) - {"contract"}
+    assert set(Capabilities.__dataclass_fields__) == set(contract.CAPABILITIES)
+    assert set(find_target("openvino").capabilities(entry.manifest)) == set(contract.CAPABILITIES)
+
+
+# what each model's image has; numpy comes with Triton's Python backend
+ALLOWED = {
+    "tensorrt_llm": {"llmops_engine", "llmops_contract", "llmops_turns", "openvino", "openvino_genai", "tensorrt_llm"},
+    "preprocessing": {"llmops_preprocessing", "llmops_contract", "tokenizers"},
+    "postprocessing": {"llmops_postprocessing", "llmops_contract", "tokenizers"},
+    "embedding": {"llmops_contract", "openvino"},
+}
+LIBRARIES = {"openvino.py", "model.py", "probe.py", "trtllm_library.py"}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_what_runs_inside_triton_imports_only_what_is_there(package: str) -> None:
+    known = sys.stdlib_module_names | {"numpy", "triton_python_backend_utils"} | ALLOWED[package]
+    paths = [*(MODELS / package / "1").rglob("*.py")]
+    if package == "tensorrt_llm":
+        paths += (ROOT / "perf" / "lab" / "mock_engine" / "llmops_engine").rglob("*.py")
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            roots = {name.partition(".")[0] for name in names}
+            assert roots <= known, f"{path}:{getattr(node, 'lineno', 0)}"
+            # the runtimes' libraries are loaded by their own module alone
+            assert not roots & {"openvino", "openvino_genai", "tensorrt_llm"} or path.name in LIBRARIES, path
