@@ -1,8 +1,8 @@
 """What crosses the borders inside the gateway. The architecture can be read from this file:
 
-    HTTP body ─ openai/types ─▶ EngineRequest ─ Transport ─▶ TokenStream of TokenBatch ─ openai/choice ─▶ Piece ─▶ chunk
+    HTTP body ─ openai/ ─▶ EngineRequest ─ Transport ─▶ TokenStream of TokenBatch ─ answers/choice ─▶ Piece ─▶ chunk
 
-`openai/` makes EngineRequests and reads TokenBatches; `triton/` does the opposite; neither knows the other.
+`answers/` makes EngineRequests and reads TokenBatches; `triton/` does the opposite; neither knows the other.
 """
 
 from __future__ import annotations

@@ -177,9 +177,9 @@ async def test_answers(served: str, model: str, fault: str | None) -> None:
 # in the engine model's package: (file, what it says, what the fault makes of it, what verify then finds wrong)
 FAULTS = [
     ("runtimes/mock.py", "stop = self._stop_at(request)", "stop = None", {"end id", "stop words"}),
-    ("subscription.py", "WINDOW = 256", "WINDOW = 100_000", {"step stream: window"}),
+    ("steps/subscription.py", "WINDOW = 256", "WINDOW = 100_000", {"step stream: window"}),
     (
-        "subscription.py", "        self.acknowledge(resume_from, now)\n", "        self.acknowledge(0, now)\n",
+        "steps/subscription.py", "        self.acknowledge(resume_from, now)\n", "        self.acknowledge(0, now)\n",
         {"step stream: resume"},
     ),
     (
@@ -188,7 +188,7 @@ FAULTS = [
     ),
     ("parse.py", '    "beam_width": (1,),\n', '    "beam_width": (1, 2),\n', {"refusals by tensor name"}),
     ("loop.py", "            if job.request_id == request_id:\n", "            if False:\n", {"stop by request id"}),
-    ("step_service.py", '"subscription: unknown"', '"not found"', {"step stream: unknown subscription"}),
+    ("steps/service.py", '"subscription: unknown"', '"not found"', {"step stream: unknown subscription"}),
 ]  # fmt: skip
 
 
