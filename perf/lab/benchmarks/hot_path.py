@@ -27,7 +27,7 @@ SETTLE, WINDOW = 3.0, 6.0  # seconds: until all streams are open, and over which
 
 def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
     """CPU per streamed token of gateway and Triton while `streams` answers run."""
-    used, tokens, document = _window(gateway_.address, triton_, gateway_, streams)
+    used, tokens, document = streamed(gateway_.address, triton_, gateway_, streams)
     section.add(f"gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token", 25)
     section.add(f"Triton and its Python backend, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token", 15)
     section.add("load generator", document.summary.own_cpu_us_per_token or 0.0, "µs/token")
@@ -35,18 +35,19 @@ def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams
     section.add(
         "tokens/s meanwhile (the mock engine's pace asks for all)", rate, "tokens/s", 0.98 * streams / PERIOD, "least"
     )
-    direct, tokens, _ = _window(f"grpc://{triton_.address}", triton_, gateway_, streams)
+    direct, tokens, _ = streamed(f"grpc://{triton_.address}", triton_, gateway_, streams)
     section.add(f"Triton, same load straight over gRPC, {streams} streams", 1e6 * direct["triton"] / tokens, "µs/token")
 
 
 def per_request_streams(triton_: Service, gateway_: Service, section: Section, streams: int = 32) -> None:
     """The same with one gRPC stream per request; fewer streams, or two cores cannot keep up."""
-    used, tokens, _ = _window(gateway_.address, triton_, gateway_, streams)
+    used, tokens, _ = streamed(gateway_.address, triton_, gateway_, streams)
     section.add(f"per-request streams: gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token")
     section.add(f"per-request streams: Triton, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token")
 
 
-def _window(url: str, triton_: Service, gateway_: Service, streams: int) -> tuple[dict[str, float], int, Document]:
+def streamed(url: str, triton_: Service, gateway_: Service, streams: int) -> tuple[dict[str, float], int, Document]:
+    """(CPU seconds of each side, tokens, the run) while `streams` answers run."""
     meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
     output = int((SETTLE + WINDOW + 1.0) / PERIOD)
     # nothing of it is ever said; looking for it is part of what a gateway does
@@ -55,14 +56,18 @@ def _window(url: str, triton_: Service, gateway_: Service, streams: int) -> tupl
     return run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
 
 
-def cpu_per_request(gateway_: Service, section: Section, requests: int = 1000) -> None:
+def cpu_per_request(gateway_: Service, section: Section) -> None:
     """Gateway CPU for 64 tokens in, 1 out, nothing streamed."""
+    section.add("gateway, 64 tokens in, 1 out", answered(gateway_), "ms/request", 1.0)
+
+
+def answered(gateway_: Service, requests: int = 1000) -> float:
+    """Gateway CPU in ms per request that is answered at once."""
     meter = CpuMeter({"gateway": gateway_.pids})
     run(gateway_.address, output=1, concurrency=16, requests=64, stream=False)
     before = meter.read()
     run(gateway_.address, output=1, concurrency=16, requests=requests, warmup=0, stream=False)
-    used = difference(before, meter.read())
-    section.add("gateway, 64 tokens in, 1 out", 1e3 * used["gateway"] / requests, "ms/request", 1.0)
+    return 1e3 * difference(before, meter.read())["gateway"] / requests
 
 
 def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 2) -> None:

@@ -65,10 +65,20 @@ def engine_on_triton(engine: Path) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
-def gateway(triton_address: str, *arguments: str) -> Iterator[Service]:
-    """`llmops gateway` in front of Triton on a free port, ready. `address` is the base URL with /v1."""
-    program = str(Path(sys.executable).parent / "llmops")
-    command = [program, "gateway", "--triton", triton_address, "--port", "0", *arguments]
+def gateway(triton_address: str, *arguments: str, program: Path | None = None) -> Iterator[Service]:
+    """`llmops gateway` in front of Triton on a free port, ready. `address` is the base URL with /v1.
+
+    `program`: the llmops of another environment.
+    """
+    command = [
+        str(program or Path(sys.executable).parent / "llmops"),
+        "gateway",
+        "--triton",
+        triton_address,
+        "--port",
+        "0",
+        *arguments,
+    ]
     with process(command, r"listens on (http://\S+)") as (pid, url):
         _wait_ready(f"{url}/health/ready")
         yield Service(f"{url}/v1", pid)
