@@ -272,9 +272,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self.bounds.refused -= 1
         self.transport.abort()
 
+    def _leave_answering(self) -> bool:
+        """Whoever answers an earlier request of this connection learns that nobody listens. Whether it had begun to."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return bool(cycle.response_started)
+
     def _answer(self, error: ApiError) -> None:
         """Write it and end our side. What still comes is read and dropped, or a reset would overtake the answer."""
         self._closing = True
+        if self._leave_answering():
+            self.transport.abort()
+            return
         body = error.body_json()
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in {**error.headers(), **headers}.items())

@@ -481,6 +481,24 @@ BODIES = {
 }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_is_not_http_behind_a_request_ends_both_and_is_no_fault_of_ours(slow, caplog, path, stream):
+    """The nonsense comes while the first request waits for the engine."""
+    body = json.dumps(BODIES[path] | {"model": "tiny", "stream": stream}).encode()
+    reader, writer = await connect(slow)
+    writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), len(body), body))
+    if stream:  # the answer has begun: nothing can be said inside of it
+        assert await asyncio.wait_for(reader.readuntil(b": "), GENEROUS)
+    writer.write(b"nonsense\r\n\r\n")
+    rest = await asyncio.wait_for(reader.read(), GENEROUS)
+    assert b"not a valid HTTP" not in rest if stream else error_in(rest)[0] == 400
+    slow.go.set()
+    await slow.client.get("/health/live")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    writer.close()
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_silent_stream_says_that_it_lives(slow, path):
     seen = 0
