@@ -9,6 +9,7 @@ import click
 import httpx
 
 from llmops.perf.lab.fuzz import FAMILIES, Case, Findings, Target, fuzz, some
+from llmops.perf.lab.fuzz.runner import PATIENCE
 from llmops.perf.lab.fuzz.watch import HealthWatch, memory_of
 
 # requests of a family before its memory is looked at
@@ -82,6 +83,7 @@ def _told(family: str, count: int, findings: Findings, lag: float, growth: float
     """Print what was found; whether something was wrong."""
     statuses = ", ".join(f"{n} x {status}" for status, n in sorted(findings.statuses.items()))
     memory = "memory unknown (name the gateway's --pid)" if growth is None else f"memory {growth:+.0f} MiB"
+    statuses += f", {findings.left} left after {PATIENCE:g} s" if findings.left else ""
     click.echo(f"{count} {family}: {statuses}; /health/live within {lag * 1000:.0f} ms; {memory}")
     for violation in findings.violations[:20]:
         click.echo(violation, err=True)

@@ -15,12 +15,15 @@ from llmops.perf.lab.fuzz.base import Case, Target
 from llmops.perf.lab.fuzz.families import FAMILIES
 from llmops.perf.lab.fuzz.judge import problem_of
 
+PATIENCE = 30.0  # seconds, after which a client leaves
+
 
 @dataclass
 class Findings:
-    """What came back: how many of each status, and what must not be."""
+    """What came back: how many of each status, and what must not be; `left`: answers that were not waited for."""
 
     statuses: Counter[int] = field(default_factory=Counter)
+    left: int = 0
     violations: list[str] = field(default_factory=list)
 
 
@@ -46,7 +49,11 @@ async def fuzz(client: httpx.AsyncClient, cases: Iterable[Case], parallel: int =
 
 async def _send(client: httpx.AsyncClient, case: Case, findings: Findings) -> None:
     try:
-        answer = await case.send(client)
+        answer = await asyncio.wait_for(case.send(client), PATIENCE)
+    except asyncio.TimeoutError:
+        # a body without a limit is right, and answered for minutes; that the gateway lives is looked at meanwhile
+        findings.left += 1
+        return
     except httpx.HTTPError as error:
         findings.violations.append(f"{case.path}: {error!r} for {case.body[:2000]!r}")
         return

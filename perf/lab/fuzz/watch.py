@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,35 +15,43 @@ _PAUSE = 0.02
 
 
 class HealthWatch:
-    """Asks for /health/live from a thread of its own. `worst`: the longest that an answer took (s), with its start;
-    `problems`: answers that were none, or not 200."""
+    """Asks for /health/live from a process of its own, where the fuzzer's own work holds nothing up.
+
+    Afterwards `worst` is the longest that an answer took (s), and `problems` counts the answers that were none, or not
+    200.
+    """
 
     def __init__(self, url: str) -> None:
-        self._url = f"{url}/health/live"
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        # not a fork: httpx's threads and sockets stay here
+        context = multiprocessing.get_context("spawn")
+        self._over, self._seen = context.Event(), context.SimpleQueue()
+        self._process = context.Process(target=_watch, args=(f"{url}/health/live", self._over, self._seen), daemon=True)
         self.worst = 0.0
         self.problems: Counter[str] = Counter()
 
     def __enter__(self) -> HealthWatch:
-        self._thread.start()
+        self._process.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._over.set()
-        self._thread.join()
+        self.worst, self.problems = self._seen.get()
+        self._process.join()
 
-    def _run(self) -> None:
-        with httpx.Client(timeout=120) as client:
-            while not self._over.wait(_PAUSE):
-                begun = time.perf_counter()
-                try:
-                    status = client.get(self._url).status_code
-                    if status != 200:
-                        self.problems[f"status {status}"] += 1
-                except httpx.HTTPError as error:
-                    self.problems[repr(error)] += 1
-                self.worst = max(self.worst, time.perf_counter() - begun)
+
+def _watch(url: str, over: Any, seen: Any) -> None:
+    worst, problems = 0.0, Counter[str]()
+    with httpx.Client(timeout=120) as client:
+        while not over.wait(_PAUSE):
+            begun = time.perf_counter()
+            try:
+                status = client.get(url).status_code
+                if status != 200:
+                    problems[f"status {status}"] += 1
+            except httpx.HTTPError as error:
+                problems[repr(error)] += 1
+            worst = max(worst, time.perf_counter() - begun)
+    seen.put((worst, problems))
 
 
 def memory_of(url: str, pid: int | None) -> float | None:
