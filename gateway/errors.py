@@ -104,9 +104,14 @@ class UnsupportedError(InvalidRequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """400: prompt and answer do not fit into the model's context."""
+    """400: prompt and answer do not fit into the model's context. `tokens` of the prompt and the `most` that there may
+    be, where they are known."""
 
     code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, tokens: int | None = None, most: int | None = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.tokens, self.most = tokens, most
 
 
 class NotFoundError(ApiError):

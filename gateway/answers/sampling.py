@@ -131,6 +131,8 @@ def output_length(
         raise ContextLengthError(
             f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}.",
             param="messages" if param != "prompt" else param,
+            tokens=prompt_tokens,
+            most=card.max_seq_len,
         )
     if wanted is not None and wanted > room:
         if fit:

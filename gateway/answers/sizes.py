@@ -24,13 +24,13 @@ def check_text(text: str, model: ServedModel, param: str) -> None:
     most = model.card.max_seq_len
     least = model.tokenizer.least_tokens(text, most)
     if least > most:
-        raise _too_long(model, f"at least {least}", param)
+        raise _too_long(model, least, param, "at least ")
 
 
 def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
     """The same for tokens."""
     if len(ids) > model.card.max_seq_len:
-        raise _too_long(model, str(len(ids)), param)
+        raise _too_long(model, len(ids), param)
 
 
 def check_messages(messages: Sequence[Message], limits: Limits) -> None:
@@ -63,8 +63,7 @@ def _weight_of_arguments(call: MessageToolCall) -> int:
     return weight(call.function.arguments or "")
 
 
-def _too_long(model: ServedModel, tokens: str, param: str) -> ContextLengthError:
-    return ContextLengthError(
-        f"This model's maximum context length is {model.card.max_seq_len} tokens, but the prompt has {tokens}.",
-        param=param,
-    )
+def _too_long(model: ServedModel, tokens: int, param: str, about: str = "") -> ContextLengthError:
+    most = model.card.max_seq_len
+    said = f"This model's maximum context length is {most} tokens, but the prompt has {about}{tokens}."
+    return ContextLengthError(said, param=param, tokens=tokens, most=most)

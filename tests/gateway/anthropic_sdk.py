@@ -48,4 +48,4 @@ def told(message):
     for block in shown["content"]:
         if block["type"] == "tool_use":
             assert block.pop("id")
-    return {key: value for key, value in shown.items() if value is not None}
+    return shown

@@ -1,6 +1,7 @@
 """Anthropic's API through its own SDK, with an engine that says exactly what a test wants."""
 
 import json
+import re
 import shutil
 import sys
 from contextlib import asynccontextmanager
@@ -344,6 +345,17 @@ async def test_what_changes_nothing_is_said(plain):
     assert raw.headers["x-llmops-ignored"] == "cache_control, service_tier, thinking, thinking.display, what"
 
 
+async def test_tools_that_are_only_shown_may_have_any_lengths_and_patterns(agent):
+    """Claude Code's own have: one takes scripts of up to 524,288 characters."""
+    agent.say("ok")
+    script = {"type": "string", "maxLength": 524_288, "pattern": r"^(?!export).*\bmeta\b"}
+    wide = {"name": "run", "input_schema": {"type": "object", "properties": {"script": script}}}
+    await ask(agent, tools=[wide])
+    assert "524288" in prompt_of(agent)
+    with pytest.raises(anthropic.BadRequestError, match="'maxLength' is 524288, the limit is 8192"):
+        await ask(agent, tools=[wide], tool_choice={"type": "any"})
+
+
 async def test_what_an_agent_sends_before_and_around(agent):
     """As Claude Code does it: a look at the root, the beta flag, its headers, system as blocks, caches everywhere."""
     assert (await agent.client.head("/")).status_code == 200
@@ -506,8 +518,15 @@ async def test_errors_before_there_is_a_request(plain):
 
 
 async def test_a_prompt_that_does_not_fit(plain):
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length is 256"):
-        await ask(plain, messages=[{"role": "user", "content": "Hello world " * 200}])
+    """In the words by which Claude Code sees that it has to compact the conversation."""
+    told = []
+    for text in ("Hello world " * 100, "Hello world " * 10000, "Hello world " * 500_000):
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as refused:
+            await ask(plain, messages=[{"role": "user", "content": text}])
+        told.append(re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*256", refused.value.api_message))
+    assert int(told[0][1]) == len(plain.tokenizer.encode("<user>" + "Hello world " * 100 + "\n<assistant>"))
+    assert int(told[1][1]) > 256
+    assert told[2] is None
 
 
 async def test_keys_in_either_header(plain):

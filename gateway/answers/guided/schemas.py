@@ -41,7 +41,10 @@ _UNSUPPORTED = re.compile(r"\\[bBAZzkpP1-9]|\(\?(?!:)[^)]{0,2}")
 
 @dataclass(frozen=True, slots=True)
 class SchemaLimits:
-    """How much a client may ask a grammar compiler to do. Sizes in characters of compact JSON, or of the pattern."""
+    """How much a client may ask a grammar compiler to do. Sizes in characters of compact JSON, or of the pattern.
+
+    `grammar`: one is made of the schema; else it is only shown to the model, and lengths, counts and patterns are free.
+    """
 
     size: int = 65_536
     depth: int = 64
@@ -50,6 +53,7 @@ class SchemaLimits:
     all_repeats: int = 16_384
     pattern: int = 4_096
     choices: int = 1_024
+    grammar: bool = True
 
     @classmethod
     def of(cls, limits: Limits) -> SchemaLimits:
@@ -90,7 +94,7 @@ def _problem(text: str, limits: SchemaLimits) -> str | None:
             if problem:
                 return f"{problem} at '{place}'"
             repeats += _repeats(node)
-            if repeats > limits.all_repeats:
+            if limits.grammar and repeats > limits.all_repeats:
                 return f"its lengths and counts add up to more than {limits.all_repeats}"
     except _ShapeError as error:
         return str(error)
@@ -162,7 +166,7 @@ def _node_problem(node: object, target_of: Callable[[str], object], limits: Sche
         lambda: _reference_problem(node, target_of),
         lambda: _value_problem(node),
         lambda: _count_problem(node, limits),
-        lambda: _pattern_problem(node, limits),
+        lambda: _pattern_problem(node, limits) if limits.grammar else None,
     )
     return next((problem for check in checks if (problem := check())), None)
 
@@ -204,7 +208,7 @@ def _count_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             return f"'{key}' must be a whole number, 0 or more"
-        if value > limits.repeats:
+        if limits.grammar and value > limits.repeats:
             return f"'{key}' is {value}, the limit is {limits.repeats}"
     return next((problem for pair in _PAIRS if (problem := _pair_problem(node, *pair))), None)
 

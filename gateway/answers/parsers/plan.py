@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmops.gateway.answers.guided.schemas import (
@@ -113,10 +113,12 @@ def _checked(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(f"{len(tools)} tools were given, the limit is {MAX_TOOLS}.", param="tools")
     offered: dict[str, Tool] = {}
+    # a grammar is only made of calls that are forced, and they are checked again for it
+    shown = replace(limits, grammar=False)
     for at, tool in enumerate(tools):
         if tool.function.name in offered:
             raise InvalidRequestError(f"Two tools have the name '{tool.function.name}'.", param=f"tools[{at}]")
-        checked_schema(parameters_schema(tool.function.parameters), f"tools[{at}].function.parameters", limits)
+        checked_schema(parameters_schema(tool.function.parameters), f"tools[{at}].function.parameters", shown)
         offered[tool.function.name] = tool
     return offered
 

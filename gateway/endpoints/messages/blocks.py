@@ -67,7 +67,7 @@ def stop_of(choice: Choice, *, called: bool, cut: bool) -> dict[str, Any]:
         reason = "tool_use"  # a call that was forced by its name
     if reason == "max_tokens" and cut:
         reason = "model_context_window_exceeded"
-    return {"stop_reason": reason, "stop_sequence": sequence}
+    return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
 
 def usage_of(answer: Answer) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from llmops.gateway.endpoints.messages.wire import (
     ToolDefinition,
     ToolUseChoice,
 )
-from llmops.gateway.errors import ApiError, InvalidRequestError, UnsupportedError, missing
+from llmops.gateway.errors import ApiError, ContextLengthError, InvalidRequestError, UnsupportedError, missing
 
 # What chat completions calls by another name, to name the right field in errors.
 _NAMES = {
@@ -86,6 +86,10 @@ def can_think(effort: str, template: str) -> bool:
 
 def put_into_own_terms(error: ApiError) -> None:
     """An error from below speaks of chat fields; here it is put into the words of the messages API."""
+    if isinstance(error, ContextLengthError):
+        # in these words Claude Code sees that it has to compact the conversation, and by how much
+        known = f"{error.tokens} tokens > {error.most} maximum"
+        error.message = f"prompt is too long: {error.message if error.tokens is None else known}"
     head = (error.param or "").split(".")[0].split("[")[0]
     renamed = [(f"'{head}", f"'{_NAMES[head]}")] if head in _NAMES else list(_TOOL) if head == "tools" else []
     for theirs, ours in renamed:

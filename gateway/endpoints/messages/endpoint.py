@@ -37,7 +37,8 @@ class Messages:
 
     async def create(self, request: Request) -> Response:
         context = context_of(request)
-        body = await self._service.intake.load(MessagesRequest, request)
+        with _own_terms():
+            body = await self._service.intake.load(MessagesRequest, request)
         context.mark("parse")
         model = self._service.models.get(body.model)
         chat = self._as_chat(body, model, context)
@@ -77,7 +78,8 @@ class Messages:
 
     async def count_tokens(self, request: Request) -> Response:
         context = context_of(request)
-        body = await self._service.intake.load(CountTokensRequest, request)
+        with _own_terms():
+            body = await self._service.intake.load(CountTokensRequest, request)
         model = self._service.models.get(body.model)
         chat = self._as_chat(body, model, context)
         with _own_terms():
@@ -114,6 +116,7 @@ def _head(message_id: str, model: str) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        "stop_details": None,
     }
 
 

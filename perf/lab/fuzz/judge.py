@@ -1,11 +1,15 @@
-"""What an answer may be: a 4xx in OpenAI's envelope or a right 200."""
+"""What an answer may be: a 4xx in its API's envelope or a right 200."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from typing import Any
 
 import httpx
+
+# what ends a stream of typed events
+_LAST = ("response.completed", "response.incomplete", "message_stop")
 
 
 def problem_of(answer: httpx.Response, refusals: Collection[int] = ()) -> str | None:
@@ -24,12 +28,20 @@ def problem_of(answer: httpx.Response, refusals: Collection[int] = ()) -> str | 
 
 def _envelope_problem(answer: httpx.Response) -> str | None:
     try:
-        error = answer.json()["error"]
+        body = answer.json()
+        error = body["error"]
+        right = _is_anthropic(body, answer) if "type" in body else set(error) == {"message", "type", "param", "code"}
     except (ValueError, KeyError, TypeError):
         return f"no envelope: {answer.text[:300]}"
-    if set(error) != {"message", "type", "param", "code"} or not isinstance(error["message"], str):
+    if not right or not isinstance(error["message"], str):
         return f"a wrong envelope: {answer.text[:300]}"
     return None
+
+
+def _is_anthropic(body: dict[str, Any], answer: httpx.Response) -> bool:
+    fields = {"type", "message", "details"} if "details" in body["error"] else {"type", "message"}
+    named = body["request_id"] == answer.headers.get("request-id")
+    return body["type"] == "error" and set(body["error"]) == fields and named
 
 
 def _stream_problem(text: str) -> str | None:
@@ -38,5 +50,5 @@ def _stream_problem(text: str) -> str | None:
     if any(event.get("error") for event in events):
         return f"an error in the stream: {text[-300:]}"
     last = data[-1] if data else ""
-    ended = last == "[DONE]" or (events and events[-1].get("type") in ("response.completed", "response.incomplete"))
+    ended = last == "[DONE]" or (events and events[-1].get("type") in _LAST)
     return None if ended and data.count("[DONE]") <= 1 else f"a stream without its end: {text[-300:]}"

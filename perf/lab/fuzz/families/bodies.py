@@ -34,6 +34,34 @@ _ITEMS = [
     {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "t"}]},
 ]
+_CACHED = {"cache_control": {"type": "ephemeral"}}
+_MESSAGES_TOOL = {"name": "f", "description": "d", "input_schema": _SCHEMA, "strict": True, **_CACHED}
+_TURNS = [
+    {"role": "user", "content": [{"type": "text", "text": "hi", **_CACHED}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "t", "signature": "s"},
+            {"type": "redacted_thinking", "data": "d"},
+            {"type": "text", "text": "t"},
+            {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "t"}], "is_error": True},
+            {"type": "text", "text": "t"},
+        ],
+    },
+]
+_MESSAGES_REQUEST = {"messages": _TURNS, "system": [{"type": "text", "text": "s", **_CACHED}], "max_tokens": 4}
+_MESSAGES_SAMPLING = {
+    "temperature": 0.5, "top_p": 0.9, "top_k": 5, "stop_sequences": ["x", "y"], "metadata": {"user_id": "u"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}, "service_tier": "auto",
+}  # fmt: skip
+_FORMATTED = {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}}
+_BEGUN = [*_TURNS, {"role": "assistant", "content": "b"}]
 _SHORT = {"messages": _MESSAGES[-1:], "max_tokens": 4}
 SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 4, **_SAMPLING}),
@@ -45,6 +73,11 @@ SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, "guided_regex": "[ab]+", "logprobs": 0}),
     ("/v1/responses", {"input": _ITEMS, "max_output_tokens": 4, "tools": [_RESPONSES_TOOL], "store": True}),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "stream": True, "text": {"format": {"type": "text"}}}),
+    ("/v1/messages", {**_MESSAGES_REQUEST, **_MESSAGES_SAMPLING, "tools": [_MESSAGES_TOOL]}),
+    ("/v1/messages", {**_MESSAGES_REQUEST, "stream": True, "messages": _BEGUN}),
+    ("/v1/messages", {**_MESSAGES_REQUEST, "tools": [_MESSAGES_TOOL], "tool_choice": {"type": "tool", "name": "f"}}),
+    ("/v1/messages", {**_MESSAGES_REQUEST, "output_config": _FORMATTED, "stream": True}),
+    ("/v1/messages/count_tokens", {"messages": _TURNS, "tools": [_MESSAGES_TOOL], "tool_choice": {"type": "any"}}),
     ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 8, "encoding_format": "base64"}),
     ("/tokenize", {"prompt": "hi"}),
     ("/detokenize", {"tokens": [1, 2, 3]}),

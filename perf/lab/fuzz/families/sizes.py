@@ -10,7 +10,7 @@ from llmops.perf.lab.fuzz.base import Case, Target
 
 LARGEST = 17 * 2**20
 # the gateway holds only so many bytes, and only so many prompts may wait to be tokenised
-_FULL = frozenset({503})
+_FULL = frozenset({503, 529})
 
 _ITEMS = (
     b"1", b"0.5", b'""', b'"x"', b"null", b"[]", b"{}", b"[[]]", b"-1", b"99999999999999999999", b'{"a":1}',
@@ -37,6 +37,16 @@ _LISTS: tuple[tuple[str, str], ...] = (
     ("/v1/completions", '{"model":%m,"max_tokens":1,"echo":true,"prompt":[[%x]]}'),
     ("/v1/responses", '{"model":%m,"store":false,"input":[%x]}'),
     ("/v1/responses", '{"model":%m,"store":false,"input":"x","include":[%x]}'),
+    ("/v1/messages", '{"model":%m,"max_tokens":1,"messages":[%x]}'),
+    ("/v1/messages", '{"model":%m,"max_tokens":1,"messages":[{"role":"user","content":[%x]}]}'),
+    ("/v1/messages", '{"model":%m,%u,"tools":[%x]}'),
+    ("/v1/messages", '{"model":%m,%u,"stop_sequences":[%x]}'),
+    ("/v1/messages", '{"model":%m,%u,"system":[%x]}'),
+    (
+        "/v1/messages/count_tokens",
+        '{"model":%m,"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"c",'
+        '"name":"f","input":{"a":[%x]}}]},{"role":"user","content":"x"}]}',
+    ),
     ("/v1/embeddings", '{"model":%e,"input":[%x]}'),
     ("/v1/embeddings", '{"model":%e,"input":[[%x]]}'),
     ("/detokenize", '{"model":%m,"tokens":[%x]}'),
@@ -52,6 +62,9 @@ _PLACES: tuple[tuple[str, str], ...] = (
     ("/v1/completions", '{"model":%m,"max_tokens":1,"prompt":"%x"}'),
     ("/v1/responses", '{"model":%m,"store":false,"input":"x","max_output_tokens":1,"instructions":"%x"}'),
     ("/v1/responses", '{"model":%m,"store":false,"input":"x","max_output_tokens":1,"metadata":{"a":"%x"}}'),
+    ("/v1/messages", '{"model":%m,"max_tokens":1,"messages":[{"role":"user","content":"%x"}]}'),
+    ("/v1/messages", '{"model":%m,%u,"metadata":{"user_id":"%x"}}'),
+    ("/v1/messages/count_tokens", '{"model":%m,"messages":[{"role":"user","content":"x"}],"system":"%x"}'),
     ("/v1/embeddings", '{"model":%e,"input":"%x"}'),
     ("/tokenize", '{"model":%m,"prompt":"%x","return_token_strs":true}'),
 )  # fmt: skip
