@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from llmops.build.engine_folder.manifest import TargetName
+from llmops.build.target_names import TARGETS, TargetName
 from llmops.errors import InputError
 
-TARGETS: tuple[str, ...] = get_args(TargetName)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

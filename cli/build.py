@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.build.target_names import NAMES
 from llmops.cli.options import refuse_others
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("checkpoint", required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine folder to make.")
-@click.option("--target", type=click.Choice(["openvino", "tensorrt", "pytorch"]), default="openvino", show_default=True)
+@click.option("--target", type=click.Choice(NAMES), default="openvino", show_default=True)
 @click.option(
     "--quant", default="none", show_default=True, help="Weights: none, int8, int4 (openvino); fp8, int4_awq, …"
 )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.build.formats import PLANNED
+from llmops.build.target_names import GPU_TARGETS
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 PIPED = 120
-QUANT = "bf16, fp8, fp8_pc_pt, fp8_block, int8_wo, int8_sq, int4_wo, int4_awq, w4a8_awq, mxfp4"
+QUANT = ", ".join(form.label for form in PLANNED.values())
 
 
 class Seconds(click.ParamType):
@@ -53,7 +55,7 @@ class Seconds(click.ParamType):
 @click.option(
     "--kv-dtype", default="auto", show_default=True, help="KV cache: bf16, fp8, int8; auto follows the weights."
 )
-@click.option("--target", type=click.Choice(["tensorrt", "pytorch"]), help="Engine.  [default: tensorrt where it can]")
+@click.option("--target", type=click.Choice(GPU_TARGETS), help="Engine.  [default: tensorrt where it can]")
 @click.option("--isl", type=int, default=1000, show_default=True, help="Tokens of a prompt, mean.")
 @click.option("--osl", type=int, default=200, show_default=True, help="Tokens of an answer, mean.")
 @click.option("--qps", type=float, help="Requests/s to serve; without it one replica at its highest rate.")

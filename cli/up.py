@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
+from llmops.build.target_names import NAMES
+
 
 @click.command()
 @click.argument("checkpoint", default="smollm2")
-@click.option("--target", type=click.Choice(["openvino", "tensorrt", "pytorch"]), default="openvino", show_default=True)
+@click.option("--target", type=click.Choice(NAMES), default="openvino", show_default=True)
 @click.option("--quant", help="As in `llmops build`.  [default: int8 on openvino, fp8 elsewhere]")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel GPUs.")
 @click.option("--name", help="Served model name. Default: from the checkpoint.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmops.build.checkpoint.hashing import sha256_of
+from llmops.build.formats import Format, format_of_algorithm, format_of_method
 
 if TYPE_CHECKING:
     from llmops.build.engine_folder.manifest import Source
@@ -59,6 +60,13 @@ class ExistingQuantisation:
     method: Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4", "gguf", "other"]
     bits: int | None
     detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def format(self) -> Format | None:
+        """Its name here, where it has one."""
+        if self.method == "modelopt":
+            return format_of_algorithm(str(self.detail.get("quant_algo") or ""))
+        return format_of_method(self.method)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from llmops.build.target_names import TargetName
 from llmops.errors import InputError
 
 FILE_NAME = "engine.json"
 FORMAT: Literal[1] = 1
-
-TargetName = Literal["openvino", "tensorrt", "pytorch"]
 
 
 class _Part(BaseModel):

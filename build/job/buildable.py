@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.formats import Format
 from llmops.build.plan.buildplan import BuildPlan
-from llmops.build.plan.precision import Precision
 from llmops.build.plan.search.request import ENGINE, TORCH, default_target
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.registry import get_target
@@ -21,7 +21,7 @@ def refusal(checkpoint: Checkpoint, plan: BuildPlan) -> str | None:
     return _refused(checkpoint, plan=plan.to_dict(), **plan.build_options())
 
 
-def gpu_target(checkpoint: Checkpoint, precision: Precision, kv: str, ep: int = 1) -> str:
+def gpu_target(checkpoint: Checkpoint, precision: Format, kv: str, ep: int = 1) -> str:
     """The target that a plan is for when the user names none: the planner's choice, or pytorch where an engine of
     this family and precision cannot be built."""
     first, model = default_target(checkpoint.architecture, precision, kv, ep), checkpoint.architecture

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.base import TensorInfo
 from llmops.build.encoder import open_encoder
+from llmops.build.formats import FORMATS
 from llmops.build.job.engine import prepare
 from llmops.build.plan.memory.weights import checkpoint_weights
-from llmops.build.plan.precision import PRECISIONS, find_precision
+from llmops.build.plan.precision import find_precision
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Job
 from llmops.errors import InputError, MissingDependencyError, ResourceError, VersionMismatchError
@@ -80,7 +81,7 @@ def _with_size(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.tensors:
         return checkpoint
     arch = checkpoint.architecture
-    count = sum(checkpoint_weights(arch, PRECISIONS["none"]).values()) // (4 if arch.dtype == "float32" else 2)
+    count = sum(checkpoint_weights(arch, FORMATS["none"]).values()) // (4 if arch.dtype == "float32" else 2)
     stored = sum(checkpoint_weights(arch, find_precision("auto", arch)).values())
     return replace(checkpoint, tensors={"all": TensorInfo("all", (count,), arch.dtype, stored, "", 0)})
 

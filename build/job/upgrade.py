@@ -11,7 +11,7 @@ from typing import Any
 from llmops.build.engine_folder.atomic import replace_text
 from llmops.build.engine_folder.lock import sole_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
-from llmops.build.quantize.formats import FORMATS
+from llmops.build.formats import buildable, dropped
 from llmops.build.targets.pytorch import ARGS_FILE
 from llmops.build.trtllm.llm_args import FieldError, neutral, resolve
 from llmops.build.trtllm.llm_releases import CHECKED, profile_of
@@ -45,9 +45,9 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
             f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.extra['tensorrt_llm']} only, and 1.3 "
             f"no longer has engines. Build the model again for the PyTorch backend:\n  {_again(manifest, directory)}"
         )
-    if manifest.quantisation.weights == "int8_wo" and release(version) >= (1, 3):
+    if gone := dropped(manifest.quantisation.weights, release(version)):
         raise InputError(
-            f"{directory} has INT8 weight-only weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
+            f"{directory} has {gone} weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
             f"  {_again(manifest, directory)}"
         )
     return _upgraded(manifest, version)
@@ -146,8 +146,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _again(manifest: EngineManifest, directory: Path) -> str:
     """The command that builds what this engine was for the PyTorch backend."""
     quant = manifest.quantisation.weights
-    form = FORMATS.get(quant)
-    if quant == "int8_wo" or form is None or "pytorch" not in form.targets:
+    form = buildable("pytorch").get(quant)
+    if form is None or form.dropped:
         quant = "fp8"
     cache, parallel, limits = manifest.quantisation.kv_cache, manifest.parallelism, manifest.limits
     words = [

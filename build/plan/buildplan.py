@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
+from llmops.build.target_names import TargetName
 from llmops.errors import InputError
 
-# formats that come with the checkpoint and are built as they are
-AS_STORED = ("fp8_block", "mxfp4")
 FORMAT: Literal[1] = 1
 
 
@@ -27,7 +27,7 @@ class BuildPlan(BaseModel):
     architecture: str
     hidden_size: int
     num_layers: int
-    target: Literal["tensorrt", "pytorch", "openvino"]
+    target: TargetName
     gpu: str
     quantisation: str
     kv_cache_dtype: str
@@ -60,9 +60,10 @@ class BuildPlan(BaseModel):
     def build_options(self) -> dict[str, Any]:
         """The options of `llmops build` that this plan sets, by their names there. A checkpoint that is quantised
         already (fp8_block, mxfp4) is built as it is."""
+        form = FORMATS.get(self.quantisation)
         return {
             "target": self.target,
-            "quant": "none" if self.quantisation in AS_STORED else self.quantisation,
+            "quant": "none" if form and form.as_stored else self.quantisation,
             "kv_cache": "auto" if self.kv_cache_dtype == "bf16" else self.kv_cache_dtype,
             "group_size": self.group_size,
             "tp": self.tp_size,

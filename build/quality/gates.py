@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from llmops.build.formats import FORMATS, Loss
 from llmops.errors import BuildError, InputError
 
 if TYPE_CHECKING:
@@ -36,25 +37,20 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Gates:
+class Gates(Loss):
     """Limits, inclusive; None leaves one out. `max_weight_error` is no matter of taste: beyond it the files are wrong;
     nor is `min_range`, the part of what the evaluation texts reach that calibration must have seen in every layer.
 
     The worst token has no limit of its own accord: it was 1.1 to 5.6 nats among equally sound FP8 models.
     """
 
-    max_ppl_ratio: float | None = None
-    min_top1: float | None = None
-    max_mean_kl: float | None = None
     max_token_kl: float | None = None
-    max_weight_error: float | None = None
-    min_range: float = 0.2
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], quant: str, kv_cache: str = "auto") -> Gates:
         """The defaults of that format and KV cache, overridden by what the user gave. Raises InputError."""
         given = {name: _number(name, options[name]) for name in GATES if options.get(name) is not None}
-        default = DEFAULTS.get(quant, _UNKNOWN)
+        default = cls(**asdict(_loss(quant)))
         return replace(default if kv_cache == "auto" else _with_cache(default), **given)
 
     @classmethod
@@ -128,28 +124,19 @@ class Gates:
         ]
 
 
-# The smallest model that comes with llmops, SmolLM2-135M, loses the most; it passes with half as much again to spare
-# (docs/quantisation.md has its figures). Larger models lose less.
-DEFAULTS = {
-    "none": Gates(max_ppl_ratio=1.002, min_top1=0.98, max_mean_kl=0.0005, max_weight_error=0.005),
-    "fp8": Gates(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, max_weight_error=0.1),
-    "fp8_pc_pt": Gates(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, max_weight_error=0.1),
-    # smoothing moves the outliers of the inputs into the weights, whose other columns then round coarsely, and gives
-    # every input a range of its own, of which there is always one that the calibration texts hardly used
-    "int8_sq": Gates(max_ppl_ratio=1.14, min_top1=0.70, max_mean_kl=0.23, max_weight_error=0.65, min_range=0.09),
-    "int8_wo": Gates(max_ppl_ratio=1.02, min_top1=0.92, max_mean_kl=0.01, max_weight_error=0.15),
-    "int4_awq": Gates(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35),
-    "w4a8_awq": Gates(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35, min_range=0.09),
-    "int4_wo": Gates(max_ppl_ratio=3.0, min_top1=0.35, max_mean_kl=1.5, max_weight_error=0.6),
-    # moves scales from weights into norms, so that single weights are not the source's
-    "awq": Gates(),
-}
 # what a KV cache of 8 bits may cost besides
 _CACHE = Gates(max_ppl_ratio=1.03, min_top1=0.95, max_mean_kl=0.03)
+# an AWQ of others moves scales from weights into norms, so that single weights are not the source's
+_OF_METHOD = {"awq": Loss()}
 # passed on as it came, or of a format of another target
-_UNKNOWN = Gates(max_weight_error=0.6)
+_UNKNOWN = Loss(max_weight_error=0.6)
 # calibration saw this many times what the evaluation texts reach
 WIDEST = 32.0
+
+
+def _loss(quant: str) -> Loss:
+    form = FORMATS.get(quant)
+    return _OF_METHOD.get(quant) or (form.loss if form else None) or _UNKNOWN
 
 
 def _with_cache(gates: Gates) -> Gates:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from llmops.build.formats import Format
 from llmops.build.model.architecture import Architecture
+from llmops.build.quantize.dtype import stored_dtype
 from llmops.build.quantize.engine_config import DECODER_TYPES, engine_config
-from llmops.build.quantize.formats import Format, stored_dtype
 from llmops.build.quantize.fused_mlp import interleave_gate_up
 from llmops.build.quantize.hf_config import rewrite_config
 from llmops.build.quantize.loading import quiet

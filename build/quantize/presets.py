@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from llmops.build.quantize.formats import Format
+from llmops.build.formats import Format
 
 
 def modelopt_config(form: Format, kv_cache: str, group_size: int | None) -> dict[str, Any] | None:

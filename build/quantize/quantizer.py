@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from llmops.build.formats import Format
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, batches, load_texts, sequences
 from llmops.build.quantize.experts import split_experts
-from llmops.build.quantize.formats import Format
 from llmops.build.quantize.loading import has_gpu, quiet
 from llmops.build.quantize.presets import modelopt_config
 from llmops.build.quantize.progress_meter import Meter, layer_progress, work

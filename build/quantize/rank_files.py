@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from llmops.build.formats import format_of_algorithm
 from llmops.build.quantize.reading import ExportedModel, InputRounding, Part, StoredLinear
 from llmops.build.quantize.tables import EMBEDDING, HEAD, Table, stored_table
 from llmops.errors import BuildError
@@ -23,14 +24,6 @@ _NORMS = {
     "attention.q_layernorm": "self_attn.q_norm",
     "attention.k_layernorm": "self_attn.k_norm",
 }
-_INPUT_KINDS = {
-    "FP8": "e4m3",
-    "W4A8_AWQ": "e4m3",
-    "FP8_PER_CHANNEL_PER_TOKEN": "e4m3_token",
-    "W8A8_SQ_PER_CHANNEL": "int8",
-}
-# bits of the formats that trtllm-build makes from 16-bit weights
-_QUANTISED_LATER = {"W8A16": 8, "W4A16": 4}
 _TABLES = {EMBEDDING: "transformer.vocab_embedding.weight", HEAD: "lm_head.weight"}
 _EXPERTS = {"mixtral": ("w1", "w3", "w2")}
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -44,6 +37,7 @@ class RankFiles:
         that differs where trtllm-build is still to quantise."""
         self.folder, self.family, self.bounds = folder, family, bounds
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        self.form = format_of_algorithm(str(self.config["quantization"].get("quant_algo") or ""))
         mapping = self.config["mapping"]
         self.tp, self.pp = int(mapping["tp_size"]), int(mapping["pp_size"])
         missing = [r for r in range(self.tp * self.pp) if not (folder / f"rank{r}.safetensors").is_file()]
@@ -120,7 +114,7 @@ class RankFiles:
 
     def _linears(self, stage: int, name: str) -> list[StoredLinear]:
         """The layer as each rank has it."""
-        later = None if self.bounds else _QUANTISED_LATER.get(self.config["quantization"].get("quant_algo"))
+        later = self.form.bits if self.form and self.form.by_builder and not self.bounds else None
         stored = self._stored(stage, name)
         return [StoredLinear(*tensors, later_bits=later if tensors[1] is None else None) for tensors in stored]
 
@@ -139,7 +133,7 @@ class RankFiles:
         model.put(f"{name}.weight", [share.part(self.bounds) for share in shares], dim)
 
     def _input(self, model: ExportedModel, stage: int, source: str, targets: list[str], dim: int | None) -> None:
-        kind = _INPUT_KINDS.get(self.config["quantization"].get("quant_algo"))
+        kind = self.form.inputs if self.form else None
         if kind is None:
             return
         scales = self._parts(stage, f"{source}.activation_scaling_factor")

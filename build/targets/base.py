@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.engine_folder.manifest import Golden, Limits, Parallelism, Quantisation, TargetName
+from llmops.build.engine_folder.manifest import Golden, Limits, Parallelism, Quantisation
 from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
+from llmops.build.target_names import TargetName
 
 _GIB = 2**30
 

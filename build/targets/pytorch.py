@@ -8,11 +8,11 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.adapters import Adapter, read_adapters
-from llmops.build.engine_folder.manifest import TargetName
 from llmops.build.engine_folder.stages import link_file, link_tree
 from llmops.build.progress import Progress
 from llmops.build.quality.gates import LIMITS, limits_given
 from llmops.build.spec import BuildSpec
+from llmops.build.target_names import TargetName
 from llmops.build.targets.base import Target, TargetResult
 from llmops.build.targets.nvidia.fits import check_gpu
 from llmops.build.targets.nvidia.job import NvidiaJob
@@ -121,7 +121,7 @@ def llm_args(request: Request, adapters: list[Adapter]) -> dict[str, Any]:
     serving = Serving.of_plan(spec.plan)
     version = request.image.tensorrt_llm
     arguments = make_llm_args(request.limits, parallel, request.kv_cache, given, version, serving)
-    profile_of(arguments, version, request.form.name)
+    profile_of(arguments, version, request.weights)
     return arguments
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llmops.build.formats import FORMATS
 from llmops.build.trtllm.flags import Value
 from llmops.build.trtllm.rules import check_arguments
 from llmops.build.trtllm.surviving import Subject, overrides
 from llmops.errors import InputError
-
-UNQUANTISED_GEMM = frozenset({"none", "int8_wo", "int4_wo", "int4_awq", "w4a8_awq", "int8_sq"})
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _plugins(subject: Subject) -> dict[str, Value]:
     useful-build-time-flags.md, fp8-quantization.md); the row-wise FP8 GEMM exists as a plugin only."""
     chosen: dict[str, Value] = {
         "gpt_attention_plugin": "auto",
-        "gemm_plugin": "auto" if subject.quant in UNQUANTISED_GEMM else "disable",
+        "gemm_plugin": "auto" if FORMATS[subject.quant].gemm_plugin else "disable",
     }
     if subject.quant == "fp8_pc_pt":
         chosen["fp8_rowwise_gemm_plugin"] = "auto"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from llmops.build.formats import dropped
 from llmops.build.trtllm.llm_args import neutral, resolve
 from llmops.build.trtllm.versions import release
 from llmops.errors import InputError
@@ -63,10 +64,8 @@ def profile_of(arguments: Mapping[str, Any], version: str, quant: str = "none") 
 
 def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> Profile:
     try:
-        if quant == "int8_wo" and minor >= (1, 3):
-            raise InputError(
-                "TensorRT-LLM 1.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq."
-            )
+        if gone := dropped(quant, minor):
+            raise InputError(f"TensorRT-LLM 1.3 loads no {gone} checkpoint; build it again with fp8 or int4_awq.")
         resolved = resolve(arguments, minor)
     except InputError as error:
         return Profile(minor, refused=error.message)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from llmops.build.formats import FORMATS
 from llmops.build.trtllm.flags import Value, effective
 
 # the algorithms that compute attention over the prompt in FP8: FP8 and W4A8_AWQ (NVFP4 is not made here)
-FP8_ATTENTION = frozenset({"fp8", "w4a8_awq"})
+FP8_ATTENTION = frozenset(name for name, form in FORMATS.items() if form.fp8_attention)
 # LlamaForCausalLM and Gemma2ForCausalLM (and Medusa, which is not made here)
 REDUCE_FUSION = frozenset({"llama", "gemma2"})
 Flags = Mapping[str, Value | None]
@@ -43,7 +44,7 @@ def _on(flags: Flags, name: str) -> bool:
     return flags[name] == "enable"
 
 
-_NARROW_CACHE = "an FP8 KV cache needs --quant fp8 or w4a8_awq"
+_NARROW = f"--quant {' or '.join(sorted(FP8_ATTENTION))}"
 OVERRIDES = (
     Override("reduce_fusion", "disable", lambda f, s: s.tp_size == 1 or s.family not in REDUCE_FUSION,
              "it is for Llama and Gemma 2 on several GPUs of tensor parallelism"),
@@ -52,9 +53,9 @@ OVERRIDES = (
     Override("use_fp8_context_fmha", "disable", lambda f, s: not _on(f, "context_fmha"), "it needs context_fmha"),
     Override("use_paged_context_fmha", "disable", lambda f, s: not _on(f, "context_fmha"), "it needs context_fmha"),
     Override("use_fp8_context_fmha", "disable", lambda f, s: s.quant not in FP8_ATTENTION,
-             "it needs --quant fp8 or w4a8_awq"),
+             f"it needs {_NARROW}"),
     Override("use_paged_context_fmha", "disable", lambda f, s: s.kv_cache == "fp8" and s.quant not in FP8_ATTENTION,
-             _NARROW_CACHE),
+             f"an FP8 KV cache needs {_NARROW}"),
     Override("use_fp8_context_fmha", "disable",
              lambda f, s: _on(f, "use_paged_context_fmha") and s.kv_cache != "fp8", "it needs --kv-cache fp8"),
     Override("use_fp8_context_fmha", "enable",

@@ -12,7 +12,8 @@ from tritonclient.grpc import service_pb2
 from llmops import contract
 from llmops.build.checkpoint.golden_prompts import fixed_date
 from llmops.build.engine_folder.manifest import EngineManifest, Golden, GoldenAnswer
-from llmops.build.quality.gates import DEFAULTS, Gates, Quality
+from llmops.build.formats import FORMATS
+from llmops.build.quality.gates import Gates, Quality
 from llmops.contract import POSTPROCESSING, PREPROCESSING
 from llmops.errors import LlmopsError
 from llmops.gateway.text.template import ChatTemplate
@@ -24,8 +25,6 @@ from llmops.perf.verify.probe import strings
 
 CHECKS: list[Check] = []
 _AT_ONCE = 8
-# formats of the openvino target, and those of the quality gate that round alike
-_ALIKE = {"int8": "int8_wo", "int4": "int4_wo"}
 # below it the model is another one, not the same one rounded
 _NOTHING = 0.25
 _NO_GOLDEN = (
@@ -190,12 +189,18 @@ def _format(manifest: EngineManifest) -> str:
     return "unquantised weights" if weights == "none" else weights
 
 
+def _alike(weights: str) -> str:
+    """The format with limits that rounds like it."""
+    form = FORMATS.get(weights)
+    return (form.rounds_like if form else "") or "int4_wo"
+
+
 def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
     """(least agreement, most mean difference of log-probabilities): those of the build's quality gate, with what so
     few tokens scatter; and where the build measured its own weights, no less than that allows."""
     gates = Gates.of_engine(manifest)
     if gates.min_top1 is None or gates.max_mean_kl is None:
-        gates = DEFAULTS[_ALIKE.get(manifest.quantisation.weights, "int4_wo")]
+        gates = Gates.from_options({}, _alike(manifest.quantisation.weights))
     assert gates.min_top1 is not None
     assert gates.max_mean_kl is not None
     least = gates.min_top1 - 2 * _scatter(gates.min_top1, tokens)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.memory.weights import checkpoint_weights, rank_weights, stage_weights
-from llmops.build.plan.precision import OPENVINO, PRECISIONS
 from llmops.errors import InputError
 
 SMALL = {
@@ -48,7 +48,7 @@ def test_modelopt_ranks(tmp_path, preset, name, tp):
 
     with torch.inference_mode():
         export_tensorrt_llm_checkpoint(model, "llama", torch.float16, tmp_path, inference_tensor_parallel=tp)
-    planned = sum(rank_weights(Architecture.from_hf_config(SMALL), PRECISIONS[name], Layout(tp)).values())
+    planned = sum(rank_weights(Architecture.from_hf_config(SMALL), FORMATS[name], Layout(tp)).values())
     for rank in range(tp):
         assert tensor_bytes(tmp_path / f"rank{rank}.safetensors") == pytest.approx(planned, rel=0.01)
 
@@ -95,7 +95,7 @@ def test_build_obeys_the_plan_and_writes_what_it_said(tmp_path, quant, group):
     assert manifest["plan"]["kv_cache_fraction"] == 0.8
     from llmops.build.checkpoint import open_checkpoint
 
-    precision = replace(OPENVINO[quant], group=group or OPENVINO[quant].group)
+    precision = replace(FORMATS[quant], group=group or FORMATS[quant].group)
     planned = sum(checkpoint_weights(open_checkpoint("smollm2").architecture, precision).values())
     written = (tmp_path / "engine" / "model" / "openvino_model.bin").stat().st_size
     assert written == pytest.approx(planned, rel=0.01)
@@ -117,5 +117,5 @@ def test_a_plan_for_another_model(tmp_path):
 
 def test_every_rank_of_a_stage_is_planned_alike():
     model = Architecture.from_hf_config(SMALL)
-    stages = [sum(stage_weights(model, PRECISIONS["fp8"], Layout(pp=2), stage).values()) for stage in (0, 1)]
+    stages = [sum(stage_weights(model, FORMATS["fp8"], Layout(pp=2), stage).values()) for stage in (0, 1)]
     assert stages[1] - stages[0] == 512 * 2  # the final norm

@@ -8,10 +8,11 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.known import TABLE, KnownModel, did_you_mean, known_model, known_models
+from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
 from llmops.build.plan.memory.weights import checkpoint_weights
-from llmops.build.plan.precision import DTYPE_BYTES, PRECISIONS
+from llmops.build.plan.precision import DTYPE_BYTES
 from llmops.build.plan.timing.silicon import package_root
 
 MODELS = known_models()
@@ -21,7 +22,7 @@ ENCODERS = [model for model in MODELS if model.hf_class.endswith("Model")]
 
 def decoder_parameters(model: KnownModel) -> int:
     architecture = Architecture.from_hf_config(model.config)
-    bytes_ = sum(checkpoint_weights(architecture, PRECISIONS["none"]).values())
+    bytes_ = sum(checkpoint_weights(architecture, FORMATS["none"]).values())
     return bytes_ // DTYPE_BYTES[architecture.dtype]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.memory.layout import Layout, refusal
-from llmops.build.plan.precision import PRECISIONS
 
 H100 = find_gpu("h100-sxm")
 
@@ -32,7 +32,7 @@ H100 = find_gpu("h100-sxm")
     ],
 )
 def test_refusals(models, model, quant, gpu, layout, words):
-    reason = refusal(getattr(models, model), PRECISIONS[quant], find_gpu(gpu), layout)
+    reason = refusal(getattr(models, model), FORMATS[quant], find_gpu(gpu), layout)
     assert (reason is None) if words is None else (reason is not None and words in reason), reason
 
 

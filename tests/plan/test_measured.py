@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.search.candidate import fit, step_model
 from llmops.build.plan.search.correction import correction
 from llmops.build.plan.search.request import PlanRequest
@@ -25,9 +25,7 @@ TIMES = Roofline(GPU)
 
 @pytest.fixture
 def request_(models) -> PlanRequest:
-    return PlanRequest(
-        "m", models.LLAMA31_70B, PRECISIONS["fp8"], "fp8", Workload(1000, 200), (GPU,), target="tensorrt"
-    )
+    return PlanRequest("m", models.LLAMA31_70B, FORMATS["fp8"], "fp8", Workload(1000, 200), (GPU,), target="tensorrt")
 
 
 def measured(request: PlanRequest, decode: float, prefill: float, **fields) -> Measured:

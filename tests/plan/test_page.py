@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.report.html import page
 from llmops.build.plan.report.rates import cost_by_rate
 from llmops.build.plan.search.cost import ApiPrice
@@ -25,7 +25,7 @@ def plan(models) -> Plan:
     load = Workload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
     gpus = (find_gpu("h100-sxm"), find_gpu("h200-sxm"))
     request = PlanRequest(
-        "acme/seventy-b", models.LLAMA31_70B, PRECISIONS["fp8"], "fp8", load, gpus, api=ApiPrice(0.5, 2.0)
+        "acme/seventy-b", models.LLAMA31_70B, FORMATS["fp8"], "fp8", load, gpus, api=ApiPrice(0.5, 2.0)
     )
     return search(request, Roofline)
 

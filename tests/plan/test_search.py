@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.report.text import asked
 from llmops.build.plan.search.request import PlanRequest
 from llmops.build.plan.search.search import Plan, search
@@ -22,7 +22,7 @@ LOAD = Workload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
 def request(models, load: Workload = LOAD, model: str = "LLAMA31_70B", gpus: tuple[str, ...] = ("h100-sxm",), **fields):
     kinds = tuple(find_gpu(name) for name in gpus)
     shapes = getattr(models, model)
-    defaults = {"target": "pytorch", "precision": PRECISIONS["fp8"], "kv": "fp8"}
+    defaults = {"target": "pytorch", "precision": FORMATS["fp8"], "kv": "fp8"}
     return PlanRequest(model, shapes, workload=load, gpus=kinds, **{**defaults, **fields})
 
 
@@ -106,13 +106,13 @@ def test_what_cannot_be_built_is_rejected_with_the_builds_own_reason(models, sev
 )
 def test_engines_that_cannot_read_pages_are_planned_without_chunked_prefill(models, quant, kv, target, chunked):
     load = Workload(9000, 300)
-    found = plan(models, load, tp=4, pp=1, precision=PRECISIONS[quant], kv=kv, target=target)
+    found = plan(models, load, tp=4, pp=1, precision=FORMATS[quant], kv=kv, target=target)
     assert build_plan(found).chunked_prefill is chunked
     # a prompt of the longest sequence is taken in one step
     assert build_plan(found).max_num_tokens == (8192 if chunked else 10240)
     assert ("no chunked prefill" in asked(found)) is not chunked
     given = plan(
-        models, replace(load, chunked_prefill=False), tp=4, pp=1, precision=PRECISIONS[quant], kv=kv, target=target
+        models, replace(load, chunked_prefill=False), tp=4, pp=1, precision=FORMATS[quant], kv=kv, target=target
     )
     assert (found.best.point == given.best.point) is not chunked
 
@@ -203,18 +203,18 @@ def test_a_gpu_that_cannot_run_the_precision(models):
         ({"max_num_tokens": 1000, "load": Workload(2000, 300, chunked_prefill=False)}, "without chunked prefill"),
         ({"kv_fraction": 1.5}, "--kv-fraction 1.5"),
         ({"model": "DEEPSEEK_V3", "target": "tensorrt"}, "cannot be built for --target tensorrt; take one of pytorch"),
-        ({"precision": PRECISIONS["int8_sq"]}, "--quant int8_sq runs on --target tensorrt only"),
+        ({"precision": FORMATS["int8_sq"]}, "--quant int8_sq runs on --target tensorrt only"),
         (
-            {"precision": PRECISIONS["fp8_block"], "target": "tensorrt"},
+            {"precision": FORMATS["fp8_block"], "target": "tensorrt"},
             "--quant fp8_block runs on --target pytorch only",
         ),
         ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 4, "target": "tensorrt"}, "--ep 4 runs on --target pytorch only"),
         (
-            {"precision": PRECISIONS["int4_awq"], "target": "tensorrt", "load": Workload(2000, 300, prefix_hit=0.5)},
+            {"precision": FORMATS["int4_awq"], "target": "tensorrt", "load": Workload(2000, 300, prefix_hit=0.5)},
             "--prefix-hit: an engine of int4_awq weights with an fp8 KV cache does not reuse it",
         ),
         (
-            {"precision": PRECISIONS["int4_awq"], "target": "tensorrt", "max_num_tokens": 1000},
+            {"precision": FORMATS["int4_awq"], "target": "tensorrt", "max_num_tokens": 1000},
             "cannot hold a prompt of 2000 tokens without chunked prefill; raise it.",
         ),
         ({"kv": "int8"}, "--kv-dtype int8 runs on --target tensorrt only"),

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.speed.disaggregated import decode_worker, match, prefill_worker
 from llmops.build.plan.speed.serving import Replica, highest
 from llmops.build.plan.speed.step import Prefill, StepModel
@@ -21,7 +21,7 @@ H100 = Roofline(find_gpu("h100-sxm"))
 
 
 def replica(models, workload: Workload, batch: int = 256, pp: int = 1) -> Replica:
-    steps = StepModel(models.LLAMA31_8B, PRECISIONS["fp8"], "fp8", Layout(pp=pp), H100)
+    steps = StepModel(models.LLAMA31_8B, FORMATS["fp8"], "fp8", Layout(pp=pp), H100)
     return Replica(steps, workload, batch, 8192)
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.speed.step import Prefill, StepModel
 from llmops.build.plan.timing.base import Attention, Experts
 from llmops.build.plan.timing.choose import op_times
@@ -34,7 +34,7 @@ def test_7b_in_fp16_takes_at_least_4_2_ms_per_token():
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_one_sequence_of_llama2_7b_decodes_near_the_bound(models, source):
-    steps = StepModel(models.LLAMA2_7B, PRECISIONS["none"], "bf16", Layout(), known_times(source))
+    steps = StepModel(models.LLAMA2_7B, FORMATS["none"], "bf16", Layout(), known_times(source))
     bound = 13_476_835_328 / H100.bandwidth
     assert bound < steps.seconds(1, 128) < 2 * bound
 
@@ -48,7 +48,7 @@ def test_one_sequence_of_llama2_7b_decodes_near_the_bound(models, source):
     quant=st.sampled_from(["none", "fp8"]),
 )
 def test_no_matrix_product_beats_the_data_sheet(source, m, n, k, quant):
-    kind = PRECISIONS[quant]
+    kind = FORMATS[quant]
     arithmetic = 2 * m * n * k / H100.flops(kind.compute)
     weights = n * k * kind.bits / 8 / H100.bandwidth
     assert known_times(source).gemm(m, n, k, quant) >= max(arithmetic, weights)
@@ -56,7 +56,7 @@ def test_no_matrix_product_beats_the_data_sheet(source, m, n, k, quant):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_more_work_takes_longer(models, source):
-    steps = StepModel(models.LLAMA31_8B, PRECISIONS["fp8"], "fp8", Layout(), known_times(source))
+    steps = StepModel(models.LLAMA31_8B, FORMATS["fp8"], "fp8", Layout(), known_times(source))
     batches = [steps.seconds(batch, 1000) for batch in (1, 16, 64, 256, 1024)]
     lengths = [steps.seconds(64, length) for length in (128, 1000, 8000, 32000)]
     prompts = [steps.seconds(64, 1000, Prefill(1, tokens)) for tokens in (1, 128, 1000, 8000)]
@@ -138,7 +138,7 @@ class Recorded(Roofline):
 def test_a_step_without_prompts_runs_as_the_next_captured_graph(models):
     def rows(batch: int, prefill: Prefill | None = None) -> set[int]:
         times = Recorded()
-        model = StepModel(models.LLAMA31_8B, PRECISIONS["fp8"], "fp8", Layout(), times, graphs=(256, 384))
+        model = StepModel(models.LLAMA31_8B, FORMATS["fp8"], "fp8", Layout(), times, graphs=(256, 384))
         model.seconds(batch, 1000, prefill)
         return times.rows
 

@@ -32,11 +32,11 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture
 def export(checkpoint, tmp_path):
     """Quantise a tiny model and export it: (source weights, folder, checkpoint)."""
+    from llmops.build.formats import format_of
     from llmops.build.progress import SilentProgress
     from llmops.build.quantize.calibration import CalibrationSettings
     from llmops.build.quantize.experts import split_experts
     from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
-    from llmops.build.quantize.formats import format_of
     from llmops.build.quantize.loading import load_model, load_tokenizer
     from llmops.build.quantize.quantizer import quantize
 

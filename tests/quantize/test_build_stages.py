@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from llmops.build.engine_folder.manifest import EngineManifest, Quantisation
+from llmops.build.formats import FORMATS
 from llmops.build.progress import SilentProgress
 from llmops.build.quality.exported import load_exported
 from llmops.build.quality.gates import Gates, Quality
@@ -17,7 +18,6 @@ from llmops.build.quality.reference import Reference
 from llmops.build.quality.run import compare
 from llmops.build.quality.source import open_source
 from llmops.build.quantize.calibration import CalibrationSettings
-from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.loading import load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from llmops.build.formats import FORMATS
 from llmops.build.model.families import FAMILIES
-from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.hf_files import HfFiles
 from llmops.build.quantize.rank_files import RankFiles
 from llmops.build.targets.nvidia.request import allowed_formats

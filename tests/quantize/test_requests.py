@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.checkpoint import ExistingQuantisation
+from llmops.build.checkpoint import ExistingQuantisation, open_checkpoint
+from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, sequences
-from llmops.build.quantize.formats import FORMATS
 from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import pytorch, tensorrt
 from llmops.build.targets.nvidia.request import make_request
+from llmops.build.trtllm.llm_releases import profiles
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 BASE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
@@ -115,6 +116,38 @@ def test_pytorch_passes_on_what_its_loader_knows(checkpoint):
         make_request(spec("pytorch"), quantised(checkpoint("llama"), "mxfp4"))
     with pytest.raises(CheckpointError, match=r"bitsandbytes.*does not load; give the full-.* with --quant int4_awq"):
         make_request(spec("pytorch"), quantised(checkpoint("llama"), "bitsandbytes"))
+
+
+def modelopt(checkpoint, folder, algorithm):
+    """A checkpoint that ModelOpt quantised, config.json and hf_quant_config.json alone."""
+    (folder / "config.json").write_text((checkpoint.path / "config.json").read_text())
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    return open_checkpoint(str(folder), weights=False)
+
+
+def test_int8_weights_that_are_passed_on_are_known_as_such(checkpoint, tmp_path):
+    source, older = modelopt(checkpoint("llama"), tmp_path, "W8A16"), {"image": "26.07"}
+    job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", options=older), source)
+    assert job.request.passed_on
+    assert job.request.quantisation.weights == "int8_wo"
+    assert [bool(one.refused) for one in profiles(job.arguments, job.request.weights)] == [False, True]
+    with pytest.raises(InputError, match=r"TensorRT-LLM 1\.3 loads no INT8 weight-only checkpoint; build it again"):
+        pytorch.target.prepare(spec("pytorch", tmp_path / "e", options={"image": "trtllm-1.3"}), source)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "weights"), [("FP8", "fp8"), ("W4A16_AWQ", "int4_awq"), ("NVFP4", "modelopt"), ("", "modelopt")]
+)
+def test_the_format_of_what_modelopt_made(checkpoint, tmp_path, algorithm, weights):
+    source = modelopt(checkpoint("llama"), tmp_path, algorithm)
+    job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", options={"image": "trtllm-1.3"}), source)
+    assert job.request.quantisation.weights == weights
+
+
+def test_modelopts_fp8_is_not_planned_for_gpus_without_it(checkpoint, tmp_path):
+    source = modelopt(checkpoint("llama"), tmp_path, "FP8")
+    with pytest.raises(InputError, match=r"a100-sxm has no FP8 arithmetic, which fp8 weights need"):
+        pytorch.target.prepare(spec("pytorch", tmp_path / "e", gpu="a100-sxm"), source)
 
 
 def test_calibration_defaults():

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
+from llmops.build.formats import FORMATS
 from llmops.build.model.families import FAMILIES
-from llmops.build.quantize.formats import FORMATS, KV_CACHES
 from llmops.build.spec import BuildSpec
+from llmops.build.target_names import TARGETS
 from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia.request import allowed_formats
 from llmops.build.trtllm.flags import effective, from_argv
@@ -87,7 +88,7 @@ def adapters(tmp_path_factory):
 
 def specs(family, quant, adapters):
     """(KV cache, speculative mode, spec) of every cell of a row."""
-    cells = itertools.product(KV_CACHES["tensorrt"], LAYOUTS, (True, False), (None, adapters), SPECULATIVE)
+    cells = itertools.product(TARGETS["tensorrt"].kv_caches, LAYOUTS, (True, False), (None, adapters), SPECULATIVE)
     for kv, (tp, pp), guided, lora, mode in cells:
         options = {"guided": str(guided).lower(), **SPECULATIVE[mode], **({"adapters": lora} if lora else {})}
         yield kv, mode, BuildSpec("c", Path("e"), "tensorrt", quant=quant, kv_cache=kv, tp=tp, pp=pp, options=options)

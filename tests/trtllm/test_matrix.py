@@ -23,8 +23,8 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.engine_folder.manifest import EngineManifest, Parallelism, Quantisation, Source, TokenizerInfo
+from llmops.build.formats import FORMATS
 from llmops.build.model.families import FAMILIES
-from llmops.build.quantize.formats import FORMATS
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.registry import get_target as build_target
 from llmops.build.targets.tensorrt.options import lookahead_sizes

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from llmops.build.formats import FORMATS, format_of
 from llmops.build.model.families import FAMILIES
-from llmops.build.quantize.formats import FORMATS, KV_CACHES, format_of
+from llmops.build.target_names import TARGETS
 from llmops.build.targets.nvidia.request import allowed_formats
 
 pytest.importorskip("modelopt")
@@ -43,7 +44,7 @@ CELLS = [
     for family in FAMILIES
     if "tensorrt" in FAMILIES[family].targets
     for quant in allowed_formats(family, "tensorrt")
-    for kv in KV_CACHES["tensorrt"]
+    for kv in TARGETS["tensorrt"].kv_caches
 ]
 if not os.environ.get("LLMOPS_EVERY_CELL"):
     CELLS = [CELLS[start + start // 3 % 3] for start in range(0, len(CELLS), 3)]

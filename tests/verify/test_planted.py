@@ -106,10 +106,10 @@ def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
 def engines(checkpoint: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The sound engine, one with each fault, and an FP8 one without any."""
     from llmops.build.checkpoint import open_checkpoint
+    from llmops.build.formats import FORMATS
     from llmops.build.progress import SilentProgress
     from llmops.build.quantize.calibration import CalibrationSettings
     from llmops.build.quantize.export import export_engine_checkpoint
-    from llmops.build.quantize.formats import FORMATS
     from llmops.build.quantize.loading import load_model, load_tokenizer
     from llmops.build.quantize.quantizer import quantize
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmops.build.formats import Format
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpus import MIB, Gpu
 from llmops.build.plan.memory import kv, shapes
 from llmops.build.plan.memory.layout import Layout, local_kv_heads
 from llmops.build.plan.memory.weights import rank_weights
-from llmops.build.plan.precision import Precision
 
 # CUDA context, cuBLAS workspaces and the library's own code: AIConfigurator's measured figure before its safety margin.
 RUNTIME = 551 * MIB
@@ -61,7 +61,7 @@ class Memory:
 
 
 def plan_memory(
-    model: Architecture, precision: Precision, kv_dtype: str, layout: Layout, gpu: Gpu, limits: Limits
+    model: Architecture, precision: Format, kv_dtype: str, layout: Layout, gpu: Gpu, limits: Limits
 ) -> Memory:
     """The bytes on the fullest rank of `layout`; activations are sized for the limits, as the engine sizes them."""
     weights = rank_weights(model, precision, layout)
@@ -77,7 +77,7 @@ def plan_memory(
     return Memory(total=gpu.memory, weights=weights, kv_cache=pool, left=free - pool, **fixed)
 
 
-def activation_bytes(model: Architecture, precision: Precision, layout: Layout, limits: Limits) -> int:
+def activation_bytes(model: Architecture, precision: Format, layout: Layout, limits: Limits) -> int:
     """Buffers that live at the same time at the peak of a step of `max_num_tokens`: the residual stream and the
     normed input, beside them the larger of attention and MLP; and the logits of a full batch in FP32."""
     wide = 1 if precision.compute == "fp8" else 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llmops.build.formats import PER_CHANNEL, Format
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpus import Gpu
-from llmops.build.plan.precision import PER_CHANNEL, Precision
 
 SIZES = (1, 2, 4, 8)
 
@@ -56,7 +56,7 @@ def candidates(model: Architecture, tp: int | None, pp: int | None, ep: int | No
                 yield Layout(tensor, stages, expert)
 
 
-def refusal(model: Architecture, precision: Precision, gpu: Gpu, layout: Layout) -> str | None:
+def refusal(model: Architecture, precision: Format, gpu: Gpu, layout: Layout) -> str | None:
     """Why this layout cannot run at all, or None."""
     return (
         _hardware(precision, gpu, layout)
@@ -67,7 +67,7 @@ def refusal(model: Architecture, precision: Precision, gpu: Gpu, layout: Layout)
     )
 
 
-def _hardware(precision: Precision, gpu: Gpu, layout: Layout) -> str | None:
+def _hardware(precision: Format, gpu: Gpu, layout: Layout) -> str | None:
     if gpu.sm < precision.sm:
         return f"{precision.name} needs SM{precision.sm}; {gpu.name} is SM{gpu.sm}"
     if layout.tp > gpu.per_node:
@@ -105,7 +105,7 @@ def _experts(model: Architecture, layout: Layout) -> str | None:
     return None
 
 
-def _groups(model: Architecture, precision: Precision, layout: Layout) -> str | None:
+def _groups(model: Architecture, precision: Format, layout: Layout) -> str | None:
     """Row-parallel inputs are cut across scale groups only where the group size divides the rank's share."""
     size = precision.block or (precision.group if precision.group != PER_CHANNEL else None)
     if size is None:
@@ -116,7 +116,7 @@ def _groups(model: Architecture, precision: Precision, layout: Layout) -> str | 
     return None
 
 
-def _row_inputs(model: Architecture, precision: Precision, layout: Layout) -> Iterator[tuple[str, int]]:
+def _row_inputs(model: Architecture, precision: Format, layout: Layout) -> Iterator[tuple[str, int]]:
     if "attention" in precision.parts:
         value_dim = model.mla.v_head_dim if model.mla else model.head_dim
         yield "the attention output", model.num_heads * value_dim // layout.tp

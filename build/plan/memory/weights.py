@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from llmops.build.formats import Format
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory import shapes
 from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.memory.shapes import Linear
-from llmops.build.plan.precision import DTYPE_BYTES, Precision
+from llmops.build.plan.precision import DTYPE_BYTES
 
 
-def rank_weights(model: Architecture, precision: Precision, layout: Layout) -> dict[str, int]:
+def rank_weights(model: Architecture, precision: Format, layout: Layout) -> dict[str, int]:
     """Bytes by part (attention, mlp, experts, router, norms, embedding, lm_head) on the rank that holds the most."""
     stages = [stage_weights(model, precision, layout, stage) for stage in range(layout.pp)]
     largest: Counter[str] = max(stages, key=lambda parts: parts.total())
     return dict(largest)
 
 
-def checkpoint_weights(model: Architecture, precision: Precision) -> dict[str, int]:
+def checkpoint_weights(model: Architecture, precision: Format) -> dict[str, int]:
     """Bytes by part of the whole checkpoint, with the extra layers for multi-token prediction that it holds."""
     total = stage_weights(model, precision, Layout(), 0)
     for _ in range(model.next_token_layers):
@@ -27,7 +28,7 @@ def checkpoint_weights(model: Architecture, precision: Precision) -> dict[str, i
     return dict(total)
 
 
-def stage_weights(model: Architecture, precision: Precision, layout: Layout, stage: int) -> Counter[str]:
+def stage_weights(model: Architecture, precision: Format, layout: Layout, stage: int) -> Counter[str]:
     """Bytes by part on each rank of one pipeline stage."""
     first = sum(layout.stage_layers(model.num_layers, earlier) for earlier in range(stage))
     total: Counter[str] = Counter()
@@ -45,7 +46,7 @@ def stage_weights(model: Architecture, precision: Precision, layout: Layout, sta
     return total
 
 
-def layer_weights(model: Architecture, precision: Precision, layout: Layout, moe: bool) -> Counter[str]:
+def layer_weights(model: Architecture, precision: Format, layout: Layout, moe: bool) -> Counter[str]:
     """Bytes by part of one decoder layer on one rank."""
     linears: list[Linear] = list(shapes.attention(model, layout))
     linears += shapes.experts(model, layout) if moe else shapes.mlp(model, layout)
@@ -77,7 +78,7 @@ def _has_bias(model: Architecture, linear: Linear, moe: bool) -> bool:
     return model.mlp_bias
 
 
-def _next_token_layer(model: Architecture, precision: Precision) -> Counter[str]:
+def _next_token_layer(model: Architecture, precision: Format) -> Counter[str]:
     """One MoE layer, the projection that joins hidden state and embedding, and its own embedding and head."""
     width = _dtype_bytes(model)
     layer = layer_weights(model, precision, Layout(), moe=model.moe is not None)

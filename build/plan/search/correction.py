@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from llmops.build.plan.buildplan import AS_STORED
 from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.search.request import PlanRequest
 from llmops.build.plan.speed.measured import Measured, StepTime
@@ -91,7 +90,7 @@ def _check(measured: Measured, request: PlanRequest) -> None:
             f"--measured is of {measured.device} ({measured.gpu or 'no GPU that plan knows'}), and the plan is for "
             f"{', '.join(known)}; leave --measured out, or plan for the GPU that was measured."
         )
-    engine = "none" if request.precision.name in AS_STORED else request.precision.name
+    engine = "none" if request.precision.as_stored else request.precision.name
     wrong = [
         f"{what} {has}, not {planned}"
         for what, has, planned, same in (

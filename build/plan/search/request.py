@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from llmops.build.formats import Format
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.memory.budget import DEFAULT_KV_FRACTION
-from llmops.build.plan.precision import Precision
 from llmops.build.plan.search.cost import ApiPrice
 from llmops.build.plan.speed.measured import Measured
 from llmops.build.plan.speed.workload import Workload
+from llmops.build.target_names import GPU_TARGETS, TARGETS
 from llmops.build.trtllm.surviving import paged_context
 from llmops.errors import InputError
 
 DEFAULT_NUM_TOKENS = 8192
-# What only one of the two GPU targets runs: trtllm-build has no block-scaled formats, the PyTorch backend neither
-# SmoothQuant nor per-channel INT4 nor an INT8 cache.
 ENGINE, TORCH = "tensorrt", "pytorch"
-_QUANT_ONLY = {"int8_sq": ENGINE, "int4_wo": ENGINE, "fp8_block": TORCH, "mxfp4": TORCH}
-_KV_ONLY = {"int8": ENGINE}
 
 
-def default_target(model: Architecture, precision: Precision, kv: str, ep: int = 1) -> str:
+def _only(targets: Iterable[str]) -> str | None:
+    """The one of the GPU targets that runs something, None where both do: trtllm-build has no block-scaled formats, the
+    PyTorch backend neither SmoothQuant nor per-channel INT4 nor an INT8 cache."""
+    running = [name for name in GPU_TARGETS if name in targets]
+    return running[0] if len(running) == 1 else None
+
+
+def _only_for_cache(kv: str) -> str | None:
+    return _only(name for name in GPU_TARGETS if kv in ("bf16", *TARGETS[name].kv_caches))
+
+
+def default_target(model: Architecture, precision: Format, kv: str, ep: int = 1) -> str:
     """tensorrt where the family and the precision can and experts are not spread, else pytorch."""
     if ep > 1:
         return TORCH
-    only = _QUANT_ONLY.get(precision.name) or _KV_ONLY.get(kv)
+    only = _only(precision.targets) or _only_for_cache(kv)
     return only or (ENGINE if ENGINE in model.targets else TORCH)
 
 
@@ -41,7 +50,7 @@ class PlanRequest:
 
     name: str
     model: Architecture
-    precision: Precision
+    precision: Format
     kv: str
     workload: Workload
     gpus: tuple[Gpu, ...]
@@ -64,13 +73,14 @@ class PlanRequest:
             self._leave_out_pages()
         self._check_lengths("raise it or drop --no-chunked-prefill" if not asked else "raise it")
         if self.target not in self.model.targets:
+            others = sorted(self.model.targets.intersection(GPU_TARGETS))
             raise InputError(
                 f"{self.model.hf_class} cannot be built for --target {self.target}; "
-                f"take one of {', '.join(sorted(self.model.targets - {'openvino'})) or 'none (only openvino)'}."
+                f"take one of {', '.join(others) or 'none (only openvino)'}."
             )
         for flag, name, only in (
-            ("quant", self.precision.name, _QUANT_ONLY.get(self.precision.name)),
-            ("kv-dtype", self.kv, _KV_ONLY.get(self.kv)),
+            ("quant", self.precision.name, _only(self.precision.targets)),
+            ("kv-dtype", self.kv, _only_for_cache(self.kv)),
         ):
             if only not in (None, self.target):
                 raise InputError(f"--{flag} {name} runs on --target {only} only; change one of them.")

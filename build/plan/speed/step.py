@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Protocol
 
+from llmops.build.formats import Format
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory import shapes
 from llmops.build.plan.memory.layout import Layout, local_kv_heads
 from llmops.build.plan.memory.shapes import Linear
-from llmops.build.plan.precision import Precision
 from llmops.build.plan.timing.base import Attention, Experts, OpTimes
 
 # Host work that the GPU waits for: once per step, and per sequence (sampling results, stop checks, scheduling).
@@ -45,7 +45,7 @@ class StepModel:
     def __init__(
         self,
         model: Architecture,
-        precision: Precision,
+        precision: Format,
         kv: str,
         layout: Layout,
         times: OpTimes,

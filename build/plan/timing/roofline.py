@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import Gpu
-from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.timing.base import Attention, Experts
 
 # Shares of the peak, between the medians of AIConfigurator's H100 tables on large shapes: matrix products 0.54 (FP8)
@@ -67,7 +67,7 @@ class Roofline:
 
 def gemm_work(m: int, n: int, k: int, precision: str) -> tuple[float, float, str]:
     """Operations, bytes and compute dtype of a linear layer."""
-    kind = PRECISIONS[precision]
+    kind = FORMATS[precision]
     inputs = 2 if kind.compute == "bf16" else 1
     return 2.0 * m * n * k, n * k * kind.bits / 8 + m * k * inputs + 2 * m * n, kind.compute
 
@@ -96,7 +96,7 @@ def decode_work(batch: int, length: int, attention: Attention) -> tuple[float, f
 
 def moe_work(tokens: int, experts: Experts, precision: str) -> tuple[float, float, str]:
     """Operations and bytes on one rank when tokens choose experts evenly: few tokens touch few experts."""
-    kind = PRECISIONS[precision]
+    kind = FORMATS[precision]
     share = experts.intermediate / experts.tp
     touched = experts.count / experts.ep * (1 - (1 - experts.top_k / experts.count) ** tokens)
     flops = 2.0 * tokens * experts.top_k / experts.ep * 3 * experts.hidden * share

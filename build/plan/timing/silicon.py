@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.timing import roofline
 from llmops.build.plan.timing.base import Attention, Experts
@@ -23,18 +24,7 @@ from llmops.build.plan.timing.roofline import Roofline
 from llmops.errors import MissingDependencyError
 
 _MS = 1e-3
-# Our precision -> the table's dtype of matrix multiplications, of experts.
-_GEMM = {
-    "none": "bfloat16",
-    "fp8": "fp8",
-    "fp8_block": "fp8_block",
-    "int8_wo": "int8_wo",
-    "int4_awq": "int4_wo",
-    "int4_wo": "int4_wo",
-    "fp8_pc_pt": "fp8",
-    "int8_sq": "sq",
-}
-_MOE = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "mxfp4": "w4a16_mxfp4", "w4a8_awq": "w4afp8"}
+# The KV cache's and the arithmetic's dtype -> the tables'.
 _ATTENTION = {"bf16": "bfloat16", "fp8": "fp8", "int8": "bfloat16"}
 _UNUSED = ("framework", "version", "device", "op_name", "kernel_source", "beam_width")
 # How tokens are spread over the experts when the tables were measured, best first: real routing is skewed, and
@@ -119,7 +109,7 @@ class Silicon(Roofline):
         return self._grids[key]
 
     def _gemm_grid(self, precision: str) -> Grid | None:
-        rows = self._rows("gemm", gemm_dtype=_GEMM.get(precision))
+        rows = self._rows("gemm", gemm_dtype=FORMATS[precision].gemm)
         quantise = self._dynamic_scales if precision == "fp8" else None
 
         def seconds(row: dict[str, Any]) -> float:
@@ -171,7 +161,7 @@ class Silicon(Roofline):
 
     def _moe_grid(self, experts: Experts, precision: str) -> Grid | None:
         rows = next(
-            filter(None, (self._rows("moe", moe_dtype=_MOE.get(precision), distribution=d) for d in ROUTING)), []
+            filter(None, (self._rows("moe", moe_dtype=FORMATS[precision].moe, distribution=d) for d in ROUTING)), []
         )
         grid = self._split_grid(rows, experts, precision)
         coarser = replace(experts, tp=experts.tp // 2) if experts.tp > 1 else None

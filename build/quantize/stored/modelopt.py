@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from llmops.build.formats import buildable, format_of_algorithm
 from llmops.build.quantize.reading import InputRounding, Part, StoredLinear
 from llmops.build.quantize.stored.base import Stored
 
-_INPUT_KINDS = {"FP8": "e4m3", "W4A8_AWQ": "e4m3", "FP8_PER_CHANNEL_PER_TOKEN": "e4m3_token"}
-ALGORITHMS = (*_INPUT_KINDS, "W4A16_AWQ", "W8A16")
+# those that a Hugging Face folder can have
+ALGORITHMS = frozenset(form.algorithm for form in buildable("pytorch").values() if form.algorithm)
 
 
 class ModelOpt:
     names = frozenset({"weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "k_scale", "v_scale"})
 
     def __init__(self, algorithm: str) -> None:
-        self.kind = _INPUT_KINDS.get(algorithm)
+        form = format_of_algorithm(algorithm)
+        self.kind = form.inputs if form else None
 
     def quantised(self, stored: Stored) -> bool:
         return "weight_scale" in stored

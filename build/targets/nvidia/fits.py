@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import Gpu, find_gpu
-from llmops.build.plan.precision import PRECISIONS, find_precision
 from llmops.build.targets.nvidia.needs import stored_bytes
 from llmops.build.targets.nvidia.request import Request, allowed_formats
 from llmops.errors import InputError
@@ -17,9 +17,9 @@ def check_gpu(request: Request) -> None:
     if spec.gpu is None:
         return
     gpu, count = find_gpu(spec.gpu), spec.tp * spec.pp
-    precision = find_precision("auto" if request.passed_on else request.form.name, arch)
+    precision = FORMATS.get(request.weights, FORMATS["none"])
     if gpu.sm < precision.sm:
-        others = (name for name in allowed_formats(arch.family, spec.target) if PRECISIONS[name].sm <= gpu.sm)
+        others = (name for name in allowed_formats(arch.family, spec.target) if FORMATS[name].sm <= gpu.sm)
         raise InputError(
             f"--gpu {gpu.name} has no FP8 arithmetic, which {precision.label} weights need; use a newer GPU, or "
             f"--quant {', '.join(others)}{' of the full-precision checkpoint' if request.passed_on else ''}."
@@ -35,7 +35,7 @@ def check_gpu(request: Request) -> None:
 
 def _check_blackwell(request: Request, gpu: Gpu) -> None:
     """`build` of tensorrt_llm/builder.py at 1.2.1 raises for them."""
-    narrow = request.form.name not in ("none", "fp8") or request.kv_cache == "int8"
+    narrow = not request.form.blackwell_engine or request.kv_cache == "int8"
     if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
         raise InputError(
             f"--gpu {gpu.name}: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8; "

@@ -7,11 +7,12 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.engine_folder.manifest import Limits, Parallelism, Quantisation
+from llmops.build.formats import Format, buildable, check_kv_cache, format_of
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
 from llmops.build.quality.gates import GATES, Gates
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, check_data
-from llmops.build.quantize.formats import FORMATS, Format, check_kv_cache, format_of, stored_dtype
+from llmops.build.quantize.dtype import stored_dtype
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.existing import passed_on
@@ -20,7 +21,6 @@ from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
-_MOE_ENGINE = ("none", "fp8", "int4_awq", "int8_wo", "int4_wo")
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,16 @@ class Request:
         return self.form.calibrated or self.kv_cache != "auto"
 
     @property
-    def quantisation(self) -> Quantisation:
-        """For engine.json; a checkpoint that is passed on keeps the name of its own method."""
+    def weights(self) -> str:
+        """The name of the format that the engine will have; of one that nobody but the checkpoint knows its method."""
         found = self.checkpoint.quantisation
-        weights = found.method if self.passed_on and found is not None else self.form.name
-        return Quantisation(weights=weights, kv_cache=self.kv_cache, group_size=self.group_size)
+        if not self.passed_on or found is None:
+            return self.form.name
+        return found.format.name if found.format else found.method
+
+    @property
+    def quantisation(self) -> Quantisation:
+        return Quantisation(weights=self.weights, kv_cache=self.kv_cache, group_size=self.group_size)
 
     @property
     def parallelism(self) -> Parallelism:
@@ -120,15 +125,16 @@ def allowed_formats(family: str, target: str) -> tuple[str, ...]:
     if target == "tensorrt" and family in ("qwen3", "qwen3_moe"):
         return ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
     if FAMILIES[family].moe is not None:
-        return _MOE_ENGINE if target == "tensorrt" else ("none", "fp8", "int4_awq")
-    return tuple(name for name, form in FORMATS.items() if target in form.targets)
+        return tuple(name for name, form in buildable(target).items() if target in form.mixtures)
+    return tuple(buildable(target))
 
 
 def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None:
     if form.grouped:
         return choose_group_size(arch, spec.tp, spec.group_size, form.groups)
     if spec.group_size is not None:
-        raise InputError(f"--group-size goes with int4_awq and w4a8_awq, not with --quant {form.name}.")
+        grouped = (name for name, other in buildable(spec.target).items() if other.grouped)
+        raise InputError(f"--group-size goes with {' and '.join(grouped)}, not with --quant {form.name}.")
     return None
 
 

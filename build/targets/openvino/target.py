@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.engine_folder.manifest import Golden, Limits, Quantisation, TargetName
+from llmops.build.engine_folder.manifest import Golden, Limits, Quantisation
+from llmops.build.formats import buildable
 from llmops.build.installed import installed_version
 from llmops.build.model.families import FAMILIES
 from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
+from llmops.build.target_names import TARGETS, TargetName
 from llmops.build.targets.base import Job, Target, TargetResult
 from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_kind
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
 MODEL_FILE = "openvino_model.xml"
-QUANTS = ("none", "int8", "int4")
-KV_CACHES = ("auto", "f32", "f16", "u8")
 NATIVE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _DEFAULT_BATCH = 64
 # bytes per element of a weight matrix
@@ -95,10 +95,11 @@ def _write_for_genai(checkpoint: Checkpoint, tokenizer_dir: Path, model_dir: Pat
 
 
 def _check_flags(spec: BuildSpec) -> None:
-    if spec.quant not in QUANTS:
-        raise InputError(f"--quant {spec.quant} is not for --target openvino; use one of {', '.join(QUANTS)}.")
-    if spec.kv_cache not in KV_CACHES:
-        raise InputError(f"--kv-cache {spec.kv_cache} is not for --target openvino; use one of {', '.join(KV_CACHES)}.")
+    quants, caches = buildable("openvino"), TARGETS["openvino"].kv_caches
+    if spec.quant not in quants:
+        raise InputError(f"--quant {spec.quant} is not for --target openvino; use one of {', '.join(quants)}.")
+    if spec.kv_cache not in caches:
+        raise InputError(f"--kv-cache {spec.kv_cache} is not for --target openvino; use one of {', '.join(caches)}.")
     if spec.tp * spec.pp * spec.ep != 1:
         raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
     if spec.group_size is not None and spec.quant != "int4":

@@ -9,11 +9,11 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.adapters import Adapter, read_adapters
-from llmops.build.engine_folder.manifest import TargetName
 from llmops.build.engine_folder.stages import link_tree, stage
 from llmops.build.progress import Progress
 from llmops.build.quality.gates import LIMITS, limits_given
 from llmops.build.spec import BuildSpec
+from llmops.build.target_names import TargetName
 from llmops.build.targets.base import Target, TargetResult
 from llmops.build.targets.nvidia import engine
 from llmops.build.targets.nvidia.fits import check_gpu

@@ -17,10 +17,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.search.candidate import MAX_BATCH, Refused, fit
 from llmops.build.plan.search.request import PlanRequest
 from llmops.build.plan.speed.serving import Replica
@@ -77,7 +77,7 @@ def published() -> Iterator[Row]:
 def predict(row: Row, times: OpTimes) -> Row:
     """The planner's tokens/s for the same run: so many requests, all there at once."""
     config = json.loads((DATA / "models.json").read_text())[row.model]
-    precision = PRECISIONS[row.quantisation]
+    precision = FORMATS[row.quantisation]
     request = PlanRequest(
         row.model, Architecture.from_hf_config(config), precision, precision.kv, Workload(row.isl, row.osl),
         (find_gpu(row.gpu),), kv_fraction=KV_FRACTION, max_seq_len=row.isl + row.osl,

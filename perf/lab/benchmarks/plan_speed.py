@@ -10,9 +10,9 @@ import os
 import time
 from pathlib import Path
 
+from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.precision import PRECISIONS
 from llmops.build.plan.search.request import PlanRequest
 from llmops.build.plan.search.search import search
 from llmops.build.plan.speed.workload import Workload
@@ -28,7 +28,7 @@ def seconds(model: str, kinds: tuple[str, ...]) -> tuple[float, float]:
     config = Architecture.from_hf_config(json.loads(MODELS.read_text())[model])
     gpus = tuple(find_gpu(kind) for kind in kinds)
     wall, cpu = time.perf_counter(), time.process_time()
-    search(PlanRequest(model, config, PRECISIONS["fp8"], "fp8", LOAD, gpus), op_times)
+    search(PlanRequest(model, config, FORMATS["fp8"], "fp8", LOAD, gpus), op_times)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 

@@ -18,8 +18,9 @@ from typing import Any
 import click
 
 from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.formats import FORMATS, buildable
 from llmops.build.quality.gates import Gates, Quality
-from llmops.build.quantize.formats import FORMATS
+from llmops.build.target_names import GPU_TARGETS
 from llmops.errors import BuildError
 from llmops.perf.lab.benchmarks.start_up import program, usage
 from llmops.perf.lab.harness.processes import Others
@@ -71,7 +72,7 @@ class Row:
 
 def recipes() -> list[str]:
     """In the order of the table."""
-    plain = [f"{target}/{form.name}" for form in FORMATS.values() for target in sorted(form.targets)]
+    plain = [f"{target}/{name}" for name in FORMATS for target in sorted(GPU_TARGETS) if name in buildable(target)]
     return [*plain, *WITH_KV_CACHE]
 
 
