@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmops.gateway.answers.choice import TokenStarts
 from llmops.gateway.answers.parsers.chain import Chain, joined
-from llmops.gateway.answers.parsers.hermes import HermesParser
+from llmops.gateway.answers.parsers.families.hermes import HermesParser
 from llmops.gateway.answers.parsers.pieces import Reasoning, Text, ToolCall
 from llmops.gateway.answers.parsers.reasoning import ReasoningSplitter, markers_of, opened_by, template_arguments
 

@@ -80,6 +80,11 @@ class ToolParser(Processor):
     What has no marker must name one of them.
     """
 
+    #: its name, and what a chat template has whose calls it reads. Signs that other families' templates may have too
+    #: are of a higher rank: they are looked for after all others
+    family: str
+    signs: tuple[str, ...] = ()
+    rank = 0
     #: special tokens the parser has to see; a tokenizer that drops special tokens would hide the call
     special_tokens: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from llmops.gateway.answers.guided.schemas import (
     embedded,
     parameters_schema,
 )
-from llmops.gateway.answers.parsers.base import new_call_id, new_mistral_id
+from llmops.gateway.answers.parsers.base import new_call_id
 from llmops.gateway.answers.parsers.families import PARSERS, family_of
 from llmops.gateway.answers.parsers.forced import AnswerOrCalls, ForcedCalls, NamedCall
 from llmops.gateway.answers.parsers.harmony import is_harmony
@@ -58,7 +58,7 @@ def plan_tools(
         return ToolPlan(guide=guide)
     definitions = [_definition(tool) for tool in offered.values()]
     family = family_of(template)
-    new_id = new_mistral_id if family == "mistral" else new_call_id
+    new_id = PARSERS[family].new_id if family else new_call_id
     if mode == "named":
         (tool,) = offered_for_call.values()
         forced = checked_schema(parameters_schema(tool.function.parameters), "tools", limits)

@@ -11,6 +11,9 @@ _CLOSE = "</tool_call>"
 class HermesParser(ToolParser):
     """The tag may also hold a list of calls (SmolLM2). A missing closing tag ends with the text."""
 
+    family = "hermes"
+    signs = ("<tool_call>",)
+    rank = 2
     markers = ("<tool_call>",)
     special_tokens = ("<tool_call>", _CLOSE)
 

@@ -145,6 +145,9 @@ class TaggedParser(ToolParser):
 class QwenCoderParser(TaggedParser):
     """Without `<tool_call>` in front, which the model now and then forgets, the function has to be on offer."""
 
+    family = "qwen_coder"
+    signs = ("<function=",)
+    rank = 1
     markers = (_OPEN, "<function=")
     special_tokens = (_OPEN, _CLOSE)
     value_end = "</parameter>"
@@ -203,6 +206,9 @@ class QwenCoderParser(TaggedParser):
 class GlmParser(TaggedParser):
     """GLM-4.5 and 4.6 put each tag on a line of its own, 4.7 and later none."""
 
+    family = "glm"
+    signs = ("<arg_key>",)
+    rank = 1
     special_tokens = (_OPEN, _CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     value_end = "</arg_value>"
     value_stops = ("<arg_key>", _CLOSE)

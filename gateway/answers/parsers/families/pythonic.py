@@ -39,6 +39,9 @@ class PythonicParser(ToolParser):
     A bare list has to start with a tool on offer. What is no Python literal is passed on as the string it was.
     """
 
+    family = "pythonic"
+    signs = ("<|python_start|>", "<|tool_call_start|>", "[func_name1(", "[func_name(")
+    rank = 3
     special_tokens = (*_MARKS, *_ENDS)
 
     def _find_opening(self, text: str, start: int) -> tuple[int, int] | None:

@@ -29,6 +29,8 @@ class _State(Enum):
 class DeepSeekParser(ToolParser):
     """Both forms; the list's own markers may be missing, as models sometimes leave them out."""
 
+    family = "deepseek"
+    signs = ("<｜tool▁call▁begin｜>",)
     begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
     separator = "<｜tool▁sep｜>"
     list_begin, list_end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -137,6 +139,8 @@ class DeepSeekParser(ToolParser):
 class KimiParser(DeepSeekParser):
     """Kimi-K2: the id comes with the name, `functions.get_weather:0`."""
 
+    family = "kimi"
+    signs = ("<|tool_call_begin|>",)
     begin, end = "<|tool_call_begin|>", "<|tool_call_end|>"
     separator = "<|tool_call_argument_begin|>"
     list_begin, list_end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

@@ -15,6 +15,9 @@ _HALF_LIST = re.compile(r"\[\s{0,16}$")
 class Llama3Parser(ToolParser):
     """Nothing marks a bare call, so it has to name a tool on offer and have arguments; other JSON stays text."""
 
+    family = "llama3"
+    signs = ('"parameters": dictionary of argument name', _TAG)
+    rank = 4
     special_tokens = (_TAG,)
 
     def _find_opening(self, text: str, start: int) -> tuple[int, int] | None:

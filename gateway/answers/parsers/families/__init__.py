@@ -1,0 +1,52 @@
+"""One module per form in which models write their calls, with a parser for each family; a new one is found by itself.
+
+A parser names its `family`, the `signs` by which a chat template tells that its calls have this form, and its `rank`
+among those whose signs a template may have as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from llmops.gateway.answers.parsers.base import ToolParser
+
+# a template with one of these writes calls in a form that no parser here reads, whatever else it has; asked by rank
+_UNREAD = ((1, "<｜DSML｜"),)
+
+
+def _found() -> Iterator[type[ToolParser]]:
+    for module in pkgutil.iter_modules(__path__):
+        for one in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(one, type) and issubclass(one, ToolParser) and "family" in vars(one):
+                yield one
+
+
+PARSERS: dict[str, type[ToolParser]] = {parser.family: parser for parser in _found()}
+
+# what a template says about the form of calls, most telling first
+_SIGNS: tuple[tuple[int, str, str | None], ...] = tuple(
+    sorted(
+        (
+            *((parser.rank, sign, family) for family, parser in PARSERS.items() for sign in parser.signs),
+            *((rank, sign, None) for rank, sign in _UNREAD),
+        ),
+        key=lambda one: one[0],
+    )
+)
+
+
+def knows_tools(template: str) -> bool:
+    """Whether the template renders `tools` at all."""
+    return "tools" in template
+
+
+def family_of(template: str) -> str | None:
+    """The name of the parser for `template`; None if its calls have a form that none of them reads.
+
+    A template that knows no tools is prompted in Hermes' form (`prompting`), so it is answered in it.
+    """
+    if not knows_tools(template):
+        return "hermes"
+    return next((family for _, sign, family in _SIGNS if sign in template), None)
