@@ -9,7 +9,7 @@ LOG    := $(VENV)/install.log
 PIP    := .ci/quietly $(LOG) $(BIN)/python -m pip --disable-pip-version-check --no-color
 MODEL  ?= smollm2
 # mypy and import-linter read the installed layout (llmops.build …) from a copy: neither follows the package-dir mapping
-FOLDERS := build model_repository gateway cli perf
+FOLDERS := build store model_repository gateway cli perf
 
 # Byte-compiling every installed file costs minutes and saves milliseconds.
 export PIP_NO_COMPILE = 1
@@ -65,7 +65,7 @@ $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(STAMPS)/test: $(STAMPS)/embedded
 	@echo "Installing what the tests need into $(VENV) …"
-	@$(PIP) install -q -c constraints.txt -e '.[embedded,quantize,test]'
+	@$(PIP) install -q -c constraints.txt -e '.[embedded,quantize,store,test]'
 	@$(PIP) install -q -c constraints.txt --no-deps aiconfigurator
 	@mkdir -p $(STAMPS) && touch $@
 

@@ -1,0 +1,236 @@
+"""The users' keys: what each may do, and which one a request came with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import RowMapping, Select, case, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.errors import InputError
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.secrets import SHOWN, hash_secret, is_secret, new_key_id, new_secret
+from llmops.store.accounts.users import DEFAULT_TIER, User
+from llmops.store.audit import By, record
+from llmops.store.tables import api_keys, tenants, users
+
+SCOPES = ("inference", "usage", "admin")
+DEFAULT_SCOPES = ("inference", "usage")
+_TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,19}")
+
+
+@dataclass(frozen=True)
+class KeySpec:
+    """What is decided about a key; `models` None: all of them."""
+
+    name: str | None = None
+    tier: str = DEFAULT_TIER
+    scopes: tuple[str, ...] = DEFAULT_SCOPES
+    models: tuple[str, ...] | None = None
+    limits: Limits = field(default_factory=Limits)
+    expires_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [scope for scope in self.scopes if scope not in SCOPES]
+        if unknown or not self.scopes:
+            raise InputError(f"{_named('scope', unknown)}; a key has one or more of {', '.join(SCOPES)}.")
+        if not _TIER.fullmatch(self.tier):
+            raise InputError(f"{self.tier!r} is not a tier; write up to 20 lower-case letters, digits, - and _.")
+        if self.name is not None and not 0 < len(self.name) <= 100:
+            raise InputError("A key's name has 1 to 100 characters.")
+        if self.models is not None and not all(self.models):
+            raise InputError("A model's name is not empty.")
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "tier": self.tier,
+            "scopes": list(self.scopes),
+            "models": None if self.models is None else list(self.models),
+            "expires_at": self.expires_at,
+            **self.limits.columns(),
+        }
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    """A key and all that a request with it needs to know.
+
+    `secret_until`: when the secret that was looked up ends, of a key that was rotated; None for its newest one.
+    """
+
+    id: str
+    prefix: str
+    spec: KeySpec
+    user_id: str
+    email: str
+    tenant_id: str
+    tenant_limits: Limits
+    created_at: datetime
+    revoked_at: datetime | None
+    tenant_deleted_at: datetime | None
+    previous_until: datetime | None
+    secret_until: datetime | None = None
+
+    def state(self, now: datetime) -> str:
+        """`active`, or why the key is refused: `revoked`, `expired`, `rotated`, `tenant deleted`."""
+        if self.revoked_at is not None:
+            return "revoked"
+        if self.tenant_deleted_at is not None:
+            return "tenant deleted"
+        if self.spec.expires_at is not None and self.spec.expires_at <= now:
+            return "expired"
+        if self.secret_until is not None and self.secret_until <= now:
+            return "rotated"
+        return "active"
+
+
+async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by: By) -> tuple[KeyRow, str]:
+    """The new key and its secret, which is kept nowhere. Raises InputError for an end in the past."""
+    _refuse_past(spec, by)
+    secret, key_id = new_secret(), new_key_id()
+    await connection.execute(
+        api_keys.insert().values(
+            id=key_id,
+            hash=hash_secret(secret),
+            prefix=secret[:SHOWN],
+            user_id=user.id,
+            created_at=by.at,
+            **spec.columns(),
+        )
+    )
+    await _note_newest(connection, user.id, hash_secret(secret))
+    await record(connection, by, "key.create", key_id, user.tenant_id, _detail(spec) | {"user": user.email})
+    return await require_key(connection, key_id), secret
+
+
+async def find_key(connection: AsyncConnection, hashed: str) -> KeyRow | None:
+    """The key of this SHA-256, in one query. It may be one that is refused: ask its `state`."""
+    until = case((api_keys.c.previous_hash == hashed, api_keys.c.previous_until)).label("secret_until")
+    wanted = _keys().add_columns(until).where(or_(api_keys.c.hash == hashed, api_keys.c.previous_hash == hashed))
+    row = (await connection.execute(wanted)).mappings().first()
+    return None if row is None else _key(row)
+
+
+async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
+    """By its id, or the key itself. Raises InputError where there is none."""
+    if is_secret(key):
+        found = await find_key(connection, hash_secret(key))
+    else:
+        row = (await connection.execute(_keys().where(api_keys.c.id == key))).mappings().first()
+        found = None if row is None else _key(row)
+    if found is None:
+        # a key that was mistyped is almost one
+        shown = f"{key[:SHOWN]}…" if key.startswith("sk-") else key
+        raise InputError(f"There is no key {shown}; `llmops key list --all` shows them.")
+    return found
+
+
+async def list_keys(
+    connection: AsyncConnection, tenant_id: str | None = None, user_id: str | None = None
+) -> Sequence[KeyRow]:
+    """Also those that are refused; by tenant and user, the oldest first."""
+    wanted = _keys().order_by(users.c.tenant_id, users.c.email, api_keys.c.created_at, api_keys.c.id)
+    if tenant_id is not None:
+        wanted = wanted.where(users.c.tenant_id == tenant_id)
+    if user_id is not None:
+        wanted = wanted.where(users.c.id == user_id)
+    return [_key(row) for row in (await connection.execute(wanted)).mappings()]
+
+
+async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by: By) -> KeyRow:
+    """Raises InputError for a key that was revoked, and for an end in the past."""
+    _refuse_revoked(key)
+    if spec.expires_at != key.spec.expires_at:
+        _refuse_past(spec, by)
+    await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(**spec.columns()))
+    was, new = _detail(key.spec), _detail(spec)
+    changed = {name: new[name] for name in new if new[name] != was[name]}
+    await record(connection, by, "key.update", key.id, key.tenant_id, changed)
+    return replace(key, spec=spec)
+
+
+async def revoke_key(connection: AsyncConnection, key: KeyRow, by: By) -> None:
+    """For good, all its secrets. Raises InputError for a key that was revoked already."""
+    _refuse_revoked(key)
+    await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(revoked_at=by.at))
+    hashed = select(api_keys.c.hash).where(api_keys.c.id == key.id).scalar_subquery()
+    await connection.execute(users.update().where(users.c.api_key_hash == hashed).values(api_key_hash=None))
+    await record(connection, by, "key.revoke", key.id, key.tenant_id)
+
+
+async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: By) -> str:
+    """A new secret for the same key; the one before works on for `overlap`, those before that no more.
+
+    Raises InputError for a key that was revoked.
+    """
+    _refuse_revoked(key)
+    secret = new_secret()
+    await connection.execute(
+        api_keys.update()
+        .where(api_keys.c.id == key.id)
+        .values(
+            hash=hash_secret(secret),
+            prefix=secret[:SHOWN],
+            previous_hash=api_keys.c.hash,
+            previous_until=by.at + overlap,
+        )
+    )
+    await _note_newest(connection, key.user_id, hash_secret(secret))
+    await record(connection, by, "key.rotate", key.id, key.tenant_id, {"previous_until": (by.at + overlap).isoformat()})
+    return secret
+
+
+def _keys() -> Select:
+    owner = [users.c.email, users.c.tenant_id, tenants.c.deleted_at.label("tenant_deleted_at")]
+    limits = [tenants.c[name].label(f"tenant_{name}") for name in Limits().columns()]
+    return select(api_keys, *owner, *limits).join(users, users.c.id == api_keys.c.user_id).join(tenants)
+
+
+def _key(row: RowMapping) -> KeyRow:
+    return KeyRow(
+        spec=KeySpec(
+            name=row["name"],
+            tier=row["tier"],
+            scopes=tuple(row["scopes"]),
+            models=None if row["models"] is None else tuple(row["models"]),
+            limits=Limits.of_row(row),
+            expires_at=row["expires_at"],
+        ),
+        tenant_limits=Limits.of_row(row, "tenant_"),
+        secret_until=row.get("secret_until"),
+        **{name: row[name] for name in _SAME},
+    )
+
+
+_SAME = (
+    "id", "prefix", "user_id", "email", "tenant_id", "created_at", "revoked_at", "tenant_deleted_at", "previous_until",
+)  # fmt: skip
+
+
+async def _note_newest(connection: AsyncConnection, user_id: str, hashed: str) -> None:
+    await connection.execute(users.update().where(users.c.id == user_id).values(api_key_hash=hashed))
+
+
+def _refuse_past(spec: KeySpec, by: By) -> None:
+    if spec.expires_at is not None and spec.expires_at <= by.at:
+        raise InputError(f"A key cannot expire in the past ({spec.expires_at:%Y-%m-%d %H:%M} UTC).")
+
+
+def _refuse_revoked(key: KeyRow) -> None:
+    if key.revoked_at is not None:
+        raise InputError(f"The key {key.id} was revoked; `llmops key create` makes another.")
+
+
+def _detail(spec: KeySpec) -> dict[str, Any]:
+    """Of a key, as the audit log keeps it."""
+    columns = spec.columns()
+    return columns | {"expires_at": spec.expires_at.isoformat() if spec.expires_at else None}
+
+
+def _named(what: str, unknown: Sequence[str]) -> str:
+    return f"There is no {what} {', '.join(unknown)}" if unknown else f"There is no {what}"

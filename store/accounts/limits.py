@@ -1,0 +1,78 @@
+"""What a key or a tenant may use."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from llmops.errors import InputError
+
+HIGHEST = 1_000_000_000
+HIGHEST_BUDGET_MICROS = 10**15
+PERIODS = ("day", "week", "month")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """So many micro-dollars in each day, week (from Monday) or month, by UTC's calendar."""
+
+    micros: int
+    period: str
+
+    def __post_init__(self) -> None:
+        if self.period not in PERIODS:
+            raise InputError(f"A budget cannot be per {self.period}; write one of {', '.join(PERIODS)}.")
+        if not 0 < self.micros <= HIGHEST_BUDGET_MICROS:
+            raise InputError(
+                f"A budget is more than $0 and at most ${HIGHEST_BUDGET_MICROS // 10**6:,}; revoke a key to stop it."
+            )
+
+    def begins(self, now: datetime) -> datetime:
+        """When the period that holds `now` began."""
+        midnight = now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        if self.period == "week":
+            return midnight - timedelta(days=midnight.weekday())
+        return midnight.replace(day=1) if self.period == "month" else midnight
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Requests and tokens per minute, requests at once, and money; None is without a limit."""
+
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrent: int | None = None
+    budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rpm", "tpm", "concurrent"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit <= HIGHEST:
+                raise InputError(f"{name} {limit}: a limit is 1 to {HIGHEST:,}; revoke a key to stop it.")
+
+    def columns(self) -> dict[str, Any]:
+        """As tables `tenants` and `api_keys` have them."""
+        return {
+            "rpm": self.rpm,
+            "tpm": self.tpm,
+            "concurrent": self.concurrent,
+            "budget_micros": self.budget.micros if self.budget else None,
+            "budget_period": self.budget.period if self.budget else None,
+        }
+
+    @classmethod
+    def of_row(cls, row: RowMapping, prefix: str = "") -> Limits:
+        """From a row's columns, which are called `prefix` and their own name."""
+        micros, period = row[f"{prefix}budget_micros"], row[f"{prefix}budget_period"]
+        return cls(
+            rpm=row[f"{prefix}rpm"],
+            tpm=row[f"{prefix}tpm"],
+            concurrent=row[f"{prefix}concurrent"],
+            budget=None if micros is None else Budget(micros, period),
+        )
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,101 @@
+"""Who pays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from sqlalchemy import RowMapping, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.errors import InputError
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.meant import meant
+from llmops.store.audit import By, record
+from llmops.store.tables import tenants
+from llmops.store.upsert import insert
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Who pays. Its limits hold for all of its keys together."""
+
+    id: str
+    limits: Limits
+    created_at: datetime
+    deleted_at: datetime | None = None
+
+
+async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: By) -> Tenant:
+    """Raises InputError for a name that cannot be one, or is taken, also by a deleted tenant."""
+    if not _NAME.fullmatch(tenant_id):
+        raise InputError(
+            f"{tenant_id!r} cannot name a tenant; write up to 63 lower-case letters, digits, dots, - and _."
+        )
+    made = Tenant(tenant_id, limits, by.at)
+    statement = insert(connection, tenants).values(id=tenant_id, created_at=by.at, **limits.columns())
+    done = await connection.execute(statement.on_conflict_do_nothing())
+    if done.rowcount == 0:
+        found = await find_tenant(connection, tenant_id)
+        hint = f"; `llmops tenant restore {tenant_id}` brings it back" if found and found.deleted_at else ""
+        raise InputError(f"There is a tenant {tenant_id} already{', deleted' if hint else ''}{hint}.")
+    await record(connection, by, "tenant.create", tenant_id, tenant_id, limits.data())
+    return made
+
+
+async def find_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant | None:
+    """Also one that was deleted."""
+    row = (await connection.execute(select(tenants).where(tenants.c.id == tenant_id))).mappings().first()
+    return None if row is None else _tenant(row)
+
+
+async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
+    """Raises InputError for one that is not there, with the name that was meant perhaps, or was deleted."""
+    found = await find_tenant(connection, tenant_id)
+    if found is None:
+        names = [tenant.id for tenant in await list_tenants(connection)]
+        raise InputError(
+            f"There is no tenant {tenant_id}{meant(tenant_id, names)}; `llmops tenant create {tenant_id}` makes one."
+        )
+    if found.deleted_at is not None:
+        raise InputError(f"The tenant {tenant_id} was deleted; `llmops tenant restore {tenant_id}` brings it back.")
+    return found
+
+
+async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Sequence[Tenant]:
+    """By name; with `deleted` also those that were."""
+    wanted = select(tenants).order_by(tenants.c.id)
+    if not deleted:
+        wanted = wanted.where(tenants.c.deleted_at.is_(None))
+    return [_tenant(row) for row in (await connection.execute(wanted)).mappings()]
+
+
+async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: By) -> Tenant:
+    """Raises InputError as `require_tenant`."""
+    found = await require_tenant(connection, tenant_id)
+    await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(**limits.columns()))
+    await record(connection, by, "tenant.update", tenant_id, tenant_id, limits.data())
+    return replace(found, limits=limits)
+
+
+async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: By) -> None:
+    """Its keys are refused from now on; its usage and its bill stay. Raises InputError as `require_tenant`."""
+    await require_tenant(connection, tenant_id)
+    await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(deleted_at=by.at))
+    await record(connection, by, "tenant.delete", tenant_id, tenant_id)
+
+
+async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: By) -> None:
+    """Undo `delete_tenant`; its keys work again. Raises InputError for a tenant that is not deleted."""
+    statement = tenants.update().where(tenants.c.id == tenant_id, tenants.c.deleted_at.is_not(None))
+    if (await connection.execute(statement.values(deleted_at=None))).rowcount == 0:
+        raise InputError(f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows them.")
+    await record(connection, by, "tenant.restore", tenant_id, tenant_id)
+
+
+def _tenant(row: RowMapping) -> Tenant:
+    return Tenant(row["id"], Limits.of_row(row), row["created_at"], row["deleted_at"])

@@ -1,0 +1,72 @@
+"""Who changed what, and whom the gateway refused. Rows are only ever added, and hold no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.store.tables import audit
+
+
+@dataclass(frozen=True)
+class By:
+    """Who does something, and when: `By("cli:alice", now)`."""
+
+    actor: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the log. `action` is `subject kind.verb`, as `key.create`; `subject` its id."""
+
+    id: str
+    created_at: datetime
+    actor: str
+    action: str
+    subject: str
+    tenant_id: str | None
+    detail: Mapping[str, Any]
+
+
+async def record(
+    connection: AsyncConnection,
+    by: By,
+    action: str,
+    subject: str,
+    tenant_id: str | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    """Add a line, in the transaction of what it tells about."""
+    await connection.execute(
+        audit.insert().values(
+            id=str(uuid4()),
+            created_at=by.at,
+            actor=by.actor,
+            action=action,
+            subject=subject,
+            tenant_id=tenant_id,
+            detail=dict(detail or {}),
+        )
+    )
+
+
+async def entries(
+    connection: AsyncConnection,
+    tenant_id: str | None = None,
+    since: datetime | None = None,
+    limit: int = 100,
+) -> Sequence[Entry]:
+    """The newest first."""
+    wanted = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
+    if tenant_id is not None:
+        wanted = wanted.where(audit.c.tenant_id == tenant_id)
+    if since is not None:
+        wanted = wanted.where(audit.c.created_at >= since)
+    return [Entry(**row) for row in (await connection.execute(wanted)).mappings()]

@@ -1,0 +1,86 @@
+"""What a database says when it cannot, in one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+from sqlalchemy.exc import DBAPIError
+
+from llmops.errors import InputError, LlmopsError, ResourceError
+from llmops.store.place import Place
+
+# what SQLite's own codes mean for the one who runs llmops; the first that a message holds
+_SQLITE: tuple[tuple[str, type[LlmopsError], str], ...] = (
+    ("not a database", InputError, "is not a SQLite database; name another file."),
+    ("malformed", ResourceError, "is damaged; restore it from a backup (`sqlite3 FILE .recover` saves what can be)."),
+    ("readonly", ResourceError, "cannot be written: the file or its folder is read-only for this user."),
+    ("unable to open", InputError, "cannot be opened: it is a folder, or not this user's to read."),
+    ("is full", ResourceError, "cannot be written: the disk is full. Nothing of the last change was kept."),
+    ("disk I/O error", ResourceError, "cannot be written: the disk is full or fails. Nothing of the change was kept."),
+    ("is locked", ResourceError, "is held by another process; try again when that is done."),
+)
+_POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str], ...] = (
+    (
+        (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError),
+        InputError,
+        "refuses this user or password.",
+    ),
+    ((asyncpg.InvalidCatalogNameError,), InputError, "has no such database; `createdb` it first."),
+    (
+        (asyncpg.InsufficientPrivilegeError,),
+        InputError,
+        "does not let this user do that; grant it CREATE and its tables.",
+    ),
+    ((asyncpg.ReadOnlySQLTransactionError,), ResourceError, "is read-only, a replica perhaps; name the primary."),
+    ((asyncpg.DiskFullError,), ResourceError, "has a full disk. Nothing of the last change was kept."),
+    ((asyncpg.TooManyConnectionsError,), ResourceError, "has no connection left; raise max_connections."),
+    (
+        (asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
+        ResourceError,
+        "is starting or stopping; try again.",
+    ),
+    (
+        (OSError, asyncio.TimeoutError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError),
+        ResourceError,
+        "cannot be reached; does PostgreSQL run there?",
+    ),
+)
+
+
+@contextmanager
+def explained(place: Place) -> Iterator[None]:
+    """Turns what the drivers raise for a store that is wrong, away or full into InputError or ResourceError.
+
+    What only a bug can cause (a constraint, a syntax error) keeps its traceback.
+    """
+    try:
+        yield
+    except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError) as error:
+        cause = _driver_error(error)
+        told = _sqlite(cause) if isinstance(cause, sqlite3.Error) else _postgres(cause)
+        if told is None:
+            raise
+        kind, sentence = told
+        # without the driver's text: it can hold values, and asyncpg's holds the user
+        raise kind(f"The store {place} {sentence}") from error
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    """SQLAlchemy wraps an adapter's error, which was raised from the driver's."""
+    while True:
+        inner = error.orig if isinstance(error, DBAPIError) else error.__cause__
+        if inner is None or isinstance(error, (sqlite3.Error, asyncpg.PostgresError)):
+            return error
+        error = inner
+
+
+def _sqlite(error: sqlite3.Error) -> tuple[type[LlmopsError], str] | None:
+    return next(((kind, told) for part, kind, told in _SQLITE if part in str(error)), None)
+
+
+def _postgres(error: BaseException) -> tuple[type[LlmopsError], str] | None:
+    return next(((kind, told) for causes, kind, told in _POSTGRES if isinstance(error, causes)), None)

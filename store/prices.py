@@ -1,0 +1,106 @@
+"""What tokens cost, from when on, and the arithmetic of it: whole micro-dollars, rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+
+from sqlalchemy import and_, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.errors import InputError
+from llmops.store.audit import By, record
+from llmops.store.tables import prices
+from llmops.store.upsert import insert
+
+MILLION = 1_000_000
+HIGHEST_MICROS = 1_000_000 * MILLION
+
+
+@dataclass(frozen=True)
+class Price:
+    """Micro-dollars per million tokens of `model`, from `valid_from` until its next price.
+
+    `cached_micros` is for prompt tokens that the engine found in its cache.
+    """
+
+    model: str
+    valid_from: datetime
+    input_micros: int
+    cached_micros: int
+    output_micros: int
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.model) <= 255:
+            raise InputError("A model's name has 1 to 255 characters.")
+        for micros in (self.input_micros, self.cached_micros, self.output_micros):
+            if not 0 <= micros <= HIGHEST_MICROS:
+                raise InputError(f"A price is $0 to ${HIGHEST_MICROS // MILLION:,} per million tokens.")
+
+    @property
+    def id(self) -> str:
+        """What a bill calls this price."""
+        return f"{self.model}@{self.valid_from.astimezone(timezone.utc).replace(tzinfo=None).isoformat()}Z"
+
+    def cost_micros(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+        """Of one request. `input_tokens` include the cached ones, as in OpenAI's `usage`; half a micro is rounded up.
+
+        Raises ValueError for counts that cannot be.
+        """
+        if not 0 <= cached_tokens <= input_tokens or output_tokens < 0:
+            raise ValueError(
+                f"{input_tokens} input, of which {cached_tokens} cached, and {output_tokens} output tokens"
+            )
+        millionths = (
+            (input_tokens - cached_tokens) * self.input_micros
+            + cached_tokens * self.cached_micros
+            + output_tokens * self.output_micros
+        )
+        return (millionths + MILLION // 2) // MILLION
+
+
+async def set_price(connection: AsyncConnection, price: Price, by: By) -> None:
+    """Replaces a price of the same model and date that is not in force yet.
+
+    Raises InputError for a date in the past: what was billed stays as it was billed.
+    """
+    if price.valid_from < by.at:
+        raise InputError(
+            f"A price cannot begin in the past ({price.valid_from:%Y-%m-%d %H:%M:%S} UTC): what was used is billed."
+        )
+    values = asdict(price)
+    money = {name: values[name] for name in ("input_micros", "cached_micros", "output_micros")}
+    statement = insert(connection, prices).values(values)
+    await connection.execute(statement.on_conflict_do_update(index_elements=["model", "valid_from"], set_=money))
+    await record(connection, by, "price.set", price.id, detail=money)
+
+
+async def price_at(connection: AsyncConnection, model: str, at: datetime) -> Price | None:
+    """The price in force at `at`; None where there is none."""
+    wanted = select(prices).where(prices.c.model == model, prices.c.valid_from <= at)
+    row = (await connection.execute(wanted.order_by(prices.c.valid_from.desc()).limit(1))).mappings().first()
+    return None if row is None else Price(**row)
+
+
+async def prices_at(connection: AsyncConnection, at: datetime) -> dict[str, Price]:
+    """The prices in force at `at`, by model."""
+    newest = (
+        select(prices.c.model, func.max(prices.c.valid_from).label("valid_from"))
+        .where(prices.c.valid_from <= at)
+        .group_by(prices.c.model)
+        .subquery()
+    )
+    wanted = select(prices).join(
+        newest, and_(prices.c.model == newest.c.model, prices.c.valid_from == newest.c.valid_from)
+    )
+    rows = (await connection.execute(wanted)).mappings()
+    return {row["model"]: Price(**row) for row in rows}
+
+
+async def list_prices(connection: AsyncConnection, model: str | None = None) -> Sequence[Price]:
+    """All there were and will be, by model, the oldest first."""
+    wanted = select(prices).order_by(prices.c.model, prices.c.valid_from)
+    if model is not None:
+        wanted = wanted.where(prices.c.model == model)
+    return [Price(**row) for row in (await connection.execute(wanted)).mappings()]

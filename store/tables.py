@@ -1,0 +1,219 @@
+"""The schema: what the queries are written against. `migrations/` makes it, and a test holds the two together.
+
+Money is whole micro-dollars, times are UTC. `usage_records` and `usage_totals` refer to nobody: a bill is never refused
+because of a row elsewhere.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Date,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    Uuid,
+    func,
+    text,
+)
+
+from llmops.store.moment import Moment
+
+# SQLite has no such type, and people who look into a file look for what a bill shows
+UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
+
+SCHEMA = "0001"
+"""The newest revision under `migrations/versions`."""
+SCHEMA_TABLE = "llmops_schema"
+
+# a later migration can only change what has a name
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "idx_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+
+def _id() -> Column[str]:
+    return Column("id", UUID, primary_key=True)
+
+
+def _created_at() -> Column:
+    return Column("created_at", Moment, nullable=False, server_default=func.current_timestamp())
+
+
+def _limits() -> tuple[Column, ...]:
+    return (
+        Column("rpm", Integer),
+        Column("tpm", Integer),
+        Column("concurrent", Integer),
+        Column("budget_micros", BigInteger),
+        Column("budget_period", String(10)),
+    )
+
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", String(63), primary_key=True),
+    *_limits(),
+    _created_at(),
+    Column("deleted_at", Moment),
+)
+
+users = Table(
+    "users",
+    metadata,
+    _id(),
+    Column("email", String(255), nullable=False, unique=True),
+    Column("tier", String(20), nullable=False, server_default="free"),
+    # the newest of the user's keys, for readers of this table alone; access is decided by api_keys
+    Column("api_key_hash", String(64)),
+    _created_at(),
+    Column("tenant_id", String(63), ForeignKey("tenants.id"), nullable=False, index=True),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("id", String(20), nullable=False, unique=True),
+    Column("prefix", String(12), nullable=False),
+    Column("previous_hash", String(64), unique=True),
+    Column("previous_until", Moment),
+    Column("user_id", UUID, ForeignKey("users.id"), nullable=False, index=True),
+    Column("name", String(100)),
+    Column("tier", String(20), nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("models", JSON(none_as_null=True)),
+    *_limits(),
+    _created_at(),
+    Column("expires_at", Moment),
+    Column("revoked_at", Moment),
+)
+
+prices = Table(
+    "prices",
+    metadata,
+    Column("model", String(255), primary_key=True),
+    Column("valid_from", Moment, primary_key=True),
+    Column("input_micros", BigInteger, nullable=False),
+    Column("cached_micros", BigInteger, nullable=False),
+    Column("output_micros", BigInteger, nullable=False),
+)
+
+conversations = Table(
+    "conversations",
+    metadata,
+    _id(),
+    Column("user_id", UUID, ForeignKey("users.id"), nullable=False),
+    Column("title", String(500)),
+    Column("model", String(50), nullable=False),
+    Column("system_prompt", Text),
+    _created_at(),
+    Column("updated_at", Moment, nullable=False, server_default=func.current_timestamp()),
+    Column("deleted_at", Moment, index=True),
+)
+Index("idx_conversations_user", conversations.c.user_id, conversations.c.updated_at.desc())
+
+messages = Table(
+    "messages",
+    metadata,
+    _id(),
+    Column("conversation_id", UUID, ForeignKey("conversations.id", ondelete="CASCADE"), nullable=False),
+    Column("role", String(20), nullable=False),
+    Column("content", Text, nullable=False),
+    Column("token_count", Integer),
+    Column("model", String(50)),
+    Column("finish_reason", String(20)),
+    Column("latency_ms", Integer),
+    _created_at(),
+)
+Index("idx_messages_conversation", messages.c.conversation_id, messages.c.created_at)
+
+usage_records = Table(
+    "usage_records",
+    metadata,
+    _id(),
+    Column("user_id", UUID, nullable=False),
+    Column("model", String(255), nullable=False),
+    Column("input_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False, server_default="0"),
+    Column("cost_micros", BigInteger, nullable=False),
+    Column("request_id", String(64), nullable=False),
+    _created_at(),
+    Column("key_id", String(20)),
+    Column("gateway_id", String(64), nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False, server_default="0"),
+    Column("price_id", String(300)),
+    Column("version", String(64)),
+    Column("replica", String(255)),
+    Column("status", SmallInteger, nullable=False),
+    Column("finish_reason", String(20)),
+    Column("ttft_ms", Integer),
+    Column("latency_ms", Integer),
+    Column("priority", String(20)),
+    Column("migrations", SmallInteger, nullable=False, server_default="0"),
+)
+Index("idx_usage_user_period", usage_records.c.user_id, usage_records.c.created_at)
+Index(
+    "idx_usage_billing",
+    usage_records.c.user_id,
+    usage_records.c.model,
+    usage_records.c.created_at,
+    postgresql_where=text("cost_micros > 0"),
+    sqlite_where=text("cost_micros > 0"),
+)
+Index("idx_usage_gateway_seq", usage_records.c.gateway_id, usage_records.c.seq)
+
+usage_totals = Table(
+    "usage_totals",
+    metadata,
+    Column("user_id", UUID, primary_key=True),
+    Column("model", String(255), primary_key=True),
+    Column("day", Date, primary_key=True),
+    # '' where no key was asked for: budgets are the keys' own, and are derived from here
+    Column("key_id", String(20), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("cost_micros", BigInteger, nullable=False),
+)
+Index("idx_usage_totals_day", usage_totals.c.day)
+Index("idx_usage_totals_key", usage_totals.c.key_id, usage_totals.c.day)
+
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    # every event of this gateway with a smaller number is in usage_records
+    Column("next_seq", BigInteger, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    _id(),
+    _created_at(),
+    Column("actor", String(255), nullable=False),
+    Column("action", String(50), nullable=False),
+    Column("subject", String(255), nullable=False),
+    Column("tenant_id", String(63)),
+    Column("detail", JSON, nullable=False),
+)
+Index("idx_audit_tenant", audit.c.tenant_id, audit.c.created_at)
+Index("idx_audit_period", audit.c.created_at)

@@ -1,0 +1,203 @@
+"""What was used: one row per request, sums per day, and which events of a gateway have not arrived."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from typing import Any
+
+from sqlalchemy import Select, exists, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.store.ids import canonical
+from llmops.store.tables import gateways, usage_records, usage_totals, users
+from llmops.store.upsert import insert
+
+GROUPS = ("day", "tenant", "user", "model", "key")
+_SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
+
+
+@dataclass(frozen=True)
+class UsageRecord:
+    """One request as it is billed. `id` is the event's (a UUID), by which it is inserted once.
+
+    `seq` counts the events of one gateway from 0. `input_tokens` include the cached ones.
+    """
+
+    id: str
+    gateway_id: str
+    seq: int
+    created_at: datetime
+    request_id: str
+    user_id: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cost_micros: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    key_id: str | None = None
+    price_id: str | None = None
+    version: str | None = None
+    replica: str | None = None
+    status: int = 200
+    finish_reason: str | None = None
+    ttft_ms: int | None = None
+    latency_ms: int | None = None
+    priority: str | None = None
+    migrations: int = 0
+
+
+@dataclass(frozen=True)
+class UsageFilter:
+    """Which usage: of one tenant, user, model or key, on the UTC days from `first` to `last`, both included."""
+
+    tenant_id: str | None = None
+    user_id: str | None = None
+    model: str | None = None
+    key_id: str | None = None
+    first: date | None = None
+    last: date | None = None
+
+
+@dataclass(frozen=True)
+class UsageSum:
+    """`group` has a value for each of the groups that were asked for: a date, or a name."""
+
+    group: dict[str, Any]
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost_micros: int
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Events `first` to `last` of a gateway have not arrived, while a later one has."""
+
+    gateway_id: str
+    first: int
+    last: int
+
+
+async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecord]) -> int:
+    """Insert those that are not there yet, add them to the day's sums and move the gateways' marks; how many were new.
+
+    The rows are locked in one order, so that two writers with the same events do not lock each other out.
+    """
+    offered = {canonical(record.id): record for record in records}
+    if not offered:
+        return 0
+    rows = [vars(offered[one]) | {"id": one} for one in sorted(offered)]
+    statement = insert(connection, usage_records).on_conflict_do_nothing(index_elements=["id"])
+    new = (await connection.execute(statement.returning(usage_records.c.id), rows)).scalars().all()
+    await _add_to_totals(connection, [offered[one] for one in new])
+    for gateway_id in sorted({record.gateway_id for record in offered.values()}):
+        await _advance(connection, gateway_id)
+    return len(new)
+
+
+async def sum_usage(connection: AsyncConnection, wanted: UsageFilter, by: Sequence[str] = ()) -> Sequence[UsageSum]:
+    """Sums by the groups of `by` (of `GROUPS`), in their order. Without groups it is one sum, perhaps of zeros."""
+    groups = {"day": usage_totals.c.day, "model": usage_totals.c.model, "key": usage_totals.c.key_id}
+    groups |= {"tenant": users.c.tenant_id, "user": users.c.email}
+    columns = [groups[name].label(name) for name in by]
+    sums = [func.coalesce(func.sum(usage_totals.c[name]), 0).label(name) for name in _SUMMED]
+    # a bill without its user is still to be seen
+    joined = usage_totals.outerjoin(users, users.c.id == usage_totals.c.user_id)
+    statement = _filtered(select(*columns, *sums).select_from(joined), wanted).group_by(*columns).order_by(*columns)
+    rows = (await connection.execute(statement)).mappings().all()
+    return [
+        UsageSum(group={name: row[name] for name in by}, **{name: int(row[name]) for name in _SUMMED}) for row in rows
+    ]
+
+
+async def spent_micros(
+    connection: AsyncConnection, since: datetime, key_id: str | None = None, tenant_id: str | None = None
+) -> int:
+    """Of a key or a tenant since the midnight (UTC) at which a budget's period began."""
+    day = since.astimezone(timezone.utc).date()
+    wanted = UsageFilter(key_id=key_id, tenant_id=tenant_id, first=day)
+    return (await sum_usage(connection, wanted))[0].cost_micros
+
+
+async def next_seq(connection: AsyncConnection, gateway_id: str) -> int:
+    """Every event of the gateway with a smaller number is in the store: its journal may forget them."""
+    return await connection.scalar(select(gateways.c.next_seq).where(gateways.c.id == gateway_id)) or 0
+
+
+async def gaps(connection: AsyncConnection, gateway_id: str | None = None, limit: int = 1000) -> Sequence[Gap]:
+    """By gateway and number. What is missing after a gateway's last event, nobody here can know."""
+    arrived = (
+        select(usage_records.c.gateway_id, usage_records.c.seq)
+        .join(gateways, gateways.c.id == usage_records.c.gateway_id)
+        .where(usage_records.c.seq >= gateways.c.next_seq)
+    )
+    # the event before the first that is missing is there, whatever its row
+    marks = select(gateways.c.id, gateways.c.next_seq - 1)
+    if gateway_id is not None:
+        arrived, marks = arrived.where(gateways.c.id == gateway_id), marks.where(gateways.c.id == gateway_id)
+    known = arrived.union_all(marks).subquery()
+    following = func.lead(known.c.seq).over(partition_by=known.c.gateway_id, order_by=known.c.seq)
+    steps = select(known.c.gateway_id, known.c.seq, following.label("following")).subquery()
+    wanted = (
+        select(steps.c.gateway_id, steps.c.seq + 1, steps.c.following - 1)
+        .where(steps.c.following > steps.c.seq + 1)
+        .order_by(steps.c.gateway_id, steps.c.seq)
+        .limit(limit)
+    )
+    return [Gap(*row) for row in await connection.execute(wanted)]
+
+
+async def _add_to_totals(connection: AsyncConnection, new: Sequence[UsageRecord]) -> None:
+    totals: dict[tuple[Any, ...], Counter[str]] = {}
+    for record in new:
+        day = record.created_at.astimezone(timezone.utc).date()
+        total = totals.setdefault((record.user_id, record.model, day, record.key_id or ""), Counter())
+        total["requests"] += 1
+        for name in _SUMMED[1:]:
+            total[name] += getattr(record, name)
+    if not totals:
+        return
+    statement = insert(connection, usage_totals)
+    added = {name: usage_totals.c[name] + statement.excluded[name] for name in _SUMMED}
+    keys = [column.name for column in usage_totals.primary_key]
+    rows = [dict(zip(keys, key, strict=True)) | total for key, total in sorted(totals.items())]
+    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
+
+
+async def _advance(connection: AsyncConnection, gateway_id: str) -> None:
+    """Move the mark past all that has arrived without a gap."""
+    first = insert(connection, gateways).values(id=gateway_id, next_seq=0).on_conflict_do_nothing()
+    await connection.execute(first)
+    mine = gateways.c.id == gateway_id
+    mark = await connection.scalar(select(gateways.c.next_seq).where(mine).with_for_update())
+    records, later = usage_records, usage_records.alias()
+    if not await connection.scalar(select(exists().where(records.c.gateway_id == gateway_id, records.c.seq == mark))):
+        return
+    unbroken = (
+        select(records.c.seq + 1)
+        .where(records.c.gateway_id == gateway_id, records.c.seq >= mark)
+        .where(~exists().where(later.c.gateway_id == gateway_id, later.c.seq == records.c.seq + 1))
+        .order_by(records.c.seq)
+        .limit(1)
+    )
+    await connection.execute(gateways.update().where(mine).values(next_seq=unbroken.scalar_subquery()))
+
+
+def _filtered(statement: Select, wanted: UsageFilter) -> Select:
+    totals = usage_totals.c
+    conditions = (
+        (wanted.tenant_id, users.c.tenant_id, operator.eq),
+        (wanted.user_id, totals.user_id, operator.eq),
+        (wanted.model, totals.model, operator.eq),
+        (wanted.key_id, totals.key_id, operator.eq),
+        (wanted.first, totals.day, operator.ge),
+        (wanted.last, totals.day, operator.le),
+    )
+    return statement.where(*(compare(column, value) for value, column, compare in conditions if value is not None))

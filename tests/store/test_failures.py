@@ -1,0 +1,174 @@
+"""Stores that are wrong, away, locked, damaged or full: one sentence each, and never the password."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import sqlite3
+
+import pytest
+
+from llmops.errors import InputError, LlmopsError, ResourceError
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import create_tenant, list_tenants
+from llmops.store.database import connect
+from llmops.store.open import open_store
+from llmops.store.place import Place
+
+
+async def refused(url: str) -> LlmopsError:
+    with pytest.raises(LlmopsError) as error:
+        await open_store(url)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nonsense", "The store is not a URL; write sqlite:///FILE or postgresql://"),
+        ("mysql://root:hunter2@host/db", "The store cannot be mysql; write"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite://etc/store.db", "names no file; write .*four slashes"),
+        ("postgresql://user:hunter2@host:port/db", "The store is not a URL"),
+        ("sqlite:///store.db?mode=ro", r"options that are not known \(mode\); it can have none"),
+        ("postgresql://h/d?password=hunter2", r"not known \(password\); it can have ssl and prepared_"),
+        ("postgresql://h/d?sslmode=hunter2", "an sslmode that there is not; write one of disable, allow"),
+        ("postgresql://h/d?prepared_statement_cache_size=hunter2", "that is no number"),
+        ("sqlite:////nowhere/at/all/store.db", "there is no folder /nowhere/at/all; make it first"),
+    ],
+)
+async def test_urls_that_are_none(url, said):
+    error = await refused(url)
+    assert isinstance(error, InputError)
+    assert re.search(said, error.message)
+    assert "hunter2" not in error.message
+
+
+async def test_a_wrong_password(postgres):
+    before, _, after = postgres.partition("not-a-secret")
+    error = await refused(f"{before}hunter2{after}")
+    assert isinstance(error, InputError)
+    assert error.message.endswith("refuses this user or password.")
+    assert "hunter2" not in error.message
+    assert "not-a-secret" not in error.message
+
+
+async def test_a_server_that_is_away():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        error = await refused(f"postgresql://llmops:hunter2@127.0.0.1:{port}/llmops")
+    assert isinstance(error, ResourceError)
+    expected = (
+        f"The store postgresql://llmops:***@127.0.0.1:{port}/llmops cannot be reached; does PostgreSQL run there?"
+    )
+    assert error.message == expected
+
+
+async def test_a_host_that_there_is_not():
+    error = await refused("postgresql://llmops@nowhere.invalid/llmops")
+    assert error.message.endswith("cannot be reached; does PostgreSQL run there?")
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+async def test_a_server_that_goes_away_in_between(store, databases):
+    """Its backends are ended, as by a restart: that transaction fails, the next one has a new connection."""
+    others = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{store.place.url.database}'"
+
+    async def list_after(statement: str) -> None:
+        async with store.read() as connection:
+            await databases.run(statement)
+            assert await list_tenants(connection) == []
+
+    await list_after("SELECT 1")
+    await databases.run(others)
+    await list_after("SELECT 1")
+    with pytest.raises(ResourceError, match=r"is starting or stopping|cannot be reached"):
+        await list_after(others)
+    await list_after("SELECT 1")
+
+
+async def test_a_database_that_there_is_not(databases):
+    error = await refused(databases.url("llmops_nowhere"))
+    assert error.message.endswith("has no such database; `createdb` it first.")
+
+
+async def test_a_file_that_is_no_database(folder):
+    file = folder / "notes.txt"
+    file.write_text("not a database, but long enough to be taken for a header of one " * 20)
+    error = await refused(f"sqlite:///{file}")
+    assert error.message == f"The store {file} is not a SQLite database; name another file."
+    assert file.read_text().startswith("not a database")
+
+
+async def test_a_folder(folder):
+    error = await refused(f"sqlite:///{folder}")
+    assert "cannot be opened: it is a folder" in error.message
+
+
+async def test_a_damaged_file(newest_file, folder):
+    file = folder / "store.db"
+    content = bytearray(newest_file.read_bytes())
+    content[4096 : 4096 * 6] = bytes(4096 * 5)
+    file.write_bytes(content)
+    with pytest.raises(ResourceError, match="is damaged; restore it"):
+        async with await open_store(f"sqlite:///{file}") as store, store.read() as connection:
+            await list_tenants(connection)
+
+
+async def test_a_file_that_another_process_holds(newest_file, folder, by):
+    file = folder / "store.db"
+    shutil.copy(newest_file, file)
+    holder = sqlite3.connect(file, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    async with connect(Place.parse(f"sqlite:///{file}"), busy_seconds=0.05) as store:
+        with pytest.raises(ResourceError, match="is held by another process"):
+            async with store.write() as connection:
+                await create_tenant(connection, "acme", Limits(), by)
+        # those who read do not wait
+        async with store.read() as connection:
+            assert await list_tenants(connection) == []
+        holder.execute("ROLLBACK")
+        async with store.write() as connection:
+            await create_tenant(connection, "acme", Limits(), by)
+    holder.close()
+
+
+async def test_a_full_database_keeps_what_it_had(newest_file, folder, by):
+    """SQLite's own bound on pages gives what a full disk gives: SQLITE_FULL."""
+    file = folder / "store.db"
+    shutil.copy(newest_file, file)
+
+    async def fill(store, names):
+        async with store.write() as connection:
+            await connection.exec_driver_sql("PRAGMA max_page_count = 1")
+            for name in names:
+                await create_tenant(connection, name, Limits(), by)
+
+    async with connect(Place.parse(f"sqlite:///{file}"), pool_size=1) as store:
+        await fill(store, ["acme"])
+        with pytest.raises(ResourceError, match=r"the disk is full. Nothing of the last change was kept"):
+            await fill(store, (f"tenant-{number}" for number in range(10_000)))
+        async with store.read() as connection:
+            assert [tenant.id for tenant in await list_tenants(connection)] == ["acme"]
+
+
+async def test_a_file_is_its_owners_alone(folder):
+    await (await open_store(f"sqlite:///{folder}/new.db")).close()
+    assert (folder / "new.db").stat().st_mode & 0o777 == 0o600
+
+
+async def test_what_only_a_bug_can_cause_keeps_its_traceback(store):
+    from sqlalchemy import text
+    from sqlalchemy.exc import DBAPIError
+
+    with pytest.raises(DBAPIError, match="nothing_of_this_name"):
+        async with store.read() as connection:
+            await connection.execute(text("SELECT nothing_of_this_name"))
+
+
+@pytest.mark.parametrize("given", ["sslmode=require", "ssl=require"])
+def test_the_word_that_providers_use_for_tls(given):
+    assert Place.parse(f"postgres://u:p@h/d?{given}").url.query == {"ssl": "require"}

@@ -1,0 +1,146 @@
+"""How a store comes to its schema: by itself, once, whole or not at all; on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from llmops.errors import InputError, VersionMismatchError
+from llmops.store.database import connect
+from llmops.store.migrate import FOLDER
+from llmops.store.open import open_store
+from llmops.store.place import Place
+from llmops.store.tables import SCHEMA, SCHEMA_TABLE, metadata
+
+COLUMNS = {
+    "users": {"id": "UUID", "email": "VARCHAR(255)", "tier": "VARCHAR(20)", "api_key_hash": "VARCHAR(64)"},
+    "conversations": {
+        "id": "UUID", "user_id": "UUID", "title": "VARCHAR(500)", "model": "VARCHAR(50)", "system_prompt": "TEXT",
+        "created_at": "TIMESTAMP", "updated_at": "TIMESTAMP",
+    },
+    "messages": {
+        "id": "UUID", "conversation_id": "UUID", "role": "VARCHAR(20)", "content": "TEXT", "token_count": "INTEGER",
+        "model": "VARCHAR(50)", "finish_reason": "VARCHAR(20)", "latency_ms": "INTEGER", "created_at": "TIMESTAMP",
+    },
+    "usage_records": {
+        "id": "UUID", "user_id": "UUID", "input_tokens": "INTEGER", "output_tokens": "INTEGER",
+        "cached_tokens": "INTEGER", "cost_micros": "BIGINT", "request_id": "VARCHAR(64)", "created_at": "TIMESTAMP",
+    },
+}  # fmt: skip
+INDEXES = {
+    ("conversations", "idx_conversations_user"): ["user_id", "updated_at"],
+    ("messages", "idx_messages_conversation"): ["conversation_id", "created_at"],
+    ("usage_records", "idx_usage_user_period"): ["user_id", "created_at"],
+    ("usage_records", "idx_usage_billing"): ["user_id", "model", "created_at"],
+}
+NEXT = '''
+"""A later schema: a column with a value for each row, a table, an index less."""
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    op.add_column("tenants", sa.Column("region", sa.String(20)))
+    op.execute("UPDATE tenants SET region = 'eu'")
+    op.create_table("later", sa.Column("id", sa.Integer, primary_key=True))
+    op.execute("INSERT INTO later (id) VALUES (1)")
+    op.drop_index("idx_usage_totals_day", "usage_totals")
+'''
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> Path:
+    """The migrations, and one more."""
+    copied = tmp_path / "migrations"
+    shutil.copytree(FOLDER, copied)
+    (copied / "versions" / "0002_later.py").write_text(NEXT)
+    return copied
+
+
+async def test_the_migrations_make_the_tables_that_the_queries_are_written_for(empty_url):
+    async with await open_store(empty_url) as store, store.read() as connection:
+
+        def differences(sync):
+            # the table in which alembic keeps the version is nobody's to compare
+            options = {
+                "compare_type": True,
+                "include_name": lambda name, kind, _: (kind, name) != ("table", SCHEMA_TABLE),
+            }
+            return compare_metadata(MigrationContext.configure(sync, opts=options), metadata)
+
+        assert await connection.run_sync(differences) == []
+        assert await connection.scalar(text(f"SELECT version_num FROM {SCHEMA_TABLE}")) == SCHEMA
+
+
+async def test_tables_and_indexes_have_their_names_and_types(store, kind):
+    async with store.read() as connection:
+        found = await connection.run_sync(inspect)
+        for table, expected in COLUMNS.items():
+            columns = {
+                one["name"]: str(one["type"])
+                for one in await connection.run_sync(lambda _, t=table: found.get_columns(t))
+            }
+            for name, type_ in expected.items():
+                on_sqlite = {"UUID": "VARCHAR(36)", "TIMESTAMP": "DATETIME"}.get(type_, type_)
+                assert columns[name] == (on_sqlite if kind == "sqlite" else type_), (table, name)
+        for (table, name), columns in INDEXES.items():
+            indexes = {one["name"]: one for one in await connection.run_sync(lambda _, t=table: found.get_indexes(t))}
+            assert [one for one in indexes[name]["column_names"] if one] == columns[
+                : len(indexes[name]["column_names"])
+            ]
+        catalogue = "pg_indexes" if kind == "postgresql" else "sqlite_master"
+        column = "indexdef" if kind == "postgresql" else "sql"
+        statements = (await connection.execute(text(f"SELECT {column} FROM {catalogue}"))).scalars().all()
+    wanted = {name: next(one for one in statements if one and name in one) for _, name in INDEXES}
+    assert "updated_at DESC" in wanted["idx_conversations_user"]
+    assert "cost_micros > 0" in wanted["idx_usage_billing"]
+
+
+def test_migrations_that_are_killed_and_those_that_come_together(empty_url, another_url, later):
+    program = Path(__file__).with_name("migrator.py")
+    command = [sys.executable, str(program), empty_url, another_url, str(later)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    states = json.loads(done.stdout)
+    # a first migration that was killed has left nothing, and the next one finished
+    *killed, made = states["first"]
+    assert len(killed) >= 3
+    assert all(state == {} for state in killed)
+    assert set(made) == {*metadata.tables, SCHEMA_TABLE}
+    # an upgrade that was killed has left the old schema: before the column, the table, the index and the commit
+    *killed, upgraded = states["upgrade"]
+    assert len(killed) == 4
+    assert all(state == made for state in killed)
+    assert upgraded["later"] == ["id"]
+    assert asyncio.run(rows(empty_url, "SELECT id, region FROM tenants")) == [("acme", "eu")]
+    # of several processes one migrated, once, and all went on
+    assert states["race"] == [0] * 4
+    assert asyncio.run(rows(another_url, "SELECT id FROM later")) == [(1,)]
+    with pytest.raises(VersionMismatchError, match=r"has schema 0002, which a newer llmops made .*up to 0001"):
+        asyncio.run(open_store(empty_url))
+
+
+async def rows(url: str, query: str) -> list[tuple]:
+    async with connect(Place.parse(url)) as store, store.read() as connection:
+        return [tuple(row) for row in await connection.execute(text(query))]
+
+
+async def test_a_database_with_a_users_table_of_another_program_is_left_alone(empty_url):
+    async with connect(Place.parse(empty_url)) as store, store.write() as connection:
+        await connection.execute(text("CREATE TABLE users (id INTEGER, password TEXT)"))
+    with pytest.raises(InputError, match=r"tables of another program \(users\); give llmops a database of its own"):
+        await open_store(empty_url)
+    async with connect(Place.parse(empty_url)) as store, store.read() as connection:
+        assert await connection.run_sync(lambda sync: inspect(sync).get_table_names()) == ["users"]
