@@ -37,6 +37,8 @@ lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the co
 	$(BIN)/ruff format --check .
 	rm -rf .cache/lint/llmops && mkdir -p .cache/lint && cp -rp llmops $(FOLDERS) .cache/lint/ && cd .cache/lint && mv $(FOLDERS) llmops/
 	cd .cache/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p llmops
+	$(BIN)/python .ci/models .cache/inside
+	for model in .cache/inside/*; do (cd $$model && $(abspath $(BIN))/mypy --config-file $(CURDIR)/stubs/mypy.ini --cache-dir ../../mypy .) || exit 1; done
 	cd .cache/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-logo
 	$(BIN)/cog --check docs/*.md README.md
 

@@ -85,17 +85,28 @@ def check_numpy() -> None:
 def find_binary(root: Path) -> Path:
     """tritonserver itself."""
     binary = root / "bin" / "tritonserver"
-    if not binary.is_file():
+    if not _is_file(binary):
         raise MissingDependencyError(
             f"the Triton binary {binary} is missing: reinstall it with `pip install --force-reinstall nvidia-pytriton`"
         )
     return binary
 
 
+def _is_file(path: Path) -> bool:
+    """Raises MissingDependencyError for what is installed, but not for this user: somebody else's environment."""
+    try:
+        return path.is_file()
+    except PermissionError as error:
+        raise MissingDependencyError(
+            f"{path} cannot be read by this user ({error.strerror}): run llmops as the one who installed it, or "
+            "install it in an environment of your own"
+        ) from error
+
+
 def find_stub(root: Path) -> Path:
     """The Python backend's stub for the running Python version."""
     stub = root / "python_backend_stubs" / PYTHON_VERSION / STUB_NAME
-    if not stub.is_file():
+    if not _is_file(stub):
         have = ", ".join(sorted(p.name for p in stub.parent.parent.glob("3.*"))) or "none"
         raise MissingDependencyError(
             f"Triton's Python backend has no stub for Python {PYTHON_VERSION} (it has {have}): "

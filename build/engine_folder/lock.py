@@ -33,7 +33,8 @@ def sole_build(output: Path, say: Callable[[str], None], inside: bool = False) -
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _locked(path, lambda: say(f"another build for {output} is under way{_by(path)}; waiting for it."))
     except OSError as error:
-        raise InputError(f"{path.parent} cannot be written ({error.strerror}); give -o another folder.") from error
+        way = "make it writable, or run this as its owner" if inside else "give -o another folder"
+        raise InputError(f"{path.parent} cannot be written ({error.strerror}); {way}.") from error
     previous = _unwind_on_sigterm()
     try:
         with contextlib.suppress(OSError):  # a full disk has no room for a courtesy

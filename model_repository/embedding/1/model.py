@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import llmops_contract as contract
 import numpy as np
@@ -20,7 +19,7 @@ class TritonPythonModel:
         self._vocab_size, self._max_length = int(parameters["vocab_size"]), int(parameters["max_seq_len"])
         self._max_batch = int(parameters["max_batch_size"])
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         problems: list[str | None] = []
         rows: list[np.ndarray] = []
         counts: list[int] = []
@@ -62,7 +61,9 @@ class TritonPythonModel:
         return np.array(self._model({"input_ids": ids, "attention_mask": mask})["embedding"], dtype=np.float32)
 
     @staticmethod
-    def _answers(problems: list[str | None], counts: list[int], vectors: np.ndarray) -> list[Any]:
+    def _answers(
+        problems: list[str | None], counts: list[int], vectors: np.ndarray
+    ) -> list[pb_utils.InferenceResponse]:
         answers, start = [], 0
         for problem, count in zip(problems, counts, strict=True):
             if problem is not None:

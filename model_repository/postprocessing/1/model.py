@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from collections.abc import Sequence
 
 import llmops_contract as contract
 import numpy as np
@@ -29,10 +29,10 @@ class TritonPythonModel:
         self._tokenizer = Tokenizer.from_file(os.path.join(parameters["tokenizer_dir"], "tokenizer.json"))
         self._skip_special_tokens = parameters["skip_special_tokens"] == "true"
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return [self._answer(request) for request in requests]
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         tokens, lengths = given[_TOKENS], given[_LENGTH].reshape(-1)
         beams = tokens.reshape(lengths.size, -1)
@@ -46,5 +46,6 @@ class TritonPythonModel:
         output = np.array([[text.encode() for text in texts]], dtype=np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor(_OUTPUT, output)])
 
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        return text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import llmops_contract as contract
 import numpy as np
@@ -28,10 +27,10 @@ class TritonPythonModel:
         self._pad_id = int(parameters["pad_id"])
         self._vocab_size = int(parameters["vocab_size"])
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         return [self._answer(request) for request in requests]
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         try:
             outputs = self._tensors({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
         except ValueError as error:

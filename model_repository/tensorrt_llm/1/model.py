@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import llmops_contract as contract
 import triton_python_backend_utils as pb_utils
@@ -44,7 +43,7 @@ class TritonPythonModel:
         self._steps = StepService(self._loop, self._limits, Submissions(config["input"]))
         self._loop.start()
 
-    def execute(self, requests: list[Any]) -> None:
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         for request in requests:
             self._accept(request)
 
@@ -55,7 +54,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self._loop.close()
 
-    def _accept(self, request: Any) -> None:
+    def _accept(self, request: pb_utils.InferenceRequest) -> None:
         sender = request.get_response_sender()
         try:
             tensors = _tensors(request)
@@ -69,11 +68,11 @@ class TritonPythonModel:
         except Refused as refusal:
             send_error(sender, str(refusal))
 
-    def _stop(self, request_id: str, sender: Any) -> None:
+    def _stop(self, request_id: str, sender: pb_utils.InferenceResponseSender) -> None:
         if not request_id:
             raise Refused(f"{contract.STOP}: needs the request id of the request to stop")
         self._loop.stop_requests(request_id, lambda: sender.send(flags=FINAL))
 
 
-def _tensors(request: Any) -> Tensors:
+def _tensors(request: pb_utils.InferenceRequest) -> Tensors:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}

@@ -6,7 +6,6 @@ Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metr
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -33,7 +32,7 @@ class Metrics:
         kinds = pb_utils.MetricFamily
         # a family that is collected takes its gauges along
         self._families = {label: _family(name, label, kinds.GAUGE) for name, label in FAMILIES.items()}
-        self._gauges: dict[tuple[str, str], Any] = {}
+        self._gauges: dict[tuple[str, str], pb_utils.Metric] = {}
         self._last: dict[tuple[str, str], float] = {}
         name, label = DISAGGREGATED
         family = _family(name, label, kinds.COUNTER)
@@ -53,22 +52,22 @@ class Metrics:
             for histogram, length in zip(self._lengths, lengths, strict=True):
                 histogram.observe(length)
 
-    def _gauge(self, label: str, value: str) -> Any:
+    def _gauge(self, label: str, value: str) -> pb_utils.Metric:
         gauge = self._gauges.get((label, value))
         if gauge is None:
             gauge = self._gauges[label, value] = self._metric(self._families[label], label, value)
         return gauge
 
-    def _metric(self, family: Any, label: str, value: str) -> Any:
+    def _metric(self, family: pb_utils.MetricFamily, label: str, value: str) -> pb_utils.Metric:
         return family.Metric(labels={**self._labels, label: value})
 
-    def _histogram(self, name: str, value: str) -> Any:
+    def _histogram(self, name: str, value: str) -> pb_utils.Metric:
         family = _family(name, "request lengths in tokens", pb_utils.MetricFamily.HISTOGRAM)
         self._kept.append(family)
         return family.Metric(labels={**self._labels, "response_metric_type": value}, buckets=LENGTH_BUCKETS)
 
 
-def _family(name: str, what: str, kind: Any) -> Any:
+def _family(name: str, what: str, kind: int) -> pb_utils.MetricFamily:
     return pb_utils.MetricFamily(name=name, description=f"TensorRT-LLM {what}", kind=kind)
 
 

@@ -96,7 +96,7 @@ def final_arguments(library: Library, profile: dict[str, Any], model: str, token
 
 def _refusal(error: ValueError, version: str) -> str:
     """One sentence of a pydantic ValidationError, whose text has a line per field."""
-    details = getattr(error, "errors", list)()
+    details: list[dict[str, Any]] = getattr(error, "errors", list)()
     if details:
         where = ".".join(map(str, details[0]["loc"])) or "its arguments"
         why = str(details[0]["msg"]).removeprefix("Value error, ")

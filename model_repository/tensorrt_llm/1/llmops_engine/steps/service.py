@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import llmops_contract as contract
 from llmops_contract import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT
@@ -14,6 +14,9 @@ from ..request import GenerationRequest, Refused
 from .sinks import FINAL, TritonStepSender, send_error
 from .submissions import Submissions
 from .subscription import Subscription
+
+if TYPE_CHECKING:
+    from triton_python_backend_utils import InferenceResponseSender
 
 # when nothing is generated, broken streams are still looked for this often (s)
 IDLE_CHECK = 0.1
@@ -59,10 +62,10 @@ class StepService:
         self._subscriptions: dict[str, Subscription] = {}
         self._draining = False
         # who asked to be told when nothing runs any more
-        self._drain_senders: list[Any] = []
+        self._drain_senders: list[InferenceResponseSender] = []
         loop.after_step = self._after_step
 
-    def handle(self, tensors: Tensors, sender: Any) -> bool:
+    def handle(self, tensors: Tensors, sender: InferenceResponseSender) -> bool:
         """Take a step-stream message; False when `tensors` are a request of their own. Raises Refused."""
         if flag(tensors, contract.DRAIN):
             end_now = flag(tensors, contract.STOP)
@@ -75,7 +78,7 @@ class StepService:
             return False
         return True
 
-    def _route(self, name: str, tensors: Tensors, sender: Any) -> None:
+    def _route(self, name: str, tensors: Tensors, sender: InferenceResponseSender) -> None:
         if contract.SUBMISSIONS.name in tensors:
             requests = [(slot, self._parse(one)) for slot, one in self._submissions.read(tensors)]
             self._loop.post(lambda: self._submit(name, requests, sender))
@@ -102,7 +105,7 @@ class StepService:
         except Refused as refusal:
             return refusal
 
-    def _subscribe(self, name: str, resume_from: int, sender: Any) -> None:
+    def _subscribe(self, name: str, resume_from: int, sender: InferenceResponseSender) -> None:
         subscription = self._subscriptions.get(name)
         if self._draining and subscription is None:
             send_error(sender, DRAINING)
@@ -112,7 +115,9 @@ class StepService:
         if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
             send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
 
-    def _submit(self, name: str, requests: list[tuple[int, GenerationRequest | Refused]], sender: Any) -> None:
+    def _submit(
+        self, name: str, requests: list[tuple[int, GenerationRequest | Refused]], sender: InferenceResponseSender
+    ) -> None:
         subscription = self._subscriptions.get(name)
         if subscription is None:
             send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
@@ -131,24 +136,24 @@ class StepService:
         job = subscription.open[slot] = Job("", request, sink)
         self._loop.admit(job)
 
-    def _cancel(self, name: str, slot: int, sender: Any) -> None:
+    def _cancel(self, name: str, slot: int, sender: InferenceResponseSender) -> None:
         sender.send(flags=FINAL)
         subscription = self._subscriptions.get(name)
         if subscription is not None and slot in subscription.open:
             self._loop.end(subscription.open[slot])
 
-    def _acknowledge(self, name: str, index: int, sender: Any) -> None:
+    def _acknowledge(self, name: str, index: int, sender: InferenceResponseSender) -> None:
         sender.send(flags=FINAL)
         if name in self._subscriptions:
             self._subscriptions[name].acknowledge(index, time.monotonic())
 
-    def _leave(self, name: str, sender: Any) -> None:
+    def _leave(self, name: str, sender: InferenceResponseSender) -> None:
         """A gateway that shuts down: nobody will come back for these answers."""
         sender.send(flags=FINAL)
         if name in self._subscriptions:
             self._subscriptions[name].close()
 
-    def _drain(self, end_now: bool, sender: Any) -> None:
+    def _drain(self, end_now: bool, sender: InferenceResponseSender) -> None:
         self._draining = True
         self._drain_senders.append(sender)
         if end_now:

@@ -51,7 +51,7 @@ class RequestSink:
 
     __slots__ = ("_contexts", "_counts", "_cum", "_ids", "_log_probs", "_request", "_sender")
 
-    def __init__(self, sender: Any, request: GenerationRequest) -> None:
+    def __init__(self, sender: pb_utils.InferenceResponseSender, request: GenerationRequest) -> None:
         n = request.num_sequences
         self._sender = sender
         self._request = request
@@ -86,7 +86,7 @@ class RequestSink:
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
 
-    def _tensors(self, sequence: int, ids: list[int], log_probs: list[float], finished: bool) -> list[Any]:
+    def _tensors(self, sequence: int, ids: list[int], log_probs: list[float], finished: bool) -> list[pb_utils.Tensor]:
         request = self._request
         tensors = [
             _tensor(_OUTPUT_IDS, [[ids]], np.int32),
@@ -113,7 +113,7 @@ class TritonStepSender:
 
     __slots__ = ("_sender",)
 
-    def __init__(self, sender: Any) -> None:
+    def __init__(self, sender: pb_utils.InferenceResponseSender) -> None:
         self._sender = sender
 
     def send(self, step: Step) -> None:
@@ -138,9 +138,9 @@ class TritonStepSender:
         return bool(self._sender.is_cancelled())
 
 
-def send_error(sender: Any, message: str) -> None:
+def send_error(sender: pb_utils.InferenceResponseSender, message: str) -> None:
     sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(message)), flags=FINAL)
 
 
-def _tensor(name: str, value: Any, dtype: Any) -> Any:
+def _tensor(name: str, value: Any, dtype: Any) -> pb_utils.Tensor:
     return pb_utils.Tensor(name, np.array(value, dtype=dtype))

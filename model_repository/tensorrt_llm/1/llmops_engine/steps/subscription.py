@@ -7,7 +7,8 @@ cannot be sent now is merged into `_pending`, which is bounded by what the reque
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from llmops_contract import ERROR, GRACE, LAST_OF_SLOT, SUBSCRIPTION, WINDOW
@@ -17,7 +18,8 @@ from llmops_contract import ERROR, GRACE, LAST_OF_SLOT, SUBSCRIPTION, WINDOW
 POLL = 0.5
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """`entries` INT32 [n, 4]: slot, sequence, count, flags; `tokens` INT32 and `log_probs` FP32 [sum of counts]."""
 
     index: int
