@@ -89,3 +89,26 @@ async def test_leaving_a_stream_frees_the_engine(plain):
             if event.type == "content_block_delta":
                 break
     await plain.idle()
+
+
+async def test_a_model_without_grammars(card, tokenizer):
+    able = {**card, "capabilities": {**card["capabilities"], "guided": []}}
+    async with running(able, tokenizer) as stack, sdk_of(stack) as stack.sdk:
+        form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format: target openvino has no"):
+            await ask(stack, output_config=form)
+
+
+async def test_a_key_in_either_header_says_who_asks(card, tokenizer):
+    """To the engine, which gives callers their turns where their grammars are new to it."""
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {**BODY, "stream": False, "output_config": form}
+    async with running({**card, "capabilities": {**card["capabilities"], "callers": True}}, tokenizer) as stack:
+        stack.say("ok")
+        for headers in ({}, {"x-api-key": "a"}, {"x-api-key": "b"}, {"authorization": "Bearer a"}):
+            answer = await stack.client.post("/v1/messages", json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+    asked = [request["caller"] for request in stack.triton.requests]
+    assert asked[0] == "127.0.0.1"
+    assert len(set(asked)) == 4
+    assert all(caller.startswith("127.0.0.1/") for caller in asked[1:])

@@ -18,6 +18,7 @@ from llmops.gateway.errors import ApiError, ContextLengthError, InvalidRequestEr
 
 # What chat completions calls by another name, to name the right field in errors.
 _NAMES = {
+    "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "continue_final_message": "messages",
@@ -47,8 +48,7 @@ def to_chat(request: CountTokensRequest, template: str) -> dict[str, Any]:
     messages, begun = to_messages(request.messages, request.system)
     choice, config = request.tool_choice, request.output_config
     effort = effort_of(request)
-    body: dict[str, Any] = {
-        **(request.model_extra or {}),  # the sampling extras of chat completions
+    own: dict[str, Any] = {
         "model": request.model,
         "messages": messages,
         "continue_final_message": begun or None,
@@ -59,7 +59,8 @@ def to_chat(request: CountTokensRequest, template: str) -> dict[str, Any]:
         "response_format": _format(config.format.schema_) if config and config.format else None,
         **(_sampling(request) if isinstance(request, MessagesRequest) else {}),
     }
-    return {key: value for key, value in body.items() if value is not None}
+    extras = request.model_extra or {}  # those of chat completions
+    return {**extras, **{key: value for key, value in own.items() if value is not None}}
 
 
 def effort_of(request: CountTokensRequest) -> str | None:
@@ -91,6 +92,8 @@ def put_into_own_terms(error: ApiError) -> None:
         known = f"{error.tokens} tokens > {error.most} maximum"
         error.message = f"prompt is too long: {error.message if error.tokens is None else known}"
     head = (error.param or "").split(".")[0].split("[")[0]
+    if head in _NAMES and error.message.startswith(f"{head}:"):
+        error.message = _NAMES[head] + error.message[len(head) :]
     renamed = [(f"'{head}", f"'{_NAMES[head]}")] if head in _NAMES else list(_TOOL) if head == "tools" else []
     for theirs, ours in renamed:
         error.message = error.message.replace(theirs, ours)
@@ -110,8 +113,7 @@ def _refuse_unsupported(request: CountTokensRequest) -> None:
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
     return {
-        "max_tokens": request.max_tokens,
-        "max_completion_tokens": None,
+        "max_completion_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
