@@ -16,6 +16,11 @@ from llmops.gateway.errors import ApiError
 from llmops.gateway.http.anthropic import PING
 
 Stop = Callable[[Choice, bool], dict[str, Any]]
+_DELTAS: dict[type[Piece], str] = {
+    Text: '"text_delta","text":',
+    Reasoning: '"thinking_delta","thinking":',
+    ToolCall: '"input_json_delta","partial_json":',
+}
 _STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
@@ -28,12 +33,13 @@ class MessageEvents(AnswerEvents):
         self._begun = self._called = False
         self._index = -1
         self._open: Piece | None = None  # the first piece of the block that is being written
+        self._head_of_deltas = ""
         self._thinking: list[str] = []
 
     def render(self, advance: Advance) -> bytes:
         choice, text, _ = advance
         if choice.plain and text and isinstance(self._open, Text):
-            return self._delta(Text(text))
+            return self._delta(text)
         parts = [] if self._begun else [self._start()]
         for piece in choice.sort(text):
             parts.append(self._piece(piece))
@@ -55,7 +61,10 @@ class MessageEvents(AnswerEvents):
         return _event("message_start", message={**self._head, "usage": usage})
 
     def _piece(self, piece: Piece) -> bytes:
-        return (b"" if self._goes_on(piece) else self._close() + self._begin(piece)) + self._delta(piece)
+        opening = b"" if self._goes_on(piece) else self._close() + self._begin(piece)
+        if isinstance(piece, Reasoning):
+            self._thinking.append(piece.text)
+        return opening + self._delta(piece.arguments if isinstance(piece, ToolCall) else piece.text)
 
     def _goes_on(self, piece: Piece) -> bool:
         open_ = self._open
@@ -67,23 +76,15 @@ class MessageEvents(AnswerEvents):
         self._open = piece
         self._index += 1
         self._called = self._called or isinstance(piece, ToolCall)
+        self._head_of_deltas = (
+            f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{self._index},'
+            f'"delta":{{"type":{_DELTAS[type(piece)]}'
+        )
         start = _event("content_block_start", index=self._index, content_block=opening_of(piece))
         return start if self._index else start + PING
 
-    def _delta(self, piece: Piece) -> bytes:
-        if isinstance(piece, Text):
-            delta = f'"text_delta","text":{encode_basestring(piece.text)}'
-        elif isinstance(piece, Reasoning):
-            self._thinking.append(piece.text)
-            delta = f'"thinking_delta","thinking":{encode_basestring(piece.text)}'
-        elif piece.arguments:
-            delta = f'"input_json_delta","partial_json":{encode_basestring(piece.arguments)}'
-        else:
-            return b""
-        return (
-            f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{self._index},'
-            f'"delta":{{"type":{delta}}}}}\n\n'
-        ).encode("utf-8", "replace")
+    def _delta(self, text: str) -> bytes:
+        return f"{self._head_of_deltas}{encode_basestring(text)}}}}}\n\n".encode("utf-8", "replace") if text else b""
 
     def _close(self) -> bytes:
         if self._open is None:
