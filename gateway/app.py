@@ -21,11 +21,12 @@ from llmops.gateway.endpoints.health import Health
 from llmops.gateway.endpoints.messages.endpoint import Messages
 from llmops.gateway.endpoints.messages.wire import CountTokensRequest, MessagesRequest
 from llmops.gateway.endpoints.models import ModelList
+from llmops.gateway.endpoints.rerank import Rerank
 from llmops.gateway.endpoints.responses import Responses
 from llmops.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.queues import Queues
-from llmops.gateway.fleet.serving import EmbeddingModel, ServedModel
+from llmops.gateway.fleet.serving import EmbeddingModel, Encoder, ServedModel
 from llmops.gateway.http.body import Intake
 from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import add_handlers
@@ -36,6 +37,7 @@ from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.chat import ChatRequest
 from llmops.gateway.openai.completions import CompletionRequest
 from llmops.gateway.openai.embeddings import EmbeddingRequest
+from llmops.gateway.openai.rerank import RerankRequest
 from llmops.gateway.openai.responses import ResponsesRequest
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.siblings import ALONE, Siblings
@@ -45,6 +47,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
+    RerankRequest,
     ResponsesRequest,
     MessagesRequest,
     CountTokensRequest,
@@ -110,12 +113,16 @@ def _posts(router: APIRouter) -> Iterator[tuple[str, Endpoint]]:
 def _add_openai_routes(app: FastAPI, service: Service, catalogue: Catalogue, responses: Responses) -> None:
     models = ModelList(service, catalogue)
     embeddings = Embeddings(service, catalogue.of(EmbeddingModel))
+    # abstract: whatever there is of its kinds
+    rerank = Rerank(service, catalogue.of(Encoder))  # type: ignore[type-abstract]
     tokens = Tokens(service)
     chat, completions = ChatCompletions(service), Completions(service)
     router = app.router
     router.post("/v1/chat/completions", tags=["openai"], openapi_extra=body_of(ChatRequest))(chat.handle)
     router.post("/v1/completions", tags=["openai"], openapi_extra=body_of(CompletionRequest))(completions.handle)
     router.post("/v1/embeddings", tags=["openai"], openapi_extra=body_of(EmbeddingRequest))(embeddings.handle)
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        router.post(path, tags=["rerank"], openapi_extra=body_of(RerankRequest))(rerank.handle)
     router.post("/v1/responses", tags=["openai"], openapi_extra=body_of(ResponsesRequest))(responses.create)
     router.get("/v1/responses/{response_id}", tags=["openai"])(responses.get)
     router.delete("/v1/responses/{response_id}", tags=["openai"])(responses.delete)

@@ -53,7 +53,7 @@ class Limits(_Section):
     not over; `connections_per_client`: of one address (IPv6: one /64), None for half of `connections`, 0 for any
     number; `prompt_bytes`: UTF-8 of all texts of one request that are tokenised; `queued`: sequences per engine
     beyond those of its batch; `preparing`: requests that wait for a thread that renders and tokenises; `inputs`: of one
-    embeddings request; `choices`: of a guided choice.
+    embeddings request, or documents of one rerank request; `choices`: of a guided choice.
     """
 
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20

@@ -14,7 +14,7 @@ CONTRACT = 2
 
 # How the Triton models of one served NAME are called: the ensemble has the name itself, the others a suffix.
 PREPROCESSING, ENGINE, POSTPROCESSING = "-preprocessing", "-tensorrt_llm", "-postprocessing"
-EMBEDDING = "-embedding"
+EMBEDDING, SCORE = "-embedding", "-score"
 
 # String parameters of config.pbtxt: what a model announces, which runtime it takes, how many sequences may wait.
 CARD, RUNTIME, MAX_QUEUE_SIZE = "llmops_card", "llmops_runtime", "max_queue_size"
@@ -256,6 +256,19 @@ EMBEDDING_IDS = EMBEDDING_INPUTS.plain("input_ids", INT32, "token ids, padded", 
 EMBEDDING_LENGTHS = EMBEDDING_INPUTS.plain("input_lengths", INT32, "how many of a row count", optional=False)
 EMBEDDING_OUTPUTS = Table()
 EMBEDDING_VECTOR = EMBEDDING_OUTPUTS.plain("embedding", FP32, "one vector per row", (-1,), optional=False)
+
+# NAME-score: a row is two texts together
+SCORE_INPUTS = Table(EMBEDDING_INPUTS)
+SCORE_TYPES = SCORE_INPUTS.plain(
+    "token_type_ids",
+    INT32,
+    "which text an id belongs to, as the model counts",
+    (-1,),
+    optional=False,
+    ragged=True,
+)
+SCORE_OUTPUTS = Table()
+SCORE_VALUE = SCORE_OUTPUTS.plain("score", FP32, "from 0 to 1, one per row", optional=False)
 
 # NAME, the ensemble: its own names, and what each feeds.
 TEXT_INPUT, MAX_TOKENS, TOP_K, STREAM, TEXT_OUTPUT = "text_input", "max_tokens", "top_k", "stream", "text_output"

@@ -1,4 +1,4 @@
-"""NAME-embedding: the one Triton model of an encoder engine."""
+"""NAME-embedding or NAME-score: the one Triton model of an encoder engine."""
 
 from __future__ import annotations
 
@@ -8,31 +8,43 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.contract import CARD, EMBEDDING, EMBEDDING_INPUTS, EMBEDDING_VECTOR
+from llmops.contract import CARD, EMBEDDING, EMBEDDING_INPUTS, EMBEDDING_VECTOR, SCORE, SCORE_INPUTS, SCORE_VALUE
 from llmops.model_repository.pbtxt import render_config
 
 MAX_QUEUE_SIZE = 4096
 
 
 def is_encoder(manifest: EngineManifest) -> bool:
-    """Whether the engine gives vectors instead of tokens."""
-    return "embedding" in manifest.extra
+    """Whether the engine gives vectors or scores instead of tokens."""
+    return "embedding" in manifest.extra or is_cross_encoder(manifest)
 
 
-def embedding_config(name: str, directory: Path, manifest: EngineManifest) -> str:
-    """config.pbtxt of NAME-embedding."""
+def is_cross_encoder(manifest: EngineManifest) -> bool:
+    """Whether it reads two texts together and gives one score."""
+    return "score" in manifest.extra
+
+
+def encoder_model(name: str, manifest: EngineManifest) -> str:
+    """What Triton calls it."""
+    return name + (SCORE if is_cross_encoder(manifest) else EMBEDDING)
+
+
+def encoder_config(name: str, directory: Path, manifest: EngineManifest) -> str:
+    """Its config.pbtxt."""
     limits, model = manifest.limits, directory / manifest.model_dir / "openvino_model.xml"
+    scores = is_cross_encoder(manifest)
     values = {
-        "name": name + EMBEDDING,
+        "name": encoder_model(name, manifest),
         "max_batch_size": limits.max_batch_size,
         "max_queue_size": MAX_QUEUE_SIZE,
-        "inputs": EMBEDDING_INPUTS,
-        "outputs": [replace(EMBEDDING_VECTOR, dims=(manifest.extra["embedding"]["dimensions"],))],
+        "inputs": SCORE_INPUTS if scores else EMBEDDING_INPUTS,
+        "outputs": [replace(SCORE_VALUE if scores else EMBEDDING_VECTOR, dims=(_width(manifest),))],
         "parameters": {
             "model_path": str(model),
             "vocab_size": str(manifest.tokenizer.vocab_size),
             "max_seq_len": str(limits.max_seq_len),
             "max_batch_size": str(limits.max_batch_size),
+            "type_vocab_size": str(manifest.extra.get("score", {}).get("token_types", 1)),
             CARD: json.dumps(_card(name, directory, manifest)),
         },
     }
@@ -42,13 +54,18 @@ def embedding_config(name: str, directory: Path, manifest: EngineManifest) -> st
 def _card(name: str, directory: Path, manifest: EngineManifest) -> dict[str, object]:
     return {
         "contract": 1,
-        "kind": "embedding",
+        "kind": "score" if is_cross_encoder(manifest) else "embedding",
         "name": name,
         "target": manifest.target,
         "tokenizer_dir": str(directory / manifest.tokenizer.directory),
         "max_batch_size": manifest.limits.max_batch_size,
         "max_seq_len": manifest.limits.max_seq_len,
         "vocab_size": manifest.tokenizer.vocab_size,
-        "dimensions": manifest.extra["embedding"]["dimensions"],
+        "dimensions": _width(manifest),
         "built": int(time.time()),
     }
+
+
+def _width(manifest: EngineManifest) -> int:
+    """Numbers per row of the answer."""
+    return 1 if is_cross_encoder(manifest) else int(manifest.extra["embedding"]["dimensions"])

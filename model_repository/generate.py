@@ -15,9 +15,9 @@ from typing import Any
 from llmops import __version__, contract, turns
 from llmops.build.engine_folder.atomic import followed
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.contract import EMBEDDING, ENGINE, POSTPROCESSING, PREPROCESSING, Tensor
+from llmops.contract import ENGINE, POSTPROCESSING, PREPROCESSING, Tensor
 from llmops.errors import InputError
-from llmops.model_repository.encoder import embedding_config, is_encoder
+from llmops.model_repository.encoder import encoder_config, encoder_model, is_encoder
 from llmops.model_repository.marker import FILE_NAME as MARKER
 from llmops.model_repository.marker import Marker, ServedEngine
 from llmops.model_repository.pbtxt import TEMPLATES, render_config
@@ -95,8 +95,8 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
 def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
     """The four models of one served name; of an encoder, its one."""
     if is_encoder(entry.manifest):
-        config = embedding_config(entry.name, entry.directory, entry.manifest)
-        yield ModelFolder(entry.name + EMBEDDING, config, "embedding")
+        config = encoder_config(entry.name, entry.directory, entry.manifest)
+        yield ModelFolder(encoder_model(entry.name, entry.manifest), config, "embedding")
         return
     model = entry.target.engine_model(entry.directory, entry.manifest)
     ours = contract.CONTEXT_IDS in model.outputs

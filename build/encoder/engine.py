@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from llmops import __version__
 from llmops.build.encoder.checkpoint import EncoderCheckpoint
@@ -110,11 +111,12 @@ def _manifest(spec: BuildSpec, checkpoint: EncoderCheckpoint, source: Source, ke
             pad_id=int(checkpoint.config.get("pad_token_id") or 0),
             chat_template=False,
         ),
-        extra={
-            "embedding": {
-                "dimensions": int(checkpoint.config["hidden_size"]),
-                "pooling": checkpoint.pooling,
-                "normalised": checkpoint.normalise,
-            }
-        },
+        extra=_extra(checkpoint),
     )
+
+
+def _extra(checkpoint: EncoderCheckpoint) -> dict[str, Any]:
+    if checkpoint.head is not None:
+        return {"score": {"activation": "sigmoid", "token_types": int(checkpoint.config.get("type_vocab_size", 1))}}
+    dimensions = int(checkpoint.config["hidden_size"])
+    return {"embedding": {"dimensions": dimensions, "pooling": checkpoint.pooling, "normalised": checkpoint.normalise}}

@@ -1,4 +1,4 @@
-"""The encoder as an OpenVINO graph: BERT's layers, then pooling and normalisation, in float32."""
+"""The encoder as an OpenVINO graph in float32: BERT's layers, then pooling and normalisation, or a score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
 
 def build_graph(checkpoint: EncoderCheckpoint, on_layer: Callable[[], None] = lambda: None) -> ov.Model:
-    """Inputs input_ids and attention_mask INT64 [batch, length]; output embedding FP32 [batch, hidden_size]."""
+    """Inputs input_ids and attention_mask INT64 [batch, length]; output embedding FP32 [batch, hidden_size].
+
+    A cross-encoder has token_type_ids besides, and the output score FP32 [batch, 1] from 0 to 1.
+    """
     return _Encoder(checkpoint).model(on_layer)
 
 
@@ -40,6 +43,8 @@ class _Encoder:
             raise CheckpointError(f"{checkpoint.ref} has no absolute positions, which is not supported.")
         self.input_ids = _parameter("input_ids")
         self.attention_mask = _parameter("attention_mask")
+        # one text per row: every token is of the first type
+        self.token_type_ids = _parameter("token_type_ids") if checkpoint.head else None
 
     def model(self, on_layer: Callable[[], None]) -> ov.Model:
         hidden = self.embeddings()
@@ -47,18 +52,29 @@ class _Encoder:
         for index in range(int(self.checkpoint.config["num_hidden_layers"])):
             hidden = self.layer(hidden, mask, f"encoder.layer.{index}")
             on_layer()
+        head = self.checkpoint.head
+        name, result = ("score", self.score(hidden, *head)) if head else ("embedding", self.vector(hidden))
+        result.output(0).set_names({name})
+        given = (self.input_ids, self.attention_mask, self.token_type_ids)
+        return ov.Model([op.Result(result.output(0))], [one for one in given if one is not None], "encoder")
+
+    def vector(self, hidden: Node) -> Node:
         pooled = self.pooled(hidden)
-        if self.checkpoint.normalise:
-            pooled = ops.normalize_l2(pooled, _int([1]), 1e-24, "max")
-        pooled.output(0).set_names({"embedding"})
-        return ov.Model([op.Result(pooled.output(0))], [self.input_ids, self.attention_mask], "encoder")
+        return ops.normalize_l2(pooled, _int([1]), 1e-24, "max") if self.checkpoint.normalise else pooled
+
+    def score(self, hidden: Node, inner: str, last: str) -> Node:
+        return ops.sigmoid(self.linear(ops.tanh(self.linear(self.pooled(hidden), inner)), last))
 
     def embeddings(self) -> Node:
         words = ops.gather(self.weight("embeddings.word_embeddings.weight"), self.input_ids, _int(0))
         places = ops.gather(self.weight("embeddings.position_embeddings.weight"), self.positions(), _int(0))
-        # one text per row: every token is of the first type
-        kind = _float(self.array("embeddings.token_type_embeddings.weight")[0].reshape(1, 1, -1))
-        return self.norm(ops.add(ops.add(words, kind), places), "embeddings.LayerNorm")
+        return self.norm(ops.add(ops.add(words, self.types()), places), "embeddings.LayerNorm")
+
+    def types(self) -> Node:
+        table = self.array("embeddings.token_type_embeddings.weight")
+        if self.token_type_ids is None:
+            return _float(table[0].reshape(1, 1, -1))
+        return ops.gather(_float(table), self.token_type_ids, _int(0))
 
     def positions(self) -> Node:
         counted = ops.cum_sum(self.attention_mask, _int(1))
@@ -106,13 +122,14 @@ class _Encoder:
 
     def linear(self, hidden: Node, name: str) -> Node:
         product = ops.matmul(hidden, self.weight(f"{name}.weight"), False, True)
-        return ops.add(product, _float(self.array(f"{name}.bias").reshape(1, 1, -1)))
+        return ops.add(product, _float(self.array(f"{name}.bias")))
 
     def weight(self, name: str) -> Node:
         return _float(self.array(name))
 
     def array(self, name: str) -> NDArray[np.float32]:
-        info = self.checkpoint.tensors.get(self.checkpoint.prefix + name)
+        tensors = self.checkpoint.tensors
+        info = tensors.get(self.checkpoint.prefix + name) or tensors.get(name)
         if info is None or info.dtype not in _NUMPY:
             raise CheckpointError(f"{self.checkpoint.ref} lacks the tensor {name} in a float type; download it again.")
         raw = np.fromfile(self.checkpoint.path / info.file, _NUMPY[info.dtype], info.numel, offset=info.offset)

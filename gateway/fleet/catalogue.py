@@ -50,17 +50,18 @@ class Catalogue:
         self._refresher = Refresher("catalogue", self.refresh, refresh_seconds)
 
     def of(self, kind: type[M]) -> Models[M]:
-        """The models of one kind."""
+        """The models of one kind, or of several with this class in common."""
         return Models(self, kind)
 
     def get(self, name: str, kind: type[M]) -> M:
         """Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down)."""
-        shelf = self._shelves[kind]
-        found = shelf.chosen.get(name)
-        if found is not None:
-            return cast(M, found.model)
-        if name in shelf.broken:
-            raise UnavailableError(shelf.broken[name])
+        shelves = [shelf for model, shelf in self._shelves.items() if issubclass(model, kind)]
+        for shelf in shelves:
+            if name in shelf.chosen:
+                return cast(M, shelf.chosen[name].model)
+        for shelf in shelves:
+            if name in shelf.broken:
+                raise UnavailableError(shelf.broken[name])
         if self.problem is not None or not self.all():
             raise UnavailableError(self.problem or "Triton serves no model yet.")
         raise ModelNotFoundError(name)

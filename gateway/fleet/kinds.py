@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic
 
-from llmops.contract import EMBEDDING, ENGINE
+from llmops.contract import EMBEDDING, ENGINE, SCORE
 from llmops.errors import LlmopsError
-from llmops.gateway.fleet.serving import EmbeddingModel, M, ServedModel
+from llmops.gateway.fleet.serving import CrossEncoder, E, EmbeddingModel, M, ServedModel
 from llmops.gateway.messages import ModelCard
 from llmops.gateway.settings import GatewaySettings, ModelOverrides
 from llmops.gateway.text.template import ChatTemplate
@@ -86,22 +86,32 @@ class Generating(Kind[ServedModel]):
         )
 
 
-class Embedding(Kind[EmbeddingModel]):
-    """Encoders, which give vectors."""
-
-    suffix, model = EMBEDDING, EmbeddingModel
+class Encoding(Kind[E]):
+    """What all encoders share."""
 
     def read_card(self, text: str, name: str) -> EncoderCard:
         return parse_encoder_card(text, {"name": name, **self._overrides(name).card_fields()})
 
-    def make(self, card: EncoderCard, triton: TritonClient, triton_name: str) -> EmbeddingModel:
+    def make(self, card: EncoderCard, triton: TritonClient, triton_name: str) -> E:
         encoder = TritonEncoder(triton.infer, triton_name, card)
-        return EmbeddingModel(card.name, card, _tokenizer(card.tokenizer_dir), encoder)
+        return self.model(card.name, card, _tokenizer(card.tokenizer_dir), encoder)
+
+
+class Embedding(Encoding[EmbeddingModel]):
+    """Encoders that give vectors."""
+
+    suffix, model = EMBEDDING, EmbeddingModel
+
+
+class Scoring(Encoding[CrossEncoder]):
+    """Encoders that give a score to two texts."""
+
+    suffix, model = SCORE, CrossEncoder
 
 
 def kinds_of(settings: GatewaySettings) -> list[Kind[Any]]:
     """All kinds, in the order in which GET /v1/models lists their models."""
-    return [Generating(settings), Embedding(settings)]
+    return [Generating(settings), Embedding(settings), Scoring(settings)]
 
 
 def _tokenizer(directory: str) -> TextTokenizer:

@@ -6,7 +6,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from llmops.contract import LORA_TASK_ID, Tensor
 from llmops.gateway.messages import Engine, EngineRequest, ModelCard, Sampling
@@ -50,6 +50,7 @@ class Model(ABC):
 
 
 M = TypeVar("M", bound=Model)
+E = TypeVar("E", bound="Encoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,20 @@ class ServedModel(Model):
         await self.engine.close()
 
 
+class Row(NamedTuple):
+    """What an encoder reads at once: token ids, and to which of several texts each belongs."""
+
+    ids: Sequence[int]
+    types: Sequence[int] | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class EmbeddingModel(Model):
-    """A model that gives each text a vector."""
+class Encoder(Model):
+    """A model that reads texts and generates none. It can say how much each of several documents has to do with a
+    query."""
+
+    # whether the query is read again with each document
+    reads_pairs: ClassVar[bool] = False
 
     name: str
     card: EncoderCard
@@ -104,8 +116,27 @@ class EmbeddingModel(Model):
     encoder: TritonEncoder
     parent: str | None = None
 
+    @abstractmethod
+    def room(self, query: int) -> int:
+        """Tokens that a document may have beside a query of `query` tokens; none when that alone is too long."""
+
+    @abstractmethod
+    def rows(self, query: Sequence[int], documents: Sequence[Sequence[int]]) -> list[Row]:
+        """What has to be run for `scores`. Token ids come without special tokens."""
+
+    @abstractmethod
+    async def scores(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """One number for each document, higher for one that has more to do with the query. Raises ApiError for what
+        Triton refuses or breaks on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel(Encoder):
+    """A model that gives each text a vector; scores are their cosines, from -1 to 1."""
+
     def abilities(self) -> dict[str, Any]:
-        return {"capabilities": {"embeddings": True, "dimensions": self.card.dimensions, "chat": False}}
+        does = {"embeddings": True, "rerank": True, "dimensions": self.card.dimensions, "chat": False}
+        return {"capabilities": does}
 
     async def answer_once(self) -> None:
         await self.embed([[0]])
@@ -113,6 +144,44 @@ class EmbeddingModel(Model):
     async def embed(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Vectors FP32 [len(rows), dimensions] in order. Raises ApiError for what Triton refuses or breaks on."""
         return await self.encoder.run(rows)
+
+    def room(self, query: int) -> int:
+        room = self.card.max_seq_len - self.tokenizer.frame.size
+        return room if query <= room else 0
+
+    def rows(self, query: Sequence[int], documents: Sequence[Sequence[int]]) -> list[Row]:
+        return [Row(self.tokenizer.frame.ids(text)) for text in (query, *documents)]
+
+    async def scores(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        import numpy as np
+
+        vectors = await self.embed([row.ids for row in rows])
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return np.asarray(vectors[1:] @ vectors[0], dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEncoder(Encoder):
+    """A model that reads query and document together; scores are from 0 to 1."""
+
+    reads_pairs: ClassVar[bool] = True
+
+    def abilities(self) -> dict[str, Any]:
+        return {"capabilities": {"embeddings": False, "rerank": True, "chat": False}}
+
+    async def answer_once(self) -> None:
+        await self.scores([Row([0], [0])])
+
+    def room(self, query: int) -> int:
+        return max(0, self.card.max_seq_len - self.tokenizer.pair_frame.size - query)
+
+    def rows(self, query: Sequence[int], documents: Sequence[Sequence[int]]) -> list[Row]:
+        frame = self.tokenizer.pair_frame
+        return [Row(frame.ids(query, one), frame.types(query, one)) for one in documents]
+
+    async def scores(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        scores = await self.encoder.run([row.ids for row in rows], [row.types for row in rows if row.types is not None])
+        return scores[:, 0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from llmops.errors import InputError
 from llmops.gateway.text.bound import bound_of
 from llmops.gateway.text.controls import ControlTokens, control_tokens
 from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
+from llmops.gateway.text.frame import Frame
 from llmops.gateway.text.prompt import Prompt
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -80,30 +81,30 @@ class TextTokenizer:
             return self.encode(prompt.text, add_special_tokens=add_special_tokens)
         ids = self.encode(prompt.text, add_special_tokens=False)
         apart = self.controls.encode(prompt, ids)
-        if not add_special_tokens:
-            return apart
-        before, after = self._around
-        return [*before, *apart, *after]
+        return self.frame.ids(apart) if add_special_tokens else apart
 
     @cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after every text."""
-        whole, ids = self.encode("a"), self.encode("a", add_special_tokens=False)
-        before = next(at for at in range(len(whole) + 1) if whole[at : at + len(ids)] == ids)
-        return whole[:before], whole[before + len(ids) :]
+    def frame(self) -> Frame:
+        """What stands around every text."""
+        return Frame(self._tokenizer, 1)
 
-    def encode_beginning(self, text: str, tokens: int) -> list[int]:
+    @cached_property
+    def pair_frame(self) -> Frame:
+        """What stands around two texts that are read together."""
+        return Frame(self._tokenizer, 2)
+
+    def encode_beginning(self, text: str, tokens: int, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text` or of a beginning of it that has more than `tokens`, so that what comes after is not
         tokenised only to be cut off."""
         length = _BEGINNING * (tokens + 1)
         while length < len(text):
             # words are tokenised each for itself; where there are none, only the tokens next to the cut may differ
             space = text.rfind(" ", length // 2, length)
-            ids = self.encode(text[: space if space > 0 else length])
+            ids = self.encode(text[: space if space > 0 else length], add_special_tokens=add_special_tokens)
             if len(ids) > tokens + _BESIDE_THE_CUT:
                 return ids
             length *= 4
-        return self.encode(text)
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         known = ids if self.controls is None else [i for i in ids if i != self.controls.alias_id]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 from tritonclient.grpc import service_pb2
 
-from llmops.contract import CARD, EMBEDDING_IDS, EMBEDDING_LENGTHS
+from llmops.contract import CARD, EMBEDDING_IDS, EMBEDDING_LENGTHS, SCORE_TYPES, Tensor
 from llmops.errors import InputError
 from llmops.gateway.errors import EngineError
 from llmops.gateway.triton.card import first_fault
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Rows = Sequence[Sequence[int]]
 Infer = Callable[[service_pb2.ModelInferRequest], Awaitable[service_pb2.ModelInferResponse]]
 
 
@@ -57,27 +58,38 @@ class TritonEncoder:
         """`model` is Triton's name for it."""
         self._infer, self._model, self._card = infer, model, card
 
-    async def run(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """FP32 [len(rows), dimensions] in order. Raises ApiError for what Triton refuses or breaks on."""
+    async def run(self, rows: Rows, types: Rows | None = None) -> NDArray[np.float32]:
+        """FP32 [len(rows), dimensions] in order; `types` for a cross-encoder, as long as the rows.
+
+        Raises ApiError for what Triton refuses or breaks on.
+        """
         size = self._card.max_batch_size
-        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        starts = range(0, len(rows), size)
+        inputs = {EMBEDDING_IDS: rows} if types is None else {EMBEDDING_IDS: rows, SCORE_TYPES: types}
+        batches = [{tensor: all_rows[start : start + size] for tensor, all_rows in inputs.items()} for start in starts]
         answers = await asyncio.gather(*(self._infer(_request(self._model, batch)) for batch in batches))
         return _joined(answers, self._card.dimensions)
 
 
-def _request(model: str, rows: Sequence[Sequence[int]]) -> service_pb2.ModelInferRequest:
+def _request(model: str, inputs: Mapping[Tensor, Rows]) -> service_pb2.ModelInferRequest:
     import numpy as np
 
-    width = max(map(len, rows))
-    ids = np.zeros((len(rows), width), dtype=np.int32)
-    for at, row in enumerate(rows):
-        ids[at, : len(row)] = row
-    lengths = np.array([[len(row)] for row in rows], dtype=np.int32)
+    tensors = {tensor: _padded(rows) for tensor, rows in inputs.items()}
+    tensors[EMBEDDING_LENGTHS] = np.array([[len(row)] for row in inputs[EMBEDDING_IDS]], dtype=np.int32)
     request = service_pb2.ModelInferRequest(model_name=model)
-    for tensor, array in ((EMBEDDING_IDS, ids), (EMBEDDING_LENGTHS, lengths)):
+    for tensor, array in tensors.items():
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
         request.raw_input_contents.append(array.tobytes())
     return request
+
+
+def _padded(rows: Rows) -> NDArray[np.int32]:
+    import numpy as np
+
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+    for at, row in enumerate(rows):
+        padded[at, : len(row)] = row
+    return padded
 
 
 def _joined(answers: Sequence[Any], dimensions: int) -> NDArray[np.float32]:
@@ -85,5 +97,5 @@ def _joined(answers: Sequence[Any], dimensions: int) -> NDArray[np.float32]:
 
     raw = b"".join(content for answer in answers for content in answer.raw_output_contents)
     if len(raw) % (4 * dimensions):
-        raise EngineError("the embedding model's answer has another size than it announced.")
+        raise EngineError("the encoder's answer has another size than it announced.")
     return np.frombuffer(raw, dtype=np.float32).reshape(-1, dimensions)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "model_repository"
 TABLES = [table for table in vars(contract).values() if isinstance(table, contract.Table)]
 NAMES = {tensor.name for table in TABLES for tensor in table} | {
-    *(contract.PREPROCESSING, contract.ENGINE, contract.POSTPROCESSING, contract.EMBEDDING),
+    *(contract.PREPROCESSING, contract.ENGINE, contract.POSTPROCESSING, contract.EMBEDDING, contract.SCORE),
     *(contract.CARD, contract.RUNTIME, contract.EMPTY_FINAL, contract.FINAL_FLAG),
     *(contract.UNKNOWN_SUBSCRIPTION, contract.ASIDE),
 }
@@ -34,7 +34,7 @@ SPEAKS = (
 # the same words in another language: file, words, whose they are
 OTHERS = {
     "model_repository/tensorrt_llm/1/llmops_engine/guided/openvino.py": ("input_ids",),  # OpenVINO's graph
-    "model_repository/embedding/1/model.py": ("input_ids", "embedding"),  # OpenVINO's graph
+    "model_repository/embedding/1/model.py": ("input_ids", "token_type_ids"),  # OpenVINO's graph
     "model_repository/tensorrt_llm/1/llmops_engine/runtime.py": ("stop",),  # why a sequence ended
     # arguments of TensorRT-LLM's SamplingParams, and its finish reason
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py": (
@@ -51,7 +51,7 @@ OTHERS = {
     ),
     # fields of the card, parameters and engine.json of the tokenizer
     "model_repository/generate.py": ("pad_id", "embedding"),
-    "model_repository/encoder.py": ("embedding",),
+    "model_repository/encoder.py": ("embedding", "score"),
     "model_repository/preprocessing/1/model.py": ("pad_id",),
     "perf/verify/contract/endings.py": ("min_tokens",),  # the name of a check
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""NAME-embedding: token ids to vectors. All requests that Triton gathered run as one padded batch."""
+"""NAME-embedding, NAME-score: token ids to vectors or scores. All requests that Triton gathered run as one batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        parameters = {k: v["string_value"] for k, v in json.loads(args["model_config"])["parameters"].items()}
+        config = json.loads(args["model_config"])
+        parameters = {k: v["string_value"] for k, v in config["parameters"].items()}
+        self._output = config["output"][0]["name"]
         # float32 throughout: bfloat16 arithmetic would move the vectors by more than rounding
         properties = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         self._model = ov.Core().compile_model(parameters["model_path"], "CPU", properties)
         self._vocab_size, self._max_length = int(parameters["vocab_size"]), int(parameters["max_seq_len"])
-        self._max_batch = int(parameters["max_batch_size"])
+        self._max_batch, self._types = int(parameters["max_batch_size"]), int(parameters.get("type_vocab_size", "1"))
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         problems: list[str | None] = []
+        # token ids [1, length], of a cross-encoder with their types [2, length]
         rows: list[np.ndarray] = []
         counts: list[int] = []
         for request in requests:
@@ -40,11 +43,18 @@ class TritonPythonModel:
             return f"{contract.EMBEDDING_LENGTHS}: {between}", []
         if ids.min() < 0 or ids.max() >= self._vocab_size:
             return f"{contract.EMBEDDING_IDS}: must be between 0 and {self._vocab_size - 1}", []
-        return None, [row[:length] for row, length in zip(ids, lengths, strict=True)]
+        types = given.get(contract.SCORE_TYPES.name)
+        if types is None:
+            rows = ids[:, None]
+        elif types.shape != ids.shape or types.min() < 0 or types.max() >= self._types:
+            return f"{contract.SCORE_TYPES}: must be between 0 and {self._types - 1}, as many as there are ids", []
+        else:
+            rows = np.stack([ids, types], 1)
+        return None, [row[:, :length] for row, length in zip(rows, lengths, strict=True)]
 
     def _run(self, rows: list[np.ndarray]) -> np.ndarray:
         """Rows of like length together: padding to the longest would make a short text pay for a long one."""
-        order = sorted(range(len(rows)), key=lambda at: len(rows[at]))
+        order = sorted(range(len(rows)), key=lambda at: rows[at].shape[1])
         results: list[np.ndarray | None] = [None] * len(rows)
         for start in range(0, len(order), self._max_batch):
             chosen = order[start : start + self._max_batch]
@@ -53,16 +63,18 @@ class TritonPythonModel:
         return np.array(results, dtype=np.float32)
 
     def _infer(self, rows: list[np.ndarray]) -> np.ndarray:
-        width = max(len(row) for row in rows)
-        ids = np.zeros((len(rows), width), dtype=np.int64)
+        width = max(row.shape[1] for row in rows)
+        padded = np.zeros((len(rows[0]), len(rows), width), dtype=np.int64)
         mask = np.zeros((len(rows), width), dtype=np.int64)
         for at, row in enumerate(rows):
-            ids[at, : len(row)], mask[at, : len(row)] = row, 1
-        return np.array(self._model({"input_ids": ids, "attention_mask": mask})["embedding"], dtype=np.float32)
+            padded[:, at, : row.shape[1]], mask[at, : row.shape[1]] = row, 1
+        inputs = {"input_ids": padded[0], "attention_mask": mask}
+        if len(padded) == 2:
+            inputs["token_type_ids"] = padded[1]
+        return np.array(self._model(inputs)[self._output], dtype=np.float32)
 
-    @staticmethod
     def _answers(
-        problems: list[str | None], counts: list[int], vectors: np.ndarray
+        self, problems: list[str | None], counts: list[int], vectors: np.ndarray
     ) -> list[pb_utils.InferenceResponse]:
         answers, start = [], 0
         for problem, count in zip(problems, counts, strict=True):
@@ -70,6 +82,6 @@ class TritonPythonModel:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(problem)))
                 continue
             own = vectors[start : start + count]
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor(contract.EMBEDDING_VECTOR.name, own)]))
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor(self._output, own)]))
             start += count
         return answers
