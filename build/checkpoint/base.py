@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +102,14 @@ class Checkpoint:
     quantisation: ExistingQuantisation | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def hf_class(self) -> str:
+        return self.architecture.hf_class
+
+    @property
+    def dtype(self) -> str:
+        return self.architecture.dtype
+
     @cached_property
     def weight_bytes(self) -> int:
         """Stored size of all tensors."""
@@ -117,7 +125,12 @@ class Checkpoint:
 
     def source(self) -> Source:
         """The manifest's record of this checkpoint. Hashes every file (once; see `CheckpointFile.sha256`)."""
-        from llmops.build.engine_folder.manifest import Source, SourceFile
+        return source_of(self.ref, self.format, self.files)
 
-        files = [SourceFile(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in self.files]
-        return Source(checkpoint=self.ref, format=self.format, files=files)
+
+def source_of(ref: str, form: CheckpointFormat, files: Iterable[CheckpointFile]) -> Source:
+    """Hashes every file."""
+    from llmops.build.engine_folder.manifest import Source, SourceFile
+
+    hashed = [SourceFile(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in files]
+    return Source(checkpoint=ref, format=form, files=hashed)

@@ -1,6 +1,8 @@
-"""Text encoders (BERT and its kin) → an engine folder that serves embeddings. `open_encoder`, `build_encoder`."""
+"""Text encoders (BERT and its kin) → an engine folder that gives vectors, or scores to pairs of texts."""
 
 from llmops.build.encoder.checkpoint import EncoderCheckpoint, open_encoder
-from llmops.build.encoder.engine import build_encoder
+from llmops.build.encoder.target import EncoderTarget
 
-__all__ = ["EncoderCheckpoint", "build_encoder", "open_encoder"]
+target = EncoderTarget()
+
+__all__ = ["EncoderCheckpoint", "EncoderTarget", "open_encoder", "target"]

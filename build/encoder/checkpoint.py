@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import CheckpointFile, TensorInfo
+from llmops.build.checkpoint.base import source_of
 from llmops.build.checkpoint.bundled import bundled_file
 from llmops.build.checkpoint.json_file import read_value
 from llmops.build.checkpoint.safetensors import read_header, shard_files
+from llmops.build.engine_folder.manifest import Source
 from llmops.errors import CheckpointError
 
 
@@ -60,8 +62,19 @@ class EncoderCheckpoint:
         return str(self.config["architectures"][0])
 
     @property
-    def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+    def dtype(self) -> str:
+        """Of most of its numbers, as safetensors call it."""
+        largest = max(self.tensors.values(), key=lambda tensor: tensor.nbytes)
+        return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(largest.dtype, largest.dtype)
+
+    @property
+    def parameters(self) -> int:
+        # some checkpoints store the numbers of the positions, too
+        return sum(tensor.numel for tensor in self.tensors.values() if not tensor.dtype.startswith("I"))
+
+    def source(self) -> Source:
+        """The manifest's record of this checkpoint. Hashes every file."""
+        return source_of(self.ref, "huggingface", self.files)
 
 
 def open_encoder(ref: str) -> EncoderCheckpoint | None:

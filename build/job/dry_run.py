@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from llmops.build.checkpoint import Checkpoint, open_checkpoint
+from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.base import TensorInfo
-from llmops.build.encoder import open_encoder
+from llmops.build.encoder import EncoderCheckpoint
 from llmops.build.formats import FORMATS
-from llmops.build.job.engine import prepare
+from llmops.build.job.engine import open_any, prepare
 from llmops.build.plan.memory.weights import checkpoint_weights
 from llmops.build.plan.precision import find_precision
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Job
-from llmops.errors import InputError, MissingDependencyError, ResourceError, VersionMismatchError
+from llmops.errors import MissingDependencyError, ResourceError, VersionMismatchError
 
 
 class DryRun(NamedTuple):
@@ -48,18 +48,15 @@ class DryRun(NamedTuple):
 def dry_run(spec: BuildSpec) -> DryRun:
     """Raises what the build itself would raise for a spec that does not fit; what only this machine lacks is said.
 
-    Tokenizer and weights are not looked at: config.json is enough.
+    Tokenizer and weights are not looked at: config.json is enough (but not for an encoder).
     """
-    if open_encoder(spec.checkpoint) is not None:
-        raise InputError(f"{spec.checkpoint} is an embedding model, which is built in seconds; leave --dry-run out.")
-    checkpoint = _with_size(open_checkpoint(spec.checkpoint, weights=False))
+    checkpoint = _with_size(open_any(spec.checkpoint, weights=False))
     job = prepare(spec, checkpoint)
-    arch = checkpoint.architecture
     return DryRun(
         checkpoint=checkpoint.ref,
-        architecture=arch.hf_class,
+        architecture=checkpoint.hf_class,
         parameters=checkpoint.parameters,
-        dtype=arch.dtype,
+        dtype=checkpoint.dtype,
         target=spec.target,
         quant=spec.quant,
         kv_cache=spec.kv_cache,
@@ -76,9 +73,9 @@ def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
 
 
-def _with_size(checkpoint: Checkpoint) -> Checkpoint:
+def _with_size(checkpoint: Checkpoint | EncoderCheckpoint) -> Checkpoint | EncoderCheckpoint:
     """Where there is no weight file, the number of parameters comes from the shapes in config.json."""
-    if checkpoint.tensors:
+    if checkpoint.tensors or isinstance(checkpoint, EncoderCheckpoint):
         return checkpoint
     arch = checkpoint.architecture
     count = sum(checkpoint_weights(arch, FORMATS["none"]).values()) // (4 if arch.dtype == "float32" else 2)
@@ -86,7 +83,7 @@ def _with_size(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors={"all": TensorInfo("all", (count,), arch.dtype, stored, "", 0)})
 
 
-def _missing(job: Job) -> list[str]:
+def _missing(job: Job[Any]) -> list[str]:
     try:
         job.check()
     except (MissingDependencyError, ResourceError, VersionMismatchError) as error:

@@ -8,13 +8,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from llmops import __version__
+from llmops.build import encoder
 from llmops.build.checkpoint import Checkpoint, open_checkpoint
 from llmops.build.checkpoint.adapters import adapters_digest
 from llmops.build.checkpoint.hashing import digest_if_file
-from llmops.build.checkpoint.sampling import sampling_defaults
-from llmops.build.encoder import build_encoder, open_encoder
+from llmops.build.encoder import EncoderCheckpoint, open_encoder
 from llmops.build.engine_folder.atomic import Workplace, check_space, followed, full_disk_named, remove_leftovers
 from llmops.build.engine_folder.lock import sole_replacement
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, Source
@@ -24,7 +25,6 @@ from llmops.build.progress import Progress, SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import Job
 from llmops.build.targets.registry import get_target
-from llmops.build.tokenizer import check_tokenizer, write_tokenizer
 from llmops.errors import InputError
 
 # Raised when the same inputs give another engine than before.
@@ -39,25 +39,27 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
     """
     progress = progress or SilentProgress()
     spec = replace(spec, output=followed(spec.output))
-    encoder = open_encoder(spec.checkpoint)
-    if encoder is not None:
-        with _only_build(spec.output, progress):
-            return build_encoder(spec, encoder, progress)
-    checkpoint = open_checkpoint(spec.checkpoint)
-    job = prepare(spec, checkpoint)
-    # for what they raise, before the work
-    check_tokenizer(checkpoint)
-    sampling_defaults(checkpoint)
+    job = prepare(spec, open_any(spec.checkpoint))
+    # for what it raises, before the work
+    job.inspect()
     with _only_build(spec.output, progress):
         return _build(job, progress)
 
 
-def prepare(spec: BuildSpec, checkpoint: Checkpoint) -> Job:
+def open_any(ref: str, weights: bool = True) -> Checkpoint | EncoderCheckpoint:
+    """What the user named, whatever kind of model it is; `weights` and errors as of `open_checkpoint`."""
+    return open_encoder(ref) or open_checkpoint(ref, weights)
+
+
+def prepare(spec: BuildSpec, checkpoint: Checkpoint | EncoderCheckpoint) -> Job[Any]:
     """What will be done. Raises what the target's `prepare` does, and InputError for a plan of another model and an
     output that is something else."""
-    if spec.plan:
-        BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
-    job = get_target(spec.target).prepare(spec, checkpoint)
+    if isinstance(checkpoint, EncoderCheckpoint):
+        job: Job[Any] = encoder.target.prepare(spec, checkpoint)
+    else:
+        if spec.plan:
+            BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
+        job = get_target(spec.target).prepare(spec, checkpoint)
     _check_output(spec.output)
     return job
 
@@ -73,7 +75,7 @@ def _only_build(output: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(job: Job, progress: Progress) -> tuple[EngineManifest, bool]:
+def _build(job: Job[Any], progress: Progress) -> tuple[EngineManifest, bool]:
     output = job.spec.output
     fresh = not (output / FILE_NAME).is_file()
     if fresh:  # what cannot be is said before minutes of hashing
@@ -93,7 +95,7 @@ def _build(job: Job, progress: Progress) -> tuple[EngineManifest, bool]:
     return (manifest, False) if present is None else (present, True)
 
 
-def build_key(job: Job, source: Source) -> str:
+def build_key(job: Job[Any], source: Source) -> str:
     """SHA-256 over all that decides the engine: files, spec, versions."""
     spec = job.spec
     content = {
@@ -108,17 +110,16 @@ def build_key(job: Job, source: Source) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _make(job: Job, source: Source, key: str, workdir: Path, progress: Progress) -> EngineManifest:
+def _make(job: Job[Any], source: Source, key: str, workdir: Path, progress: Progress) -> EngineManifest:
     spec, checkpoint = job.spec, job.checkpoint
     with progress.stage("Writing the tokenizer"):
-        tokenizer = write_tokenizer(checkpoint, workdir / "tokenizer", progress.warn)
-    _warn(checkpoint, progress)
+        tokenizer = job.write_tokenizer(workdir / "tokenizer", progress)
     result = job.build(workdir, progress)
     manifest = EngineManifest(
         key=key,
         name=spec.name or checkpoint.name,
         target=spec.target,
-        architecture=checkpoint.architecture.hf_class,
+        architecture=checkpoint.hf_class,
         model_dir=result.model_dir,
         source=source,
         versions={"llmops": __version__, **{name: v for name, v in job.versions.items() if v}},
@@ -126,7 +127,7 @@ def _make(job: Job, source: Source, key: str, workdir: Path, progress: Progress)
         parallelism=result.parallelism,
         limits=result.limits,
         tokenizer=tokenizer,
-        sampling=sampling_defaults(checkpoint),
+        sampling=job.sampling,
         complete=result.complete,
         plan=result.plan or spec.plan,
         quality=result.quality,
@@ -135,13 +136,6 @@ def _make(job: Job, source: Source, key: str, workdir: Path, progress: Progress)
     )
     manifest.save(workdir)
     return manifest
-
-
-def _warn(checkpoint: Checkpoint, progress: Progress) -> None:
-    if checkpoint.chat_template is None:
-        progress.warn(f"{checkpoint.ref} has no chat template: the engine serves completions, not chats.")
-    if not checkpoint.special_tokens.end:
-        progress.warn(f"{checkpoint.ref} names no end-of-text token: answers end at max_tokens only.")
 
 
 def _check_output(output: Path) -> None:

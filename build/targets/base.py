@@ -7,13 +7,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.engine_folder.manifest import Golden, Limits, Parallelism, Quantisation
+from llmops.build.checkpoint.sampling import sampling_defaults
+from llmops.build.engine_folder.manifest import (
+    Golden,
+    Limits,
+    Parallelism,
+    Quantisation,
+    SamplingDefaults,
+    Source,
+    TokenizerInfo,
+)
 from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TargetName
+from llmops.build.tokenizer import check_tokenizer, write_tokenizer
 
 _GIB = 2**30
 
@@ -58,10 +68,35 @@ class StageNeed:
 HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12} {'about':>10}"
 
 
-class Job(ABC):
+class Described(Protocol):
+    """What engine.json and --dry-run say of a checkpoint, whatever kind of model is in it."""
+
+    @property
+    def ref(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hf_class(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def parameters(self) -> int: ...
+
+    def source(self) -> Source: ...
+
+
+C = TypeVar("C", bound=Described)
+C_contra = TypeVar("C_contra", bound=Described, contravariant=True)
+
+
+class Job(ABC, Generic[C]):
     """One build that nothing speaks against but, perhaps, this machine. Heavy imports belong inside `build`."""
 
-    def __init__(self, spec: BuildSpec, checkpoint: Checkpoint) -> None:
+    def __init__(self, spec: BuildSpec, checkpoint: C) -> None:
         self.spec, self.checkpoint = spec, checkpoint
 
     @property
@@ -93,6 +128,19 @@ class Job(ABC):
         """Raises MissingDependencyError, VersionMismatchError or ResourceError when it could not be built here."""
         return
 
+    def inspect(self) -> None:
+        """Raises CheckpointError for files beside the weights that are missing or damaged. Cheap."""
+        return
+
+    @property
+    def sampling(self) -> SamplingDefaults:
+        """What the model's makers recommend."""
+        return SamplingDefaults()
+
+    @abstractmethod
+    def write_tokenizer(self, directory: Path, progress: Progress) -> TokenizerInfo:
+        """Fill `directory`. Raises CheckpointError for a tokenizer that is damaged or another model's."""
+
     @abstractmethod
     def build(self, workdir: Path, progress: Progress) -> TargetResult:
         """Write `workdir / model_dir`. `workdir / "tokenizer"` is there already; the caller adds engine.json and moves
@@ -102,13 +150,33 @@ class Job(ABC):
         """
 
 
-class Target(ABC):
+class GeneratorJob(Job[Checkpoint]):
+    """The job of a model that generates text."""
+
+    def inspect(self) -> None:
+        check_tokenizer(self.checkpoint)
+        sampling_defaults(self.checkpoint)
+
+    @property
+    def sampling(self) -> SamplingDefaults:
+        return sampling_defaults(self.checkpoint)
+
+    def write_tokenizer(self, directory: Path, progress: Progress) -> TokenizerInfo:
+        info = write_tokenizer(self.checkpoint, directory, progress.warn)
+        if self.checkpoint.chat_template is None:
+            progress.warn(f"{self.checkpoint.ref} has no chat template: the engine serves completions, not chats.")
+        if not self.checkpoint.special_tokens.end:
+            progress.warn(f"{self.checkpoint.ref} names no end-of-text token: answers end at max_tokens only.")
+        return info
+
+
+class Target(ABC, Generic[C_contra]):
     """A target's module exports one as `target`."""
 
     name: TargetName
 
     @abstractmethod
-    def prepare(self, spec: BuildSpec, checkpoint: Checkpoint) -> Job:
+    def prepare(self, spec: BuildSpec, checkpoint: C_contra) -> Job[Any]:
         """The job, once. Whatever cannot work on any machine is refused here, before any work; config.json is enough.
 
         Raises InputError, CheckpointError, VersionMismatchError or MissingDependencyError.

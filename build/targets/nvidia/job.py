@@ -8,7 +8,7 @@ from functools import cached_property
 
 from llmops.build.checkpoint.adapters import Adapter
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.targets.base import HEADER, Job, StageNeed
+from llmops.build.targets.base import HEADER, GeneratorJob, StageNeed
 from llmops.build.targets.nvidia.needs import (
     OTHER_FILES,
     check_memory,
@@ -21,7 +21,7 @@ from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions
 from llmops.build.targets.nvidia.request import Request
 
 
-class NvidiaJob(Job):
+class NvidiaJob(GeneratorJob):
     """`copies` is how often the weights are written."""
 
     copies = 1

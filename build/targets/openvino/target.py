@@ -15,7 +15,7 @@ from llmops.build.model.families import FAMILIES
 from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TARGETS, TargetName
-from llmops.build.targets.base import Job, Target, TargetResult
+from llmops.build.targets.base import GeneratorJob, Target, TargetResult
 from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_kind
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
@@ -27,7 +27,7 @@ _GRAPH_BYTES = 16 << 20
 _BYTES = {"int8": 1.0, "int4": 0.63}
 
 
-class OpenVinoTarget(Target):
+class OpenVinoTarget(Target[Checkpoint]):
     """`--quant none` keeps the checkpoint's numbers exactly; int8 is per channel, int4 per group of inputs."""
 
     name: TargetName = "openvino"
@@ -39,7 +39,7 @@ class OpenVinoTarget(Target):
         return OpenVinoJob(spec, checkpoint, _group_size(spec, checkpoint))
 
 
-class OpenVinoJob(Job):
+class OpenVinoJob(GeneratorJob):
     """`group_size` is that of int4, None elsewhere."""
 
     def __init__(self, spec: BuildSpec, checkpoint: Checkpoint, group_size: int | None) -> None:

@@ -29,7 +29,7 @@ TOKENIZER_DIR = "tokenizer"
 _UNPAGED = "# no KV cache reuse, no chunked context: int8 caches never have them, fp8 ones with fp8 or w4a8_awq weights"
 
 
-class TensorrtTarget(Target):
+class TensorrtTarget(Target[Checkpoint]):
     """`--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set serve.NAME=VALUE` sets the C++ backend."""
 
     name: TargetName = "tensorrt"

@@ -1,0 +1,100 @@
+"""The target of encoders: one OpenVINO graph with all that stands between token ids and a vector or a score."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from llmops.build.encoder.checkpoint import EncoderCheckpoint
+from llmops.build.engine_folder.manifest import Limits, TokenizerInfo
+from llmops.build.installed import installed_version
+from llmops.build.progress import Progress
+from llmops.build.spec import BuildSpec
+from llmops.build.target_names import TargetName
+from llmops.build.targets.base import Job, Target, TargetResult
+from llmops.errors import InputError, MissingDependencyError
+
+_DEFAULT_BATCH = 32
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+class EncoderTarget(Target[EncoderCheckpoint]):
+    """Float32 only: encoders are small, and vectors of other numbers are other vectors."""
+
+    name: TargetName = "openvino"
+
+    def prepare(self, spec: BuildSpec, checkpoint: EncoderCheckpoint) -> EncoderJob:
+        if spec.target != self.name:
+            raise InputError(f"{checkpoint.ref} is an encoder; encoders are built with --target openvino.")
+        if spec.quant != "none":
+            raise InputError(f"{checkpoint.ref} is an encoder, which is served in float32; leave out --quant.")
+        if spec.max_seq_len is not None and spec.max_seq_len > checkpoint.max_seq_len:
+            raise InputError(
+                f"--max-seq-len {spec.max_seq_len} is over the encoder's; use at most {checkpoint.max_seq_len}."
+            )
+        if spec.tp * spec.pp * spec.ep != 1:
+            raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
+        if spec.options:
+            raise InputError(f"An encoder knows no --set {next(iter(spec.options))}.")
+        return EncoderJob(spec, checkpoint)
+
+
+class EncoderJob(Job[EncoderCheckpoint]):
+    """Seconds; nothing of it is kept for a restart."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"openvino": installed_version("openvino")}
+
+    @property
+    def disk_bytes(self) -> int:
+        # float32, whatever the checkpoint has
+        return 4 * self.checkpoint.parameters + (16 << 20)
+
+    @property
+    def lines(self) -> list[str]:
+        limits = self._limits
+        gives = "scores for pairs of texts" if self.checkpoint.head else "vectors"
+        return [
+            f"an encoder: gives {gives}, {limits.max_batch_size} texts of up to {limits.max_seq_len} tokens at once"
+        ]
+
+    def check(self) -> None:
+        if not installed_version("openvino"):
+            raise MissingDependencyError("Building an encoder needs openvino: pip install 'llmops[embedded]'.")
+
+    def write_tokenizer(self, directory: Path, progress: Progress) -> TokenizerInfo:
+        directory.mkdir()
+        for name in _TOKENIZER_FILES:
+            if (self.checkpoint.path / name).is_file():
+                shutil.copyfile(self.checkpoint.path / name, directory / name)
+        config = self.checkpoint.config
+        pad = int(config.get("pad_token_id") or 0)
+        return TokenizerInfo(vocab_size=int(config["vocab_size"]), end_ids=[], pad_id=pad, chat_template=False)
+
+    def build(self, workdir: Path, progress: Progress) -> TargetResult:
+        import openvino as ov
+
+        from llmops.build.encoder.graph import build_graph
+
+        directory = workdir / "model"
+        directory.mkdir()
+        with progress.stage("Reading weights", total=float(self.checkpoint.config["num_hidden_layers"])):
+            model = build_graph(self.checkpoint, progress.advance)
+        with progress.stage("Writing the model"):
+            ov.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)
+        return TargetResult(limits=self._limits, extra=_extra(self.checkpoint))
+
+    @property
+    def _limits(self) -> Limits:
+        length = self.spec.max_seq_len or self.checkpoint.max_seq_len
+        batch = self.spec.max_batch_size or _DEFAULT_BATCH
+        return Limits(max_batch_size=batch, max_seq_len=length, max_num_tokens=batch * length)
+
+
+def _extra(checkpoint: EncoderCheckpoint) -> dict[str, Any]:
+    if checkpoint.head is not None:
+        return {"score": {"activation": "sigmoid", "token_types": int(checkpoint.config.get("type_vocab_size", 1))}}
+    dimensions = int(checkpoint.config["hidden_size"])
+    return {"embedding": {"dimensions": dimensions, "pooling": checkpoint.pooling, "normalised": checkpoint.normalise}}
