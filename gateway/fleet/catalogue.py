@@ -51,17 +51,20 @@ class Catalogue:
 
     def of(self, kind: type[M]) -> Models[M]:
         """The models of one kind, or of several with this class in common."""
-        return Models(self, kind)
+        return Models(self, [one.model for one in self._kinds if issubclass(one.model, kind)])
 
-    def get(self, name: str, kind: type[M]) -> M:
-        """Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down)."""
-        shelves = [shelf for model, shelf in self._shelves.items() if issubclass(model, kind)]
-        for shelf in shelves:
-            if name in shelf.chosen:
-                return cast(M, shelf.chosen[name].model)
-        for shelf in shelves:
-            if name in shelf.broken:
-                raise UnavailableError(shelf.broken[name])
+    def find(self, name: str, kinds: Sequence[type[M]]) -> M:
+        """The model of one of these kinds, at the place that is used.
+
+        Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down).
+        """
+        for kind in kinds:
+            found = self._shelves[kind].chosen.get(name)
+            if found is not None:
+                return cast(M, found.model)
+        for kind in kinds:
+            if name in self._shelves[kind].broken:
+                raise UnavailableError(self._shelves[kind].broken[name])
         if self.problem is not None or not self.all():
             raise UnavailableError(self.problem or "Triton serves no model yet.")
         raise ModelNotFoundError(name)
@@ -143,14 +146,14 @@ class Catalogue:
 
 
 class Models(Generic[M]):
-    """Where endpoints find the models of one kind."""
+    """Where endpoints find the models that they can use."""
 
-    def __init__(self, catalogue: Catalogue, kind: type[M]) -> None:
-        self._catalogue, self._kind = catalogue, kind
+    def __init__(self, catalogue: Catalogue, kinds: Sequence[type[M]]) -> None:
+        self._catalogue, self._kinds = catalogue, kinds
 
     def get(self, name: str) -> M:
         """Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down)."""
-        return self._catalogue.get(name, self._kind)
+        return self._catalogue.find(name, self._kinds)
 
 
 def catalogue_of(settings: GatewaySettings, addresses: Sequence[str]) -> Catalogue:
