@@ -79,9 +79,11 @@ SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/messages", {**_MESSAGES_REQUEST, "output_config": _FORMATTED, "stream": True}),
     ("/v1/messages/count_tokens", {"messages": _TURNS, "tools": [_MESSAGES_TOOL], "tool_choice": {"type": "any"}}),
     ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 8, "encoding_format": "base64"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": True}),
     ("/tokenize", {"prompt": "hi"}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
 )
+_ENCODED = ("/v1/embeddings", "/v1/rerank")
 _ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 1e308, 0.5, "", "x", "\x00", "é🦙\u202e", "\ud800",
     "none", "required", "auto", "NaN", [], {}, [[]], [None], {"": ""}, ["x"] * 300, "y" * 20_000,
@@ -94,7 +96,7 @@ def cases(target: Target, chance: random.Random) -> Iterator[Case]:
     """Right requests with a few places of their trees changed; now and then the text itself is broken."""
     while True:
         path, seed_body = chance.choice(SEEDS)
-        body = {"model": target.embedding_model if path == "/v1/embeddings" else target.model, **_copy(seed_body)}
+        body = {"model": target.embedding_model if path in _ENCODED else target.model, **_copy(seed_body)}
         for _ in range(chance.choice((1, 1, 1, 2, 3, 6))):
             with contextlib.suppress(RecursionError):
                 _mutate(body, chance)

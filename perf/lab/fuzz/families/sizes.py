@@ -49,6 +49,7 @@ _LISTS: tuple[tuple[str, str], ...] = (
     ),
     ("/v1/embeddings", '{"model":%e,"input":[%x]}'),
     ("/v1/embeddings", '{"model":%e,"input":[[%x]]}'),
+    ("/v1/rerank", '{"model":%e,"query":"a","documents":[%x]}'),
     ("/detokenize", '{"model":%m,"tokens":[%x]}'),
 )
 _PLACES: tuple[tuple[str, str], ...] = (
@@ -66,6 +67,8 @@ _PLACES: tuple[tuple[str, str], ...] = (
     ("/v1/messages", '{"model":%m,%u,"metadata":{"user_id":"%x"}}'),
     ("/v1/messages/count_tokens", '{"model":%m,"messages":[{"role":"user","content":"x"}],"system":"%x"}'),
     ("/v1/embeddings", '{"model":%e,"input":"%x"}'),
+    ("/v1/rerank", '{"model":%e,"query":"a","documents":["%x"]}'),
+    ("/v1/rerank", '{"model":%e,"query":"%x","documents":["a"]}'),
     ("/tokenize", '{"model":%m,"prompt":"%x","return_token_strs":true}'),
 )  # fmt: skip
 _USER = '"max_tokens":1,"messages":[{"role":"user","content":"x"}]'
