@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 from tritonclient.grpc import service_pb2
 
-from llmops.contract import CARD, EMBEDDING_IDS, EMBEDDING_LENGTHS, SCORE_TYPES, Tensor
+from llmops.contract import CARD, EMBEDDING_IDS, EMBEDDING_LENGTHS, SCORE_TYPES
 from llmops.errors import InputError
 from llmops.gateway.errors import EngineError
 from llmops.gateway.triton.card import first_fault
@@ -64,20 +64,23 @@ class TritonEncoder:
         Raises ApiError for what Triton refuses or breaks on.
         """
         size = self._card.max_batch_size
-        starts = range(0, len(rows), size)
-        inputs = {EMBEDDING_IDS: rows} if types is None else {EMBEDDING_IDS: rows, SCORE_TYPES: types}
-        batches = [{tensor: all_rows[start : start + size] for tensor, all_rows in inputs.items()} for start in starts]
-        answers = await asyncio.gather(*(self._infer(_request(self._model, batch)) for batch in batches))
+        requests = [
+            _request(self._model, rows[at : at + size], None if types is None else types[at : at + size])
+            for at in range(0, len(rows), size)
+        ]
+        answers = await asyncio.gather(*map(self._infer, requests))
         return _joined(answers, self._card.dimensions)
 
 
-def _request(model: str, inputs: Mapping[Tensor, Rows]) -> service_pb2.ModelInferRequest:
+def _request(model: str, rows: Rows, types: Rows | None) -> service_pb2.ModelInferRequest:
     import numpy as np
 
-    tensors = {tensor: _padded(rows) for tensor, rows in inputs.items()}
-    tensors[EMBEDDING_LENGTHS] = np.array([[len(row)] for row in inputs[EMBEDDING_IDS]], dtype=np.int32)
+    lengths = np.array([[len(row)] for row in rows], dtype=np.int32)
+    tensors = [(EMBEDDING_IDS, _padded(rows)), (EMBEDDING_LENGTHS, lengths)]
+    if types is not None:
+        tensors.append((SCORE_TYPES, _padded(types)))
     request = service_pb2.ModelInferRequest(model_name=model)
-    for tensor, array in tensors.items():
+    for tensor, array in tensors:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
         request.raw_input_contents.append(array.tobytes())
     return request
