@@ -19,5 +19,12 @@ def _section(name: str) -> str:
     command = cli.get_command(group, name)
     if command is None:
         raise LookupError(name)
-    context = click.Context(command, info_name=name, parent=group, terminal_width=WIDTH, max_content_width=WIDTH)
-    return f"\n## `llmops {name}`\n\n{COMMANDS[name]}\n\n```\n{command.get_help(context)}\n```\n"
+    return f"\n## `llmops {name}`\n\n{COMMANDS[name]}\n{_help(command, name, group)}"
+
+
+def _help(command: click.Command, name: str, parent: click.Context) -> str:
+    """Its help, then that of its own commands."""
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
+    text = f"\n```\n{command.get_help(context)}\n```\n"
+    inner = command.commands.items() if isinstance(command, click.Group) else ()
+    return text + "".join(_help(one, inner_name, context) for inner_name, one in inner)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
-
-from sqlalchemy import RowMapping
+from typing import TYPE_CHECKING, Any
 
 from llmops.errors import InputError
+
+if TYPE_CHECKING:
+    from sqlalchemy import RowMapping
 
 HIGHEST = 1_000_000_000
 HIGHEST_BUDGET_MICROS = 10**15

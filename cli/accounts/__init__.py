@@ -1,0 +1,1 @@
+"""What `key`, `tenant`, `price` and `usage` share."""

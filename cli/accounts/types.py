@@ -1,0 +1,177 @@
+"""What `key`, `tenant`, `price` and `usage` are told: limits, budgets, ends, amounts. Each refuses in one sentence."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from llmops.store.accounts.limits import Budget
+
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+LONGEST = timedelta(days=3650)
+
+
+class Nothing:
+    """`none` on the command line: take the limit away. What was not given at all is None."""
+
+
+NOTHING = Nothing()
+
+
+def changed(given: Any, was: Any) -> Any:
+    """What a setting is after a command that named it, took it away or left it out."""
+    if given is None:
+        return was
+    return None if given is NOTHING else given
+
+
+class _Typed(click.ParamType):
+    """A type whose values are refused with an example of a right one."""
+
+    example = ""
+
+    def refuse(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
+        self.fail(f"{value!r} is not {self.example}.", param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self.name.upper()
+
+
+class LimitType(_Typed):
+    """A whole number, or `none`. Its bounds are the store's."""
+
+    name = "n"
+    example = "a whole number, or none for no limit"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Nothing:
+        if value == "none":
+            return NOTHING
+        if not re.fullmatch(r"-?[0-9_,]+", str(value)):
+            self.refuse(value, param, ctx)
+        return int(str(value).replace(",", "").replace("_", ""))
+
+
+class BudgetType(_Typed):
+    """`50/month`, `$0.5/day`: US dollars per day, week or month."""
+
+    name = "$/period"
+    example = "a budget; write US dollars per day, week or month, e.g. 50/month, or none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Budget | Nothing:
+        from llmops.store.accounts.limits import PERIODS, Budget
+
+        if value == "none":
+            return NOTHING
+        amount, _, period = str(value).partition("/")
+        dollars = micro_dollars(amount.removeprefix("$"))
+        if dollars is None or period not in PERIODS:
+            self.refuse(value, param, ctx)
+        return Budget(dollars, period)
+
+
+class DollarsType(_Typed):
+    """US dollars, in micro-dollars."""
+
+    name = "$"
+    example = "an amount of US dollars with at most six decimals, e.g. 0.6"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        micros = micro_dollars(str(value).removeprefix("$"))
+        if micros is None:
+            self.refuse(value, param, ctx)
+        return micros
+
+
+class DurationType(_Typed):
+    """`90d`, `12h`, `30m`, `2w`; `0`."""
+
+    name = "duration"
+    example = "a duration of at most ten years; write 30m, 12h, 90d or 2w"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        length = _duration(str(value))
+        if length is None:
+            self.refuse(value, param, ctx)
+        return length
+
+
+class MomentType(_Typed):
+    """From now on (`90d`) or a date of UTC (`2027-01-31`, `2027-01-31T12:00`); `never` where that can be."""
+
+    name = "when"
+    example = "a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31"
+
+    def __init__(self, never: bool = False) -> None:
+        self.never = never
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Nothing:
+        if isinstance(value, datetime):
+            return value
+        if value == "never" and self.never:
+            return NOTHING
+        if length := _duration(str(value)):
+            return datetime.now(timezone.utc) + length
+        try:
+            found = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        except ValueError:
+            self.refuse(value, param, ctx)
+        return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+
+
+class DayType(_Typed):
+    """A day of UTC."""
+
+    name = "day"
+    example = "a day; write 2026-11-30"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> date:
+        try:
+            return value if isinstance(value, date) else date.fromisoformat(str(value))
+        except ValueError:
+            self.refuse(value, param, ctx)
+
+
+class NamesType(_Typed):
+    """Names with commas between them; `all` where that can be."""
+
+    name = "name,…"
+    example = "a list of names with commas between them"
+
+    def __init__(self, everything: bool = False) -> None:
+        self.everything = everything
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...] | Nothing:
+        if isinstance(value, tuple):
+            return value
+        if value == "all" and self.everything:
+            return NOTHING
+        names = tuple(dict.fromkeys(name.strip() for name in str(value).split(",")))
+        if not all(names):
+            self.refuse(value, param, ctx)
+        return names
+
+
+def micro_dollars(text: str) -> int | None:
+    """Exactly; None for what is no amount, is negative, or has more decimals than are kept."""
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or len(text) > 20:
+        return None
+    try:
+        micros = Decimal(text) * 1_000_000
+    except InvalidOperation:
+        return None
+    return int(micros) if micros == int(micros) else None
+
+
+def _duration(text: str) -> timedelta | None:
+    if text == "0":
+        return timedelta(0)
+    found = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
+    length = timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else None
+    return length if length is not None and length <= LONGEST else None

@@ -1,0 +1,327 @@
+"""`llmops key`, `tenant`, `price`, `usage` as a user types them, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import os
+import pwd
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.cli.accounts.tables import dollars
+from llmops.cli.accounts.types import micro_dollars
+from llmops.cli.main import cli
+from llmops.errors import LlmopsError
+from llmops.store.accounts.keys import find_key
+from llmops.store.accounts.secrets import hash_secret, is_secret
+from llmops.store.open import open_store
+from llmops.store.usage import UsageRecord, insert_usage
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def llmops(url, monkeypatch):
+    """Runs a command on the store, as `main` does; a bug keeps its traceback."""
+    monkeypatch.setenv("LLMOPS_STORE", url)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*arguments: str) -> Said:
+        result = CliRunner().invoke(cli, arguments)
+        if isinstance(result.exception, LlmopsError):
+            return Said(result.exception.exit_code, result.stdout, result.exception.message)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Said(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture
+def acme(llmops):
+    assert llmops("tenant", "create", "acme", "--rpm", "1,000").out == "acme: 1,000 requests/min, no budget.\n"
+    return llmops
+
+
+CREATE = ("key", "create", "--tenant", "acme", "--user", "user@acme.example")
+
+
+def found(url: str, secret: str):
+    async def find():
+        async with await open_store(url) as store, store.read() as connection:
+            return await find_key(connection, hash_secret(secret))
+
+    return asyncio.run(find())
+
+
+def test_a_key_is_made_and_printed_once(acme, url):
+    made = acme(
+        *CREATE, "--tier", "pro", "--rpm", "60", "--tpm", "90000", "--budget", "50/month", "--expires", "90d",
+        "--models", "smollm2,llama", "--scopes", "inference",
+    )  # fmt: skip
+    secret = made.out.strip()
+    # the key alone on standard output, for KEY=$(llmops key create …)
+    assert is_secret(secret)
+    assert "60 requests/min, 90,000 tokens/min, $50.00/month, for inference, only smollm2, llama" in made.err
+    key = found(url, secret)
+    spec = key.spec
+    assert (spec.limits.rpm, spec.limits.tpm, spec.limits.concurrent) == (60, 90_000, None)
+    assert vars(spec.limits.budget) == {"micros": 50_000_000, "period": "month"}
+    assert (spec.tier, spec.scopes, spec.models) == ("pro", ("inference",), ("smollm2", "llama"))
+    assert timedelta(days=89, hours=23) < spec.expires_at - datetime.now(timezone.utc) <= timedelta(days=90)
+    for command in (("key", "list", "--json"), ("key", "list"), ("key", "show", key.id), ("key", "show", secret)):
+        shown = acme(*command)
+        assert key.id in shown.out
+        assert secret not in shown.out
+        assert secret[:12] in shown.out
+
+
+def test_a_second_key_of_the_same_user_has_the_users_tier(acme):
+    acme(*CREATE, "--tier", "pro")
+    second = acme(*CREATE, "--json").json
+    assert (second["tier"], second["scopes"], second["models"], second["expires_at"]) == (
+        "pro", ["inference", "usage"], None, None,
+    )  # fmt: skip
+    assert is_secret(second["key"])
+    assert [key["user"] for key in acme("key", "list", "--json").json] == ["user@acme.example"] * 2
+
+
+def test_update_changes_what_is_named_and_none_takes_away(acme):
+    key = acme(*CREATE, "--rpm", "60", "--budget", "$0.5/day", "--models", "a,b", "--expires", "30d", "--json").json
+    after = acme("key", "update", key["id"], "--tpm", "10", "--rpm", "none", "--json").json
+    assert after == {name: value for name, value in key.items() if name != "key"} | {"rpm": None, "tpm": 10}
+    gone = acme("key", "update", key["id"], "--budget", "none", "--models", "all", "--expires", "never", "--json").json
+    assert gone == after | {"budget": None, "models": None, "expires_at": None}
+    assert acme("key", "update", key["id"]).err.endswith("Nothing to change; name what, e.g. --rpm 120.\n")
+
+
+def test_rotate_and_revoke(acme, url):
+    first = acme(*CREATE).out.strip()
+    now = datetime.now(timezone.utc)
+    second = acme("key", "rotate", first, "--overlap", "1h").out.strip()
+    assert [found(url, one).state(now) for one in (first, second)] == ["active", "active"]
+    third = acme("key", "rotate", second, "--overlap", "0").out.strip()
+    assert found(url, first) is None
+    assert [found(url, one).state(datetime.now(timezone.utc)) for one in (second, third)] == ["rotated", "active"]
+    assert "is revoked; its usage stays on the bill" in acme("key", "revoke", third).out
+    assert "was revoked" in acme("key", "revoke", third).err
+    assert acme("key", "list").err.startswith("No keys. Make one:")
+    assert [key["state"] for key in acme("key", "list", "--all", "--json").json] == ["revoked"]
+
+
+def test_a_tenant_from_beginning_to_end(acme):
+    assert acme("tenant", "update", "acme", "--rpm", "none", "--budget", "500/month").out == (
+        "acme: no limit, $500.00/month.\n"
+    )
+    assert "500.00/month" in acme("tenant", "show", "acme").out
+    key = acme(*CREATE, "--json").json
+    assert acme("key", "show", key["id"], "--json").json["tenant_limits"]["budget"] == {
+        "usd": 500.0, "micros": 500_000_000, "period": "month",
+    }  # fmt: skip
+    acme("tenant", "delete", "acme")
+    assert acme("key", "show", key["id"], "--json").json["state"] == "tenant deleted"
+    assert acme(*CREATE).err == "The tenant acme was deleted; `llmops tenant restore acme` brings it back."
+    assert acme("tenant", "list", "--json").json == []
+    assert acme("tenant", "list", "--all", "--json").json[0]["deleted_at"]
+    acme("tenant", "restore", "acme")
+    assert acme("key", "show", key["id"], "--json").json["state"] == "active"
+
+
+def test_prices(llmops):
+    said = llmops("price", "set", "smollm2", "--input", "0.6", "--cached", "0.3", "--output", "0.9")
+    assert said.out.startswith("smollm2: $0.60 in, $0.30 cached, $0.90 out per million tokens, from 2")
+    llmops("price", "set", "smollm2", "--input", "0.5", "--output", "$0.8", "--from", "2100-01-01")
+    _, later = llmops("price", "list", "--json").json
+    assert (later["from"], later["cached"]) == ("2100-01-01T00:00:00+00:00", 0.5)
+    assert llmops("price", "list", "--at", "2100-06-01", "--json").json == [later]
+    listed = llmops("price", "list").out.splitlines()
+    assert [line.rstrip().endswith("in force") for line in listed] == [False, True, False]
+    late = llmops("price", "set", "smollm2", "--input", "1", "--output", "1", "--from", "2020-01-01")
+    assert (late.code, "cannot begin in the past" in late.err) == (2, True)
+
+
+def test_usage_in_every_form(acme, url):
+    key = acme(*CREATE, "--budget", "1/month", "--json").json
+    user_id = found(url, key["key"]).user_id
+    day = datetime(2026, 11, 5, 12, tzinfo=timezone.utc)
+
+    async def fill():
+        async with await open_store(url) as store, store.write() as connection:
+            events = [
+                UsageRecord(
+                    str(UUID(int=n)), "g1", n, day + timedelta(days=n % 2), "r", user_id, ("m1", "m2")[n % 2],
+                    100, 10, 7, 40, key_id=key["id"],
+                )
+                for n in range(5)
+            ]  # fmt: skip
+            await insert_usage(connection, events)
+
+    asyncio.run(fill())
+    november = ("--from", "2026-11-01", "--to", "2026-11-30")
+    total = acme("usage", *november, "--tenant", "acme", "--json").json
+    assert total["period"] == {"from": "2026-11-01", "to": "2026-11-30"}
+    assert (total["requests"], total["input_tokens"], total["cached_tokens"], total["output_tokens"]) == (
+        5,
+        500,
+        200,
+        50,
+    )
+    assert (total["cost_micros"], total["cost_usd"]) == (35, 0.000035)
+    assert [(line["tenant"], line["model"], line["requests"]) for line in total["lines"]] == [
+        ("acme", "m1", 3), ("acme", "m2", 2),
+    ]  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(acme("usage", *november, "--by", "day", "--by", "key", "--csv").out)))
+    assert [(row["day"], row["key"], row["cost_micros"]) for row in rows] == [
+        ("2026-11-05", key["id"], "21"), ("2026-11-06", key["id"], "14"),
+    ]  # fmt: skip
+    table = acme("usage", *november, "--by", "user").out.splitlines()
+    assert table[0] == "2026-11-01 to 2026-11-30 (UTC)"
+    assert table[-1].split() == ["total", "5", "500", "200", "50", "$0.000035"]
+    assert acme("usage", "--from", "2026-11-06", "--to", "2026-11-06", "--json").json["requests"] == 2
+    assert acme("usage", *november, "--model", "m3").err == "Nothing was used, 2026-11-01 to 2026-11-30 (UTC).\n"
+    acme("tenant", "delete", "acme")
+    assert acme("usage", *november, "--tenant", "acme", "--user", "user@acme.example", "--json").json["requests"] == 5
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tenant", "acne"), r"There is no tenant acne (did you mean acme?); `llmops tenant create acne` makes one."),
+        (("--user", "nobody"), "'nobody' is not an e-mail address."),
+        (("--rpm", "-5"), "rpm -5: a limit is 1 to 1,000,000,000; revoke a key to stop it."),
+        (("--rpm", "0"), "rpm 0: a limit is 1 to"),
+        (("--tpm", "99999999999999999999"), "tpm 99999999999999999999: a limit is 1 to 1,000,000,000"),
+        (("--concurrent", "many"), "'many' is not a whole number, or none for no limit."),
+        (("--rpm", "1.5"), "'1.5' is not a whole number"),
+        (("--budget", "50"), "'50' is not a budget; write US dollars per day, week or month, e.g. 50/month, or none."),
+        (("--budget", "50EUR/month"), "'50EUR/month' is not a budget; write US dollars"),
+        (("--budget", "50/fortnight"), "'50/fortnight' is not a budget"),
+        (("--budget", "-1/day"), "'-1/day' is not a budget"),
+        (("--budget", "0/day"), "A budget is more than $0"),
+        (("--budget", "1e99/day"), "'1e99/day' is not a budget"),
+        (("--budget", "2000000000/day"), "at most $1,000,000,000"),
+        (("--scopes", "inference,root"), "There is no scope root; a key has one or more of inference, usage, admin."),
+        (("--scopes", ","), "',' is not a list of names"),
+        (("--expires", "soon"), "'soon' is not a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31."),
+        (("--expires", "90"), "'90' is not a time"),
+        (("--expires", "99999d"), "'99999d' is not a time"),
+        (("--expires", "2020-01-01"), "A key cannot expire in the past (2020-01-01 00:00 UTC)."),
+        (("--tier", "Gold!"), "'Gold!' is not a tier"),
+    ],
+)
+def test_what_a_key_cannot_be_is_one_sentence(acme, arguments, said):
+    refused = acme(*CREATE, *arguments)
+    assert refused.code == 2
+    assert said in refused.err
+    assert refused.out == ""
+    assert acme("key", "list", "--all", "--json").json == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("price", "set", "m", "--input", "-1", "--output", "1"), "'-1' is not an amount of US dollars"),
+        (("price", "set", "m", "--input", "0.0000001", "--output", "1"), "with at most six decimals"),
+        (
+            ("price", "set", "m", "--input", "1000001", "--output", "1"),
+            "A price is $0 to $1,000,000 per million tokens.",
+        ),
+        (("price", "set", "m", "--input", "1", "--output", "free"), "'free' is not an amount"),
+        (("usage", "--user", "who@acme.example"), "There is no user who@acme.example; "),
+        (("usage", "--tenant", "zeta"), "There is no tenant zeta; "),
+        (("usage", "--key", "key-none"), "There is no key key-none; "),
+        (("usage", "--from", "yesterday"), "'yesterday' is not a day; write 2026-11-30."),
+        (("usage", "--from", "2026-02-02", "--to", "2026-02-01"), "--from 2026-02-02 is after --to 2026-02-01."),
+        (("usage", "--json", "--csv"), "--json and --csv exclude each other."),
+        (("tenant", "create", "acme"), "There is a tenant acme already."),
+        (("tenant", "update", "acme"), "Nothing to change"),
+        (("key", "rotate", "key-none", "--overlap", "1y"), "'1y' is not a duration of at most ten years"),
+        (("key", "list", "--store", "mysql://u:hunter2@h/d"), "The store cannot be mysql; write sqlite:///FILE"),
+    ],
+)
+def test_what_other_commands_cannot_do_is_one_sentence(acme, arguments, said):
+    refused = acme(*arguments)
+    assert refused.code == 2
+    assert said in refused.err
+    assert "hunter2" not in refused.err
+
+
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """Not root, to whom the modes of files mean nothing."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_file_that_may_only_be_read(acme, folder):
+    assert len(acme("tenant", "list", "--json").json) == 1
+    (folder / "store.db").chmod(0o444)
+    folder.chmod(0o555)
+    with somebody_else():
+        refused = acme("tenant", "create", "zeta")
+    folder.chmod(0o755)
+    said = f"The store {folder}/store.db cannot be written: the file or its folder is read-only for this user."
+    assert (refused.code, refused.err) == (1, said)
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_disk_that_is_full(llmops, folder):
+    """The system refuses to let any file grow; what was there stays."""
+    file = folder / "store.db"
+
+    def no_more() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
+
+    command = [sys.executable, "-m", "llmops.cli", "tenant", "create", "acme", "--store", f"sqlite:///{file}"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=no_more)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"Error: The store {file} cannot be written: the disk is full")
+    assert "Traceback" not in refused.stderr
+    assert llmops("tenant", "list", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [("0.6", 600_000), (".5", 500_000), ("50", 50_000_000), ("0.000001", 1), ("0.0000010", 1), ("0.0000001", None),
+     ("", None), ("1,000", None), ("1e3", None), ("nan", None), ("-1", None), ("9" * 21, None)],
+)  # fmt: skip
+def test_dollars_are_read_exactly(text, micros):
+    assert micro_dollars(text) == micros
+
+
+@pytest.mark.parametrize(
+    ("micros", "text"),
+    [(0, "$0.00"), (19, "$0.000019"), (500_000, "$0.50"), (1_234_567_890_000, "$1,234,567.89"), (1_100_000, "$1.10")],
+)
+def test_dollars_are_shown_exactly(micros, text):
+    assert dollars(micros) == text
