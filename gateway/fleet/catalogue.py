@@ -97,7 +97,9 @@ class Catalogue:
 
     async def generates(self, name: str, seconds: float) -> str | None:
         """None when the model has just answered within `seconds`; otherwise why it has not."""
-        model = next(found.model for found in self.all() if found.model.name == name)
+        model = next((found.model for found in self.all() if found.model.name == name), None)
+        if model is None:
+            return f"The model {name} is not there any more."
         try:
             await asyncio.wait_for(model.answer_once(), seconds)
         except asyncio.TimeoutError:

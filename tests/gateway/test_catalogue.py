@@ -100,6 +100,8 @@ async def test_a_server_that_goes_takes_only_its_own_models(card):
         with pytest.raises(ModelNotFoundError):
             catalogue.of(ServedModel).get("nobody")
 
+        assert await catalogue.generates("nobody", 1) == "The model nobody is not there any more."
+
         await second.stop()
         assert (await catalogue.look()).problem == "Triton is not ready."
         await catalogue.refresh()
