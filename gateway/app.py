@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
@@ -28,9 +28,10 @@ from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.queues import Queues
 from llmops.gateway.fleet.serving import EmbeddingModel, Encoder, ServedModel
 from llmops.gateway.http.body import Intake
+from llmops.gateway.http.counting import RequestCounts
+from llmops.gateway.http.door import Check
 from llmops.gateway.http.express import Endpoint, ExpressApp
-from llmops.gateway.http.failures import add_handlers
-from llmops.gateway.http.middleware import ContextMiddleware
+from llmops.gateway.http.failures import Handlers, add_handlers
 from llmops.gateway.http.openapi import add_bodies, body_of
 from llmops.gateway.observability.lag import LagWatch
 from llmops.gateway.observability.metrics import Metrics
@@ -56,8 +57,11 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> ExpressApp:
-    """The application for any ASGI server. Nothing is connected before its lifespan starts."""
+def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Sequence[Check] = ()) -> ExpressApp:
+    """The application for any ASGI server. Nothing is connected before its lifespan starts.
+
+    `checks` are what every request must pass, in this order.
+    """
     metrics = Metrics()
     workers = Workers(settings.text_threads, settings.limits.preparing)
     intake = Intake(settings.limits, settings.timeouts.body)
@@ -82,9 +86,10 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> Express
         lifespan=lifespan,
         # a redirect is no answer that an OpenAI client knows; its own 404 is
         redirect_slashes=False,
+        checks=[intake, RequestCounts(metrics), *checks],
+        own=siblings.own,
     )
     add_handlers(app)
-    app.add_middleware(ContextMiddleware, metrics=metrics, intake=intake)
     queues, default = Queues(settings.limits.queued), settings.sampling.max_tokens
     generating = catalogue.of(ServedModel)
     service = Service(generating, settings.limits, settings.timeouts, metrics, workers, intake, queues, default)
@@ -95,7 +100,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> Express
     responses = Responses(service, Running(siblings.own, store))
     _add_openai_routes(app, service, catalogue, responses)
     _add_anthropic_routes(app, service)
-    app.express = {path: ContextMiddleware(endpoint, metrics, intake) for path, endpoint in _posts(app.router)}
+    app.express = dict(_posts(app.router, app.exception_handlers))
     app.add_api_route("/", health.root, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
@@ -104,10 +109,10 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE) -> Express
     return app
 
 
-def _posts(router: APIRouter) -> Iterator[tuple[str, Endpoint]]:
+def _posts(router: APIRouter, handlers: Handlers) -> Iterator[tuple[str, Endpoint]]:
     for route in router.routes:
         if isinstance(route, APIRoute) and route.methods == {"POST"} and not route.param_convertors:
-            yield route.path, Endpoint(route.path, route.endpoint)
+            yield route.path, Endpoint(route.endpoint, handlers)
 
 
 def _add_openai_routes(app: FastAPI, service: Service, catalogue: Catalogue, responses: Responses) -> None:

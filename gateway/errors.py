@@ -19,6 +19,7 @@ from llmops.gateway.logs import current_request
 log = logging.getLogger(__name__)
 
 LONGEST_MESSAGE = 2000
+_FINISHES = {"cancelled": "cancelled", "engine_unavailable": "engine_lost", "engine_timeout": "engine_lost"}
 
 
 def _cut(text: str) -> str:
@@ -68,6 +69,11 @@ class ApiError(LlmopsError):
         """The message, and where the rest is."""
         request = current_request.get()
         return f"{self.message} The gateway's log has request {request}." if self.detail and request else self.message
+
+    @property
+    def finish(self) -> str:
+        """How a request that fails with this ended, as an Outcome calls it."""
+        return _FINISHES.get(self.code or "", "error")
 
     @property
     def phrase(self) -> str:

@@ -41,12 +41,52 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. Without keys everybody is anonymous: `user_id` is then a digest of whatever was sent as a key.
+
+    `share` is the path by which what is scarce is divided, `a/b` for `b` of `a`'s; `scopes` what may be asked for;
+    `models` the names that may be used, None for all.
+    """
+
+    tenant_id: str = ""
+    user_id: str = ""
+    key_id: str = ""
+    share: str = ""
+    tier: str = ""
+    priority: int = 0
+    scopes: frozenset[str] = frozenset({"inference"})
+    models: frozenset[str] | None = None
+
+
+class Usage(NamedTuple):
+    """Tokens that a request used so far. `cached_tokens` of the prompt; None where the engine does not tell."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int | None = None
+
+
+class Outcome(NamedTuple):
+    """How a request ended. `status`: the HTTP status that was sent, 0 if none was.
+
+    `finish`: an answer's finish_reason (of its first choice), or `cancelled`, `engine_lost` or `error`; empty where
+    nothing is generated and nothing went wrong. `usage` is None where no tokens were used.
+    """
+
+    status: int
+    finish: str = ""
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One validated, tokenised request: what the tensor contract (docs/contract.md) can say.
 
     `end_ids` all end a sequence (empty: nothing does but the length); `stop_words` and `bad_words` are token sequences.
-    `caller`: who asks, for fair turns among those whose grammars are new to the engine. `extras`: numbers for inputs of
-    the contract that have no field here; those that only engine models of ours know are left out for others.
+    `caller`: the share of who asks (`Caller.share`), for fair turns among those whose grammars are new to the engine.
+    `extras`: numbers for inputs of the contract that have no field here; those that only engine models of ours know are
+    left out for others.
     """
 
     request_id: str

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from llmops.gateway.answers.choice import Choice
 from llmops.gateway.answers.sampling import in_client_terms
 from llmops.gateway.errors import ApiError, CancelledStreamError, EngineTimeoutError, UnsupportedError
-from llmops.gateway.messages import TokenBatch, TokenSink, TokenStream
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.messages import TokenBatch, TokenSink, TokenStream, Usage
 from llmops.gateway.observability.metrics import Meter
 from llmops.gateway.settings import Timeouts
 
@@ -37,14 +38,18 @@ class Answer:
         timeouts: Timeouts,
         prompt_tokens: int,
         leave: Callable[[], None],
+        context: RequestContext,
     ) -> None:
-        """`leave` gives back its places among the sequences in progress."""
+        """`leave` gives back its places among the sequences in progress; `context` is told of the end."""
         self._stream = stream
         self.choices = choices
         self.meter = meter
         self.timeouts = timeouts
         self.prompt_tokens = prompt_tokens
         self._leave = leave
+        self._context = context
+        # what ended it early, as an Outcome calls it; the error itself would hold these frames
+        self.broken = ""
         self._open = len(choices)
         self._ended: list[Choice] = []
         self._over = self._left = False
@@ -55,11 +60,22 @@ class Answer:
 
     @property
     def completion_tokens(self) -> int:
-        return sum(choice.completion_tokens for choice in self.choices)
+        return sum([choice.completion_tokens for choice in self.choices])
 
     @property
     def reasoning_tokens(self) -> int:
-        return sum(choice.reasoning_tokens for choice in self.choices)
+        return sum([choice.reasoning_tokens for choice in self.choices])
+
+    @property
+    def usage(self) -> Usage:
+        """What it used so far."""
+        return Usage(self.prompt_tokens, self.completion_tokens, self.reasoning_tokens)
+
+    @property
+    def finish(self) -> str:
+        """How it ended, as an Outcome calls it."""
+        done = all(choice.done for choice in self.choices)
+        return self.broken or (self.choices[0].finish_reason if done else "cancelled")
 
     async def start(self) -> None:
         """Wait for the first tokens. Raises what the engine says instead of them."""
@@ -96,7 +112,9 @@ class Answer:
         self._clock.stop()
         self._stream.cancel()
         self._leave()
-        self.meter.end(self.completion_tokens)
+        usage = self.usage
+        self.meter.end(usage.completion_tokens)
+        self._context.usage, self._context.finish = usage, self.finish
 
     async def _advance(self) -> Advance | None:
         if self._over:
@@ -110,9 +128,11 @@ class Answer:
         except CancelledStreamError:
             if self._over:
                 return self._next_ended()
-            raise self._clock.expired or CancelledStreamError() from None
-        except ApiError:
-            self._over = True
+            error = self._clock.expired or CancelledStreamError()
+            self.broken = error.finish
+            raise error from None
+        except ApiError as error:
+            self._over, self.broken = True, error.finish
             raise
         finally:
             came = perf_counter()

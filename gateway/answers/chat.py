@@ -92,7 +92,7 @@ async def start_chat(
 
     `fit`: a length for which the context has no room is cut to what there is, instead of refused.
     """
-    leave = service.queues.enter(model, body.n or 1)
+    leave = service.queues.enter(model, body.n or 1, context.caller.share)
     try:
         return await _start(service, body, model, answer_id, context, leave, fit)
     except BaseException:
@@ -105,7 +105,8 @@ async def plan_in_turn(service: Service, body: ChatRequest, model: ServedModel, 
     # a message costs its template some work however short it is; earlier ones may not have come with this body
     size = max(context.size, characters(body.messages)) + 64 * len(body.messages)
     size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
-    return await service.workers.run(lambda: plan_chat(model, body, service.limits, context.mark), size, context.caller)
+    caller = context.caller.share
+    return await service.workers.run(lambda: plan_chat(model, body, service.limits, context.mark), size, caller)
 
 
 async def _start(
@@ -133,7 +134,7 @@ async def _start(
         logprobs=bool(body.logprobs),
         bad_words=plan.bad_words,
         guide=plan.guide,
-        caller=context.caller,
+        caller=context.caller.share,
         extras=model.extras,
     )
     end_ids = frozenset(endings.end_ids)
@@ -153,7 +154,7 @@ async def _start(
     stream = await open_streams(model.engine, [request])
     context.mark("submit")
     meter = service.metrics.meter(model.name, context.started, len(plan.input_ids))
-    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave)
+    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave, context)
 
 
 def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Callable[[str], None]) -> ChatPlan:

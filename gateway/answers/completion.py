@@ -99,10 +99,10 @@ async def _start(
     def prepare() -> tuple[list[list[int]], Guide | None]:
         return [encode(model, one, body) for one in prompts], _guide(body, model, service)
 
-    encoded, guide = await service.workers.run(prepare, context.size + work_of(body), context.caller)
+    encoded, guide = await service.workers.run(prepare, context.size + work_of(body), context.caller.share)
     context.mark("tokenise")
     endings = endings_of(body, model.card, service.limits)
-    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context.caller)
+    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context.caller.share)
     choices = [
         Choice(
             at * request.n + sequence,
@@ -119,7 +119,7 @@ async def _start(
     stream = await open_streams(model.engine, requests)
     context.mark("submit")
     meter = service.metrics.meter(model.name, context.started, prompt_tokens)
-    return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave)
+    return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context)
 
 
 def _guide(body: CompletionRequest, model: ServedModel, service: Service) -> Guide | None:
@@ -180,7 +180,7 @@ async def echoes_of(
         return []
     prompts = prompts_of(body, service.limits)
     texts = await service.workers.run(
-        lambda: [_echo(model, prompt) for prompt in prompts], context.size, context.caller
+        lambda: [_echo(model, prompt) for prompt in prompts], context.size, context.caller.share
     )
     return [text for text in texts for _ in range(sequences_of(body))]
 

@@ -53,6 +53,7 @@ class AnswerEvents(EventSource):
             # the 200 is out: a bug can only be told inside the stream
             log.exception("request %s: the stream failed", current_request.get())
             self._over = True
+            self._answer.broken = "error"
             return self.failed(InternalError("The gateway failed in the middle of the stream."))
         self._over = True
         return self.end()

@@ -16,12 +16,13 @@ DONE = b"data: [DONE]\n\n"
 
 def usage_of(answer: Answer) -> dict[str, Any]:
     """`usage` of an answer. What the engine does not tell (cached tokens) is left out, not called zero."""
+    used = answer.usage
     return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
         "completion_tokens_details": {
-            "reasoning_tokens": answer.reasoning_tokens,
+            "reasoning_tokens": used.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,

@@ -30,22 +30,18 @@ class StartingEvents(EventSource):
     """The events of an answer that is yet to be started: it may wait long for its turn, and the stream's first sign of
     life must not wait with it."""
 
-    def __init__(
-        self,
-        start: Callable[[], Awaitable[Answer]],
-        events: Callable[[Answer], EventSource],
-        failed: Callable[[ApiError], bytes],
-        watch: ClientWatch,
-    ) -> None:
+    def __init__(self, begin: Callable[[], Awaitable[EventSource]], failed: Callable[[ApiError], bytes]) -> None:
         """`failed` makes the events of what went wrong before there was an answer."""
-        self._start, self._events, self._failed, self._watch = start, events, failed, watch
+        self._begin, self._failed = begin, failed
         self._source: EventSource | None = None
         self._late: bytes | None = None
 
     async def start(self, context: RequestContext) -> None:
-        answer = await self._start()
-        self._source = self._events(answer)
-        self._watch.tell(answer.cancel)
+        try:
+            self._source = await self._begin()
+        except Exception as error:
+            context.finish = error.finish if isinstance(error, ApiError) else "error"
+            raise
         await self._source.start(context)
 
     def late(self, error: Exception) -> None:
@@ -93,7 +89,13 @@ async def respond(
     """
     watch = ClientWatch(request.receive)
     if events is not None:
-        source = StartingEvents(start, events, failed, watch)
+
+        async def begin() -> EventSource:
+            answer = await start()
+            watch.tell(answer.cancel)
+            return events(answer)
+
+        source = StartingEvents(begin, failed)
         return EventStream(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive, sign=sign)
     try:
         answer = await start()

@@ -15,6 +15,7 @@ from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.serving import EmbeddingModel
 from llmops.gateway.http.context import context_of
+from llmops.gateway.messages import Usage
 from llmops.gateway.openai.embeddings import EmbeddingRequest
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class Embeddings:
         _check_dimensions(body, model)
         inputs = _inputs(body, self._service.limits.inputs)
         check_length(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")
-        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), context.size, context.caller)
+        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), context.size, context.caller.share)
         vectors = _shortened(await model.embed(rows), body.dimensions)
-        return json_response(_answer(body, vectors, sum(map(len, rows))))
+        context.usage = Usage(sum(map(len, rows)))
+        return json_response(_answer(body, vectors, context.usage))
 
 
 def _check_dimensions(body: EmbeddingRequest, model: EmbeddingModel) -> None:
@@ -109,7 +111,7 @@ def _shortened(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[
     return np.asarray(cut / lengths, dtype=np.float32)
 
 
-def _answer(body: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> dict[str, Any]:
+def _answer(body: EmbeddingRequest, vectors: NDArray[np.float32], used: Usage) -> dict[str, Any]:
     as_text = body.encoding_format == "base64"
     data = [
         {
@@ -119,5 +121,5 @@ def _answer(body: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -
         }
         for index, vector in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    usage = {"prompt_tokens": used.prompt_tokens, "total_tokens": used.prompt_tokens}
     return {"object": "list", "data": data, "model": body.model, "usage": usage}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -19,12 +18,12 @@ from llmops.gateway.conversations.forwarding import forward
 from llmops.gateway.conversations.items import Item, as_items
 from llmops.gateway.conversations.run import ResponseRun, Running
 from llmops.gateway.conversations.store import StoredResponse
-from llmops.gateway.endpoints.common import json_response, note_ignored, respond
+from llmops.gateway.endpoints.common import StartingEvents, json_response, note_ignored, respond
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnsupportedError
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.body import validate
 from llmops.gateway.http.context import RequestContext, context_of
-from llmops.gateway.http.events import EventStream
+from llmops.gateway.http.events import EventSource, EventStream
 from llmops.gateway.http.watch import ClientWatch
 from llmops.gateway.openai.chat import ChatRequest
 from llmops.gateway.openai.responses import ResponsesRequest
@@ -54,7 +53,8 @@ class Responses:
         self._background: set[asyncio.Task] = set()
 
     async def create(self, request: Request) -> Response:
-        context, owner = context_of(request), owner_of(request)
+        context = context_of(request)
+        owner = context.caller.user_id
         body = await self._service.intake.load(ResponsesRequest, request)
         model = self._service.models.get(body.model)
         own = [_with_id(await self._resolved(item, owner)) for item in as_items(body.input)]
@@ -73,15 +73,31 @@ class Responses:
         def run(answer: Answer) -> ResponseRun:
             return ResponseRun(answer, builder, own, owner, running)
 
+        def failed(error: ApiError) -> bytes:
+            return written([*builder.start(), *builder.fail(error)])
+
+        if body.background and body.stream:
+            watch = ClientWatch(request.receive)
+
+            async def follow() -> EventSource:
+                begun = run(await start()).begin()
+                source = begun.follow()
+                watch.tell(source.cancel)
+                await self._in_background(begun, context)
+                return source
+
+            return self._stream(StartingEvents(follow, failed), watch)
         if body.background:
-            return await self._in_background(request, run(await start()).begin(), stream=bool(body.stream))
+            begun = run(await start()).begin()
+            await self._in_background(begun, context)
+            return json_response(begun.entry().response)
         return await respond(
             request,
             start,
             self._service.timeouts,
             events=run if body.stream else None,
             collect=lambda answer: run(answer).collect(),
-            failed=lambda error: written([*builder.start(), *builder.fail(error)]),
+            failed=failed,
         )
 
     async def get(self, request: Request) -> Response:
@@ -106,7 +122,7 @@ class Responses:
 
     async def _where_it_is(self, request: Request, handle: Handler) -> Response:
         """By the worker that generates it, else by this one."""
-        response_id, owner = request.path_params["response_id"], owner_of(request)
+        response_id, owner = request.path_params["response_id"], context_of(request).caller.user_id
         run = self._running.find(response_id, owner)
         if run is not None:
             return await handle(request, run.entry(), run)
@@ -131,11 +147,11 @@ class Responses:
         if after is None:
             return json_response(entry.response)
         if run is not None:
-            return self._stream(request, run.follow(after))
+            return self._following(request, run.follow(after))
         past = [event for event in replay(entry.response, entry.cuts) if event["sequence_number"] > after]
         source = Followed(written(past))
         source.end()
-        return self._stream(request, source)
+        return self._following(request, source)
 
     async def _delete(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
         if run is not None:
@@ -180,18 +196,20 @@ class Responses:
         note_ignored(context, self._service.metrics, body, IGNORED, extra=chat)
         return chat
 
-    async def _in_background(self, request: Request, run: ResponseRun, *, stream: bool) -> Response:
-        """It goes on whatever its client does; a stream only follows it."""
-        source = run.follow() if stream else None
-        task = asyncio.create_task(run.in_background(), name=f"response-{run.id}")
+    async def _in_background(self, run: ResponseRun, context: RequestContext) -> None:
+        """It goes on whatever its client does."""
+        context.later = task = asyncio.create_task(run.in_background(), name=f"response-{run.id}")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         await run.known()
-        return json_response(run.entry().response) if source is None else self._stream(request, source)
 
-    def _stream(self, request: Request, source: Followed) -> Response:
+    def _following(self, request: Request, source: Followed) -> Response:
+        """A reader who leaves ends this stream only."""
         watch = ClientWatch(request.receive)
         watch.tell(source.cancel)
+        return self._stream(source, watch)
+
+    def _stream(self, source: EventSource, watch: ClientWatch) -> Response:
         timeouts = self._service.timeouts
         return EventStream(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
 
@@ -211,11 +229,6 @@ def _asked_stream(request: Request) -> int | None:
     if not after.isdecimal() or len(after) > 9:
         raise InvalidRequestError("starting_after is the sequence number of an event.", param="starting_after")
     return int(after)
-
-
-def owner_of(request: Request) -> str:
-    """Whose responses these are: nobody sees those of another key."""
-    return hashlib.sha256(request.headers.get("authorization", "").encode()).hexdigest()
 
 
 def _with_id(item: Item) -> Item:

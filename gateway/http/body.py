@@ -22,7 +22,9 @@ from llmops.gateway.errors import (
     missing,
 )
 from llmops.gateway.http.context import RequestContext, context_of
+from llmops.gateway.http.door import Check
 from llmops.gateway.http.weight import refuse_infinite, surveyed
+from llmops.gateway.messages import Outcome
 from llmops.gateway.settings import Limits
 
 _LATE = "the body is late"
@@ -35,7 +37,7 @@ LEAST_BYTES_PER_SECOND, MOST_PATIENCE = 1024, 10
 
 
 @dataclass(slots=True)
-class Intake:
+class Intake(Check):
     """Where all bodies of one gateway worker come in. `held`: bytes of those whose requests are not over.
 
     `patience`: seconds a body has for each of its parts, and in which it may come at less than the least rate.
@@ -56,8 +58,7 @@ class Intake:
             await refuse_infinite(body)
         return value
 
-    def release(self, context: RequestContext) -> None:
-        """The request is over."""
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
         self.held -= context.held
         context.held = 0
 

@@ -1,8 +1,9 @@
-"""What belongs to one HTTP request besides its body: its id, when it arrived, and the headers its answer must carry."""
+"""What belongs to one HTTP request besides its body: who asks, its id, when it arrived, the headers its answer must
+carry, and how it ended."""
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -11,20 +12,31 @@ from time import perf_counter
 from starlette.requests import Request
 from starlette.types import Scope
 
+from llmops.gateway.messages import Caller, Usage
+
 KEY = "llmops"
+NOBODY = Caller()
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """`started` is perf_counter() at arrival; `waited`: seconds spent waiting for the engine; `detokenised`: those in
+    """`route` is the path template of the route that was found, empty where there is none; `caller` who asks.
+
+    `started` is perf_counter() at arrival; `waited`: seconds spent waiting for the engine; `detokenised`: those in
     which its tokens became text.
 
     `size`: bytes of its body, by which its work is counted; `held`: those that the gateway's intake counts as its.
     `stages` are the seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
+    `overhead`: seconds until the answer began that were not spent waiting for the engine; 0 before.
+
+    `usage` and `finish` say how it ended (see Outcome), as soon as that is known. `later` is work that goes on when the
+    answer is written: a request is over when that is over too.
     """
 
     request_id: str
+    route: str = ""
+    caller: Caller = NOBODY
     started: float = field(default_factory=perf_counter)
     waited: float = 0.0
     detokenised: float = 0.0
@@ -33,15 +45,10 @@ class RequestContext:
     marked: float = 0.0
     size: int = 0
     held: int = 0
-    client: str = ""
-    authorization: bytes = b""
-
-    @property
-    def caller(self) -> str:
-        """Who asks, as far as it is known: the address, and what was given as a key in a form that gives none away."""
-        if not self.authorization:
-            return self.client
-        return f"{self.client}/{hashlib.sha256(self.authorization).hexdigest()[:16]}"
+    overhead: float = 0.0
+    usage: Usage | None = None
+    finish: str = ""
+    later: asyncio.Task[None] | None = None
 
     def mark(self, stage: str) -> None:
         """`stage` ends now; it began where the last one ended."""
@@ -49,19 +56,15 @@ class RequestContext:
         self.stages[stage] = now - (self.marked or self.started)
         self.marked = now
 
-    def all_stages(self, overhead: float) -> dict[str, float]:
+    def all_stages(self) -> dict[str, float]:
         """What `overhead` was spent on, the rest of it on making the answer's bytes; and the time in the engine."""
-        write = overhead - sum(self.stages.values()) - self.detokenised
+        write = self.overhead - sum(self.stages.values()) - self.detokenised
         return {**self.stages, "upstream": self.waited, "detokenise": self.detokenised, "write": write}
 
-    @property
-    def overhead(self) -> float:
-        """Seconds since the arrival that were not spent waiting for the engine."""
-        return max(perf_counter() - self.started - self.waited, 0.0)
-
     def headers(self) -> dict[str, str]:
-        """x-request-id, openai-processing-ms, the gateway's own part of it, and what was ignored."""
+        """Of an answer that begins now: its id, the time it took, the gateway's own part of that, what was ignored."""
         total = perf_counter() - self.started
+        self.overhead = max(total - self.waited, 0.0)
         headers = {
             "x-request-id": self.request_id,
             "openai-processing-ms": str(round(total * 1000)),

@@ -6,7 +6,7 @@ A web framework's layers are worth their time where a request is rare. Here they
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,49 +14,86 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmops.gateway.errors import ApiError
-from llmops.gateway.http.failures import respond_with
+from llmops.gateway.http.door import Check, Door
+from llmops.gateway.http.failures import Handlers, answer_to
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An ASGI application of one route. `path` is what the metrics call it."""
+    """An ASGI application of one route. `handlers`: those of the application for exceptions."""
 
-    path: str
     handle: Handler
+    handlers: Handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["route"] = self
+        request = Request(scope, receive)
         try:
-            response = await self.handle(Request(scope, receive))
-        except ApiError as error:
-            response = respond_with(error, scope)
+            response = await self.handle(request)
+        except Exception as error:  # noqa: BLE001  every way out of an endpoint is an answer
+            response = await answer_to(error, request, self.handlers)
         await response(scope, receive, send)
 
 
 class ExpressApp(FastAPI):
     """A FastAPI application whose `express` routes, POSTs to exact paths, go past everything that is FastAPI's.
 
-    A middleware or a handler of exceptions that is added later sees all requests: there is no short way then.
+    All requests go through one Door first; middlewares and handlers of exceptions hold for both ways.
     """
 
     express: Mapping[str, ASGIApp] = MappingProxyType({})
 
-    def add_middleware(self, *args: Any, **kwargs: Any) -> None:
-        self.express = {}
-        super().add_middleware(*args, **kwargs)
-
-    def add_exception_handler(self, *args: Any, **kwargs: Any) -> None:
-        self.express = {}
-        super().add_exception_handler(*args, **kwargs)
+    def __init__(self, *, checks: Sequence[Check] = (), own: str = "", **fastapi: Any) -> None:
+        """`checks` and `own`: as Door takes them."""
+        super().__init__(**fastapi)
+        self._checks, self._own = checks, own
+        self._entrance: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._entrance is None:
+            self._entrance = self._built()
+        await self._entrance(scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """FastAPI's own layers: middlewares are around both ways, and the door answers to crashes, not Starlette."""
+        middlewares, self.user_middleware = self.user_middleware, []
+        try:
+            crashes: Any = super().build_middleware_stack()
+        finally:
+            self.user_middleware = middlewares
+        layers: ASGIApp = crashes.app
+        return layers
+
+    def _built(self) -> ASGIApp:
+        app: ASGIApp = self._fork
+        for middleware, args, kwargs in reversed(self.user_middleware):
+            app = middleware(app, *args, **kwargs)
+        return Door(app, self._route_of, self._checks, self.exception_handlers, self._own)
+
+    def _fork(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """The short way where there is one."""
         app = self.express.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if app is None:
-            await super().__call__(scope, receive, send)
-        else:
-            await app(scope, receive, send)
+        return (app or super().__call__)(scope, receive, send)
+
+    def _route_of(self, scope: Scope) -> str:
+        """The path template of the route that will get the request; empty where none has its path."""
+        if scope["path"] in self.express and scope["method"] == "POST":
+            return str(scope["path"])
+        # as Starlette's router decides: the first that takes it, else the first that has its path for another method
+        other = ""
+        for route in self.router.routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return path_of(route)
+            if match is Match.PARTIAL:
+                other = other or path_of(route)
+        return other
+
+
+def path_of(route: BaseRoute) -> str:
+    """The path template of a route or mount; Host routes, which have none, count as all paths."""
+    return getattr(route, "path", "") or "/"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from inspect import isawaitable
+from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,14 +23,18 @@ from llmops.gateway.errors import (
     log_detail,
 )
 from llmops.gateway.http import anthropic
-from llmops.gateway.http.context import RequestContext, context_in
+from llmops.gateway.http.context import context_in, context_of
 
 log = logging.getLogger(__name__)
+
+# by class of exception; the answer may have to be awaited
+Handlers = Mapping[Any, Callable[[Request, Any], Any]]
 
 
 def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
 
 
 def respond_with(error: ApiError, scope: Scope) -> Response:
@@ -66,8 +74,27 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return respond_with(InvalidRequestError(str(error.detail)), request.scope)
 
 
-def bug(context: RequestContext, error: Exception, scope: Scope) -> Response:
-    """The answer to an exception that nobody expected; the log keeps the traceback."""
+async def _invalid(request: Request, error: Exception) -> Response:
+    """FastAPI's own: of routes that have it read their parameters."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(map(str, first["loc"][1:])) or None
+    refused = InvalidRequestError(f"Invalid value for '{param}': {first['msg']}.", param=param)
+    return respond_with(refused, request.scope)
+
+
+async def answer_to(error: Exception, request: Request, handlers: Handlers) -> Response:
+    """What the nearest of `handlers` makes of it; that of InternalError where nobody expected it."""
+    handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), _bug)
+    made = handler(request, error)
+    response: Response = await made if isawaitable(made) else made
+    return response
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    """The log keeps the traceback."""
+    context = context_of(request)
+    context.finish = "error"
     log.exception("request %s failed", context.request_id, exc_info=error)
     said = f"The gateway failed on this request; its log has request {context.request_id}."
-    return respond_with(InternalError(said), scope)
+    return respond_with(InternalError(said), request.scope)

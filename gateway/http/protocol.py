@@ -11,7 +11,6 @@ import logging
 import resource
 from collections import Counter
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address
 from time import monotonic
 from typing import Any
 
@@ -24,6 +23,7 @@ from llmops.gateway.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
+from llmops.gateway.http.caller import client_of
 from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.settings import GatewaySettings
 
@@ -96,14 +96,6 @@ def bounds_of(settings: GatewaySettings, metrics: Metrics | None = None) -> Boun
     share = limits.connections_per_client
     per_client = max(limits.connections // 2, 1) if share is None else share
     return Bounds(limits.header_bytes, limits.connections, per_client, timeouts.header, timeouts.client, metrics)
-
-
-def client_of(host: str) -> str:
-    """Whom an address belongs to: that of IPv4 to one client, of IPv6 the 64 bits that a network gives out."""
-    if ":" not in host:
-        return host
-    address = IPv6Address(host)
-    return str(address.ipv4_mapped or IPv6Address(address.packed[:8] + bytes(8)))
 
 
 def protocol_of(bounds: Bounds) -> type[BoundedProtocol]:

@@ -123,11 +123,11 @@ def text_of(events: list) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: GatewaySettings):
+async def serving(settings: GatewaySettings, checks=()):
     """A gateway on a free port, as soon as it is ready: its client and server."""
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = server_config(create_app(settings), settings)
+    config = server_config(create_app(settings, checks=checks), settings)
     config.timeout_graceful_shutdown = 2
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -141,12 +141,12 @@ async def serving(settings: GatewaySettings):
 
 
 @contextlib.asynccontextmanager
-async def running(card: dict, tokenizer: TextTokenizer, **settings):
+async def running(card: dict, tokenizer: TextTokenizer, checks=(), **settings):
     triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
     await triton.start()
     try:
         given = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh_seconds=0.1, **settings)
-        async with serving(given) as (client, server):
+        async with serving(given, checks) as (client, server):
             yield Stack(triton, client, tokenizer, server)
     finally:
         await triton.stop()

@@ -1,0 +1,111 @@
+"""The one door of all endpoints: what looks at every request and hears of every end is a Check in a list.
+
+A check does not change the way that a request takes; the first that refuses is the last that is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmops.gateway.http.caller import anonymous
+from llmops.gateway.http.context import KEY, RequestContext, new_context
+from llmops.gateway.http.failures import Handlers, answer_to
+from llmops.gateway.logs import current_request
+from llmops.gateway.messages import Outcome
+
+log = logging.getLogger(__name__)
+
+
+class Check:
+    """What every request must pass, and what hears of every end. Subclasses override one of the two, or both."""
+
+    async def before(self, scope: Scope, context: RequestContext) -> None:
+        """Raises ApiError to refuse the request. `context.route` says which endpoint is asked, for exemptions; for what
+        no route has, there is nothing to refuse and this is not called. May set `context.caller`."""
+
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
+        """The request is over: once for each, also for those that were refused or found no route. Must not raise."""
+
+
+class Door:
+    """Plain ASGI: gives each request its context, its answer the standard headers, and has the checks look at it.
+
+    What comes over `own`, the socket where this worker's siblings ask, has passed a sibling's door.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        route_of: Callable[[Scope], str],
+        checks: Sequence[Check] = (),
+        handlers: Handlers = MappingProxyType({}),
+        own: str = "",
+    ) -> None:
+        """`handlers`: those of the application for exceptions, by class."""
+        self._app, self._route_of, self._handlers = app, route_of, handlers
+        self._before = [check.before for check in checks if type(check).before is not Check.before]
+        self._after = [check.after for check in checks if type(check).after is not Check.after]
+        self._own = (own, None) if own else ()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = self._enter(scope)
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                present = {name for name, _ in message["headers"]}
+                extra = [(name.encode(), value.encode()) for name, value in context.headers().items()]
+                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
+            await send(message)
+
+        passed = scope.get("server") == self._own
+        try:
+            if context.route and not passed:
+                for before in self._before:
+                    await before(scope, context)
+            await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            if status:
+                context.finish = "error"
+                raise
+            response = await answer_to(error, Request(scope, receive), self._handlers)
+            await response(scope, receive, send_with_headers)
+        finally:
+            if context.later is not None and not passed:
+                context.later.add_done_callback(lambda _: self._tell(context, status))
+            elif not passed:
+                self._tell(context, status)
+
+    def _enter(self, scope: Scope) -> RequestContext:
+        headers = dict(reversed(scope["headers"]))
+        given = headers.get(b"x-request-id")
+        context: RequestContext = new_context(given.decode("latin-1") if given else None)
+        scope[KEY] = context
+        current_request.set(context.request_id)
+        credential = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
+        context.caller = anonymous((scope.get("client") or ("",))[0], credential)
+        context.route = self._route_of(scope)
+        return context
+
+    def _tell(self, context: RequestContext, status: int) -> None:
+        outcome = Outcome(status, context.finish or _finish(status), context.usage)
+        for after in self._after:
+            try:
+                after(context, outcome)
+            except Exception:
+                log.exception("request %s: what hears of its end failed", context.request_id)
+
+
+def _finish(status: int) -> str:
+    """Of what no endpoint told the end."""
+    return "cancelled" if status in (0, 499) else "error" if status >= 400 else ""

@@ -1,0 +1,423 @@
+"""Every request passes the same checks, whichever way it takes, and every check hears once how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from gateway_conftest import Step, eventually, running
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from llmops.gateway.app import create_app
+from llmops.gateway.errors import ApiError
+from llmops.gateway.http.door import Check, Door
+from llmops.gateway.messages import Caller, Outcome, Usage
+from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.siblings import Siblings
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
+class TooManyError(ApiError):
+    """429, as a limit would say it."""
+
+    status = 429
+    type = "rate_limit_exceeded"
+    code = "rate_limit_exceeded"
+    should_retry = True
+
+
+class Watch(Check):
+    """Notes what it sees, and refuses while `refuses` is set."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.heard: list[tuple[str, Outcome]] = []
+        self.refuses: Exception | None = None
+
+    async def before(self, scope, context) -> None:
+        self.asked.append((scope["method"], context.route))
+        if self.refuses is not None:
+            raise self.refuses
+
+    def after(self, context, outcome) -> None:
+        self.heard.append((context.request_id, outcome))
+
+    async def outcome(self, request_id: str) -> Outcome:
+        """That of one request. A second telling would be in the list by the time that another request is answered."""
+        await eventually(lambda: any(name == request_id for name, _ in self.heard))
+        (found,) = (outcome for name, outcome in self.heard if name == request_id)
+        return found
+
+
+def client(app) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+
+
+@pytest.fixture
+def watch():
+    return Watch()
+
+
+@pytest.fixture
+def app(watch):
+    return create_app(GatewaySettings(triton="127.0.0.1:1"), checks=[watch])
+
+
+async def text(request):
+    return PlainTextResponse("text")
+
+
+# -- before ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_check_sees_every_route_also_those_added_later(app, watch):
+    app.add_api_route("/later/{name}", text, methods=["GET", "PUT"])
+    app.router.post("/v1/later")(text)
+    app.mount("/inner", Starlette(routes=[Route("/deep", text)]))
+    watch.refuses = TooManyError("Too many requests.", retry_after=1.5)
+    routes = [route for route in app.routes if getattr(route, "methods", None)]
+    assert {"/v1/chat/completions", "/v1/models/{model:path}", "/health/live", "/openapi.json"} <= {
+        route.path for route in routes
+    }
+    asked = [(method, route.path, re.sub(r"{.*?}", "x", route.path)) for route in routes for method in route.methods]
+    async with client(app) as http:
+        for method, template, path in [*asked, ("GET", "/inner", "/inner/deep"), ("PUT", CHAT, CHAT)]:
+            answer = await http.request(method, path)
+            assert watch.asked[-1] == (method, template)
+            assert answer.status_code == 429
+            assert answer.headers["content-type"] == "application/json"
+            assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("2", "1500")
+            assert answer.headers["x-should-retry"] == "true"
+            assert answer.headers["x-request-id"].startswith("req_")
+            if method != "HEAD":
+                error = answer.json()["error"]
+                assert (error["code"], error["message"]) == ("rate_limit_exceeded", "Too many requests.")
+    assert len(watch.heard) == len(watch.asked) == len(asked) + 2
+    assert {outcome for _, outcome in watch.heard} == {Outcome(429, "error")}
+
+
+async def test_what_no_route_has_is_not_asked_for_and_heard_of(app, watch):
+    watch.refuses = TooManyError("Too many requests.")
+    async with client(app) as http:
+        assert (await http.post("/v1/nothing")).status_code == 404
+    assert watch.asked == []
+    assert [outcome for _, outcome in watch.heard] == [Outcome(404, "error")]
+
+
+async def test_a_check_does_not_change_the_way(app, watch, monkeypatch):
+    """FastAPI, which the short way goes past, is asked by nobody else."""
+    framework = []
+    original = FastAPI.__call__
+
+    async def counted(self, scope, receive, send):
+        framework.append(scope["path"])
+        await original(self, scope, receive, send)
+
+    monkeypatch.setattr(FastAPI, "__call__", counted)
+    async with client(app) as http:
+        assert (await http.post(CHAT, json={})).status_code == 400
+        assert framework == []
+        assert (await http.get("/health/live")).status_code == 200
+        assert framework == ["/health/live"]
+    assert watch.asked == [("POST", CHAT), ("GET", "/health/live")]
+
+
+async def test_the_first_that_refuses_is_the_last_that_is_asked_and_all_hear(watch):
+    first, last = Watch(), Watch()
+    watch.refuses = TooManyError("Too many requests.")
+    app = create_app(GatewaySettings(triton="127.0.0.1:1"), checks=[first, watch, last])
+    async with client(app) as http:
+        assert (await http.post(CHAT, json={})).status_code == 429
+    assert (len(first.asked), len(watch.asked), len(last.asked)) == (1, 1, 0)
+    assert [len(check.heard) for check in (first, watch, last)] == [1, 1, 1]
+
+
+async def test_a_check_that_breaks_lets_nobody_through_and_one_that_breaks_at_the_end_harms_nobody(watch, caplog):
+    class Broken(Check):
+        def after(self, context, outcome):
+            raise ValueError("after")
+
+    app = create_app(GatewaySettings(triton="127.0.0.1:1"), checks=[Broken(), watch])
+    async with client(app) as http:
+        assert (await http.get("/health/live")).status_code == 200
+        watch.refuses = ValueError("before")
+        refused = await http.get("/health/live")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "internal_error")
+    assert [outcome for _, outcome in watch.heard] == [Outcome(200), Outcome(500, "error")]
+    assert "what hears of its end failed" in caplog.text
+
+
+async def test_middlewares_and_handlers_hold_for_both_ways(app, watch):
+    class Marked:
+        def __init__(self, app) -> None:
+            self.app = app
+
+        async def __call__(self, scope, receive, send) -> None:
+            async def marked(message):
+                if message["type"] == "http.response.start":
+                    message["headers"].append((b"x-marked", b"yes"))
+                await send(message)
+
+            await self.app(scope, receive, marked if scope["type"] == "http" else send)
+
+    async def broken(request: Request):
+        raise LookupError
+
+    async def tea(request, error):
+        return PlainTextResponse("tea", 418)
+
+    app.add_middleware(Marked)
+    app.add_exception_handler(LookupError, tea)
+    app.add_api_route("/broken", broken)
+    async with client(app) as http:
+        answers = [await http.post(CHAT, json={}), await http.get("/health/live"), await http.get("/broken")]
+    assert [(one.status_code, one.headers["x-marked"]) for one in answers] == [(400, "yes"), (200, "yes"), (418, "yes")]
+    assert app.express
+
+
+async def test_parameters_that_fastapi_reads_are_refused_in_openai_s_words(app, watch):
+    async def page(limit: int):
+        return PlainTextResponse("page")
+
+    app.add_api_route("/page", page)
+    async with client(app) as http:
+        refused = await http.get("/page?limit=many")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "limit")
+    assert [outcome for _, outcome in watch.heard] == [Outcome(400, "error")]
+
+
+async def test_siblings_and_other_protocols_pass(watch):
+    """What comes over a worker's own socket passed a sibling's door. A socket of somebody else's does not count."""
+    app = create_app(GatewaySettings(triton="127.0.0.1:1"), Siblings(own="/run/own.sock"), [watch])
+    watch.refuses = TooManyError("Too many requests.")
+
+    async def status_over(server) -> int:
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/health/live", "headers": [], "query_string": b""}
+        await app({**scope, "server": server, "client": None}, lambda: asyncio.sleep(0), send)
+        return sent[0]["status"]
+
+    assert [await status_over(("/run/own.sock", None)), await status_over(("/run/other.sock", None))] == [200, 429]
+    assert len(watch.heard) == 1
+
+    seen = []
+
+    async def inner(scope, receive, send):
+        seen.append(scope["type"])
+
+    door = Door(inner, lambda scope: "/", [watch])
+    for kind in ("lifespan", "websocket"):
+        await door({"type": kind}, None, None)
+    assert seen == ["lifespan", "websocket"]
+
+
+# -- after -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def stack(card, tokenizer, watch):
+    async with running({**card, "max_batch_size": 4}, tokenizer, checks=[watch]) as one:
+        yield one
+
+
+def told(body: dict) -> Usage:
+    """What an answer of either API says about its tokens."""
+    usage = body["usage"]
+    if "input_tokens" in usage:
+        return Usage(usage["input_tokens"], usage["output_tokens"])
+    return Usage(usage["prompt_tokens"], usage.get("completion_tokens", 0))
+
+
+async def streamed(stack, path: str, name: str, body: dict) -> list[dict]:
+    headers = {"x-request-id": name}
+    async with stack.client.stream("POST", path, json={**body, "stream": True}, headers=headers) as response:
+        lines = [line async for line in response.aiter_lines()]
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+BODIES = {
+    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/completions": {"model": "tiny", "prompt": ["Hello", "world"], "n": 2},
+    RESPONSES: {"model": "tiny", "input": "Hello"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_usage_is_what_the_client_is_told(stack, watch, path):
+    stack.say("Hello world! How are you?")
+    whole = await stack.client.post(path, json=BODIES[path], headers={"x-request-id": "whole"})
+    outcome = await watch.outcome("whole")
+    assert outcome == Outcome(200, "stop", told(whole.json()))
+    assert outcome.usage.prompt_tokens > 0
+    assert outcome.usage.completion_tokens > 0
+    options = {} if path == RESPONSES else {"stream_options": {"include_usage": True}}
+    events = await streamed(stack, path, "stream", {**BODIES[path], **options})
+    last = events[-1].get("response", events[-1])
+    assert await watch.outcome("stream") == Outcome(200, "stop", told(last)) == outcome
+
+
+async def test_a_stop_string_and_the_length(stack, watch):
+    stack.say("Hello world! How are you?")
+    answer = await stack.client.post(CHAT, json={**BODIES[CHAT], "stop": "How"}, headers={"x-request-id": "stop"})
+    assert await watch.outcome("stop") == Outcome(200, "stop", told(answer.json()))
+    stack.say("Hello", end=False)
+    size = len(stack.tokenizer.encode("Hello"))
+    body = {**BODIES[CHAT], "max_tokens": size}
+    answer = await stack.client.post(CHAT, json=body, headers={"x-request-id": "length"})
+    assert await watch.outcome("length") == Outcome(200, "length", told(answer.json()))
+    assert told(answer.json()).completion_tokens == size
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_a_client_that_leaves(stack, watch, path, streaming):
+    stack.steps(*(Step((token,)) for token in stack.tokenizer.encode("Hello world!")), Step(hang=True))
+    body, headers = {**BODIES[path], "stream": streaming}, {"x-request-id": "left"}
+
+    async def ask() -> None:
+        async with stack.client.stream("POST", path, json=body, headers=headers) as response:
+            async for _ in response.aiter_lines():
+                return
+
+    if streaming:
+        await ask()
+    else:
+        asking = asyncio.create_task(ask())
+        await eventually(lambda: stack.triton.active == 1)
+        asking.cancel()
+    status, finish, usage = await watch.outcome("left")
+    assert (status, finish) == (200 if streaming else 499, "cancelled")
+    assert usage.prompt_tokens > 0
+    assert usage.completion_tokens <= len(stack.tokenizer.encode("Hello world!"))
+    await stack.idle()
+
+
+@pytest.mark.parametrize(
+    ("broken", "finish", "status"),
+    [(Step(error="CUDA error", final=True), "error", 500), (Step(drop=True), "engine_lost", 503)],
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_an_engine_that_breaks(stack, watch, path, broken, finish, status):
+    hello = stack.tokenizer.encode("Hello")
+    stack.steps(Step(tuple(hello)), broken)
+    await streamed(stack, path, "stream", BODIES[path])
+    assert await watch.outcome("stream") == Outcome(200, finish, Usage(_prompt(stack), len(hello)))
+    await stack.client.post(path, json=BODIES[path], headers={"x-request-id": "whole"})
+    assert await watch.outcome("whole") == Outcome(status, finish, Usage(_prompt(stack), len(hello)))
+
+
+def _prompt(stack) -> int:
+    return len(stack.triton.requests[-1]["input_ids"])
+
+
+async def test_requests_without_an_answer(stack, watch, monkeypatch):
+    async def outcome(method: str, path: str, **asked) -> Outcome:
+        await stack.client.request(method, path, headers={"x-request-id": path}, **asked)
+        return await watch.outcome(path)
+
+    assert await outcome("GET", "/v1/models") == Outcome(200)
+    assert await outcome("GET", "/v1/responses/none?stream=true&starting_after=x") == Outcome(404, "error")
+    assert await outcome("GET", "/v1/models/none") == Outcome(404, "error")
+    assert await outcome("POST", "/v1/completions", content=b"{") == Outcome(400, "error")
+    monkeypatch.setattr("llmops.gateway.endpoints.chat.check_chat", None)
+    assert await outcome("POST", CHAT, json=BODIES[CHAT]) == Outcome(500, "error")
+    monkeypatch.setattr("llmops.gateway.endpoints.models.describe", None)
+    assert await outcome("GET", "/v1/models/tiny") == Outcome(500, "error")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_bug_in_the_middle_of_an_answer(stack, watch, monkeypatch, streaming):
+    from llmops.gateway.endpoints import chat
+
+    monkeypatch.setattr(chat.ChatChunks, "finish", None)
+    monkeypatch.setattr(chat, "message_of", None)
+    stack.say("Hello")
+    body = {**BODIES[CHAT], "stream": streaming}
+    await stack.client.post(CHAT, json=body, headers={"x-request-id": "bug"})
+    status, finish, usage = await watch.outcome("bug")
+    assert (status, finish) == (200 if streaming else 500, "error")
+    assert usage == Usage(_prompt(stack), len(stack.tokenizer.encode("Hello")))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_background_response_is_over_when_it_is_done(stack, watch, streaming):
+    go = asyncio.Event()
+    hello = stack.tokenizer.encode("Hello world!")
+
+    async def script(tensors):
+        yield Step(tuple(hello[:1]))
+        await go.wait()
+        yield Step(tuple(hello[1:]))
+        yield Step((0,))
+        yield Step(final=True)
+
+    stack.triton.script = script
+    body, headers = {**BODIES[RESPONSES], "background": True, "stream": streaming}, {"x-request-id": "background"}
+    async with stack.client.stream("POST", RESPONSES, json=body, headers=headers) as response:
+        async for line in response.aiter_lines():
+            if "response.output_text.delta" in line:
+                break
+    await stack.client.get("/health/live", headers={"x-request-id": "meanwhile"})
+    await watch.outcome("meanwhile")
+    assert [name for name, _ in watch.heard if name == "background"] == []
+    go.set()
+    assert await watch.outcome("background") == Outcome(200, "stop", Usage(_prompt(stack), len(hello)))
+
+
+# -- who asks --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_check_may_say_who_asks(card, tokenizer):
+    """Two keys of one user: each sees what the other stored. A third belongs to somebody else."""
+
+    class Keys(Check):
+        async def before(self, scope, context) -> None:
+            key = dict(scope["headers"]).get(b"authorization", b"").decode()
+            context.caller = Caller(user_id={"Bearer a": "ann", "Bearer b": "ann"}.get(key, "bob"), share="some/one")
+
+    capabilities = {"callers": True, "guided": ["json_schema"]}
+    async with running({**card, "capabilities": capabilities}, tokenizer, checks=[Keys()]) as stack:
+        stack.say("Hello")
+        made = await stack.client.post(RESPONSES, json=BODIES[RESPONSES], headers={"authorization": "Bearer a"})
+        path = f"{RESPONSES}/{made.json()['id']}"
+        status = [(await stack.client.get(path, headers={"authorization": f"Bearer {k}"})).status_code for k in "abc"]
+        assert status == [200, 200, 404]
+        await stack.chat(guided_json={"type": "object"})
+        assert stack.triton.requests[-1]["caller"] == "some/one"
+
+
+async def test_callers_without_keys_are_told_apart_by_address_and_credential():
+    seen: list[Caller] = []
+
+    class Seen(Check):
+        async def before(self, scope, context) -> None:
+            seen.append(context.caller)
+
+    app = create_app(GatewaySettings(triton="127.0.0.1:1"), checks=[Seen()])
+
+    async def asked(host: str, **headers: str) -> Caller:
+        transport = httpx.ASGITransport(app, client=(host, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as http:
+            await http.get("/health/live")
+        return seen[-1]
+
+    plain, keyed = await asked("10.0.0.1"), await asked("10.0.0.1", authorization="Bearer secret")
+    digest = hashlib.sha256(b"Bearer secret").hexdigest()
+    assert (plain.share, plain.user_id) == ("10.0.0.1", "")
+    assert (keyed.share, keyed.user_id) == (f"10.0.0.1/{digest[:16]}", digest)
+    assert (await asked("10.0.0.2", authorization="Bearer secret")).user_id == digest
+    assert await asked("2001:db8:1:2::7") == await asked("2001:db8:1:2:3:4:5:6")
