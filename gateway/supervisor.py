@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,8 @@ class Supervisor:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._workers: dict[int, int] = {}
+        # by the descriptor that tells of its end: process id and index
+        self._workers: dict[int, tuple[int, int]] = {}
         self._stopping = False
         for number in _SIGNALS:
             signal.signal(number, self._hand_on)
@@ -45,12 +47,15 @@ class Supervisor:
             self._replace_one()
 
     def _replace_one(self) -> None:
-        # nobody else waits for children, so the one that has ended can be looked at before its id is free again
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
+        # only the workers are waited for: another child of this process, such as Triton, is its starter's
+        ended = select.poll()
+        for descriptor in self._workers:
+            ended.register(descriptor, select.POLLIN)
+        (descriptor, _), *_ = ended.poll()
         with _held_signals():
-            _, status = os.waitpid(ended.si_pid, 0)
-            index = self._workers.pop(ended.si_pid)
+            pid, index = self._workers.pop(descriptor)
+            os.close(descriptor)
+            _, status = os.waitpid(pid, 0)
         if not self._stopping:
             log.error("worker %d ended with code %d; starting it again", index, os.waitstatus_to_exitcode(status))
             time.sleep(RESTART_PAUSE)
@@ -64,7 +69,7 @@ class Supervisor:
             parent = os.getpid()
             pid = os.fork()
             if pid:
-                self._workers[pid] = index
+                self._workers[os.pidfd_open(pid)] = pid, index
             else:
                 self._be_worker(index, parent)
 
@@ -95,7 +100,7 @@ class Supervisor:
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
         self._stopping = True
-        for pid in self._workers:
+        for pid, _ in self._workers.values():
             os.kill(pid, signal.SIGTERM)
 
 

@@ -79,7 +79,7 @@ async def start_completion(
     Raises what is wrong with it, or UnavailableError when too many wait already.
     """
     prompts = prompts_of(body, service.limits)
-    leave = service.queues.enter(model, len(prompts) * sequences_of(body))
+    leave = service.queues.enter(model, len(prompts) * sequences_of(body), context.caller.share)
     try:
         return await _start(service, body, model, answer_id, context, prompts, leave)
     except BaseException:

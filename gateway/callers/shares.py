@@ -8,28 +8,46 @@ from collections.abc import Sequence
 
 class Shares:
     """Nobody may have more places than are left: of all, one address gets half, two get a third each, and who comes new
-    finds some. Within an address, the same goes for its keys."""
+    finds some. Within an address, the same goes for its keys.
 
-    def __init__(self, places: int) -> None:
+    Before them come `free` places that are anybody's; what one has of them counts once others wait behind them.
+    """
+
+    def __init__(self, places: int, free: int = 0) -> None:
+        self.free = free
         self._places = places
         self._taken: Counter[tuple[str, ...]] = Counter()
 
-    def take(self, path: Sequence[str]) -> bool:
-        """A place for `path`, an address and perhaps a key. False when there is none."""
-        left = self._places
-        for names in _levels(path):
-            if self._taken[names] >= left:
-                return False
-            left -= self._taken[names]
-        for names in _levels(path):
-            self._taken[names] += 1
+    @property
+    def taken(self) -> int:
+        return self._taken[()]
+
+    def take(self, path: Sequence[str], count: int = 1) -> bool:
+        """`count` places for `path`, an address and perhaps a key. False when there are none."""
+        levels = _levels(path)
+        if not self._has_room(levels, count):
+            return False
+        for names in levels:
+            self._taken[names] += count
         return True
 
-    def give_back(self, path: Sequence[str]) -> None:
+    def give_back(self, path: Sequence[str], count: int = 1) -> None:
         for names in _levels(path):
-            self._taken[names] -= 1
+            self._taken[names] -= count
             if not self._taken[names]:
                 del self._taken[names]
+
+    def _has_room(self, levels: Sequence[tuple[str, ...]], count: int) -> bool:
+        left, before = self._places, max(self.taken - self.free, 0)
+        after = self.taken + count - self.free
+        if after <= 0:
+            return True
+        for names in levels:
+            mine = self._taken[names]
+            if min(mine + count, after) > left:
+                return False
+            left -= min(mine, before)
+        return True
 
 
 def _levels(path: Sequence[str]) -> list[tuple[str, ...]]:

@@ -75,8 +75,9 @@ class ResponseRun(AnswerEvents):
             await asyncio.wrap_future(known)
 
     def entry(self, worker: str | None = None) -> StoredResponse:
-        """The state now, as it is stored."""
-        return StoredResponse(self.owner, self._builder.so_far(), self._items, self._builder.cuts, worker)
+        """The state now, as it is stored; later deltas do not change it."""
+        cuts = [list(sizes) for sizes in self._builder.cuts]
+        return StoredResponse(self.owner, self._builder.so_far(), self._items, cuts, worker)
 
     def follow(self, after: int = -1) -> Followed:
         """A second reader: what was sent after event `after`, then what comes."""

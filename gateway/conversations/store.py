@@ -39,7 +39,9 @@ class StoredResponse:
         return str(self.response["id"])
 
     def to_row(self) -> Row:
-        body = json.dumps([self.response, self.items, self.cuts], separators=(",", ":"))
+        # each item by itself: encoding holds the interpreter's lock, so others get it between two of them
+        items = ",".join([_json(item) for item in self.items])
+        body = f"[{_json(self.response)},[{items}],{_json(self.cuts)}]"
         return Row(self.id, self.owner, self.response.get("previous_response_id"), self.worker, body)
 
     @classmethod
@@ -65,10 +67,8 @@ class ResponseStore:
         await asyncio.wrap_future(self.put_soon(entry))
 
     def put_soon(self, entry: StoredResponse) -> Future[None]:
-        """The same without waiting."""
-        # rendered here and now: the response may go on changing
-        row, ids = entry.to_row(), list(entry.item_ids())
-        return self._thread.submit(self._put, row, ids)
+        """The same without waiting. `entry` must not change any more."""
+        return self._thread.submit(self._put, entry)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Raises NotFoundError; another owner's response is not there either."""
@@ -116,11 +116,15 @@ class ResponseStore:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._thread.submit(work))
 
-    def _put(self, row: Row, item_ids: list[str]) -> None:
+    def _put(self, entry: StoredResponse) -> None:
         try:
-            self._table.put(row, item_ids)
+            self._table.put(entry.to_row(), entry.item_ids())
         except sqlite3.Error as error:
-            log.warning("response %s could not be stored: %s", row.id, error)
+            log.warning("response %s could not be stored: %s", entry.id, error)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _read(row: Row | None) -> StoredResponse | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 
+from llmops.gateway.callers.shares import Shares
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.fleet.serving import ServedModel
 
@@ -17,30 +17,37 @@ class Queues:
     """This worker's sequences, those of an adapter with its base model's: they share the engine."""
 
     def __init__(self, queued: int) -> None:
-        """`queued`: how many may wait beyond an engine's batch."""
+        """`queued`: how many may wait beyond an engine's batch, of which no client gets all."""
         self._queued = queued
-        self._sequences: Counter[str] = Counter()
+        self._engines: dict[str, Shares] = {}
 
-    def enter(self, model: ServedModel, sequences: int) -> Callable[[], None]:
-        """Take the places of a request; what is returned gives them back, and may be called again.
+    def enter(self, model: ServedModel, sequences: int, caller: str) -> Callable[[], None]:
+        """Take the places of a request of `caller`, `a/b` for `b` of `a`; what is returned gives them back, and may be
+        called again.
 
-        Raises UnavailableError when the queue is full. A request alone is never too many for it.
+        Raises UnavailableError when the queue is full, or the caller's share of it. A request alone is never too many.
         """
-        engine = model.parent or model.name
-        taken = self._sequences[engine]
-        if taken and taken + sequences > model.card.max_batch_size + self._queued:
-            raise UnavailableError(
-                f"The model '{model.name}' has {taken} answers in progress or waiting, as many as it may; try again.",
-                code="overloaded",
-                retry_after=random.uniform(*RETRY_AFTER),
-            )
-        self._sequences[engine] += sequences
+        name = model.parent or model.name
+        places = self._engines.get(name) or self._engines.setdefault(name, Shares(self._queued))
+        places.free = model.card.max_batch_size if places.taken else sequences
+        path = caller.split("/", 1)
+        if not places.take(path, sequences):
+            raise UnavailableError(_full(model, places.taken, self._queued), code="overloaded", retry_after=_spread())
         left = False
 
         def leave() -> None:
             nonlocal left
             if not left:
                 left = True
-                self._sequences[engine] -= sequences
+                places.give_back(path, sequences)
 
         return leave
+
+
+def _full(model: ServedModel, taken: int, queued: int) -> str:
+    which = "as many as it may" if taken >= model.card.max_batch_size + queued else "as many as one client may add to"
+    return f"The model '{model.name}' has {taken} answers in progress or waiting, {which}; try again."
+
+
+def _spread() -> float:
+    return random.uniform(*RETRY_AFTER)

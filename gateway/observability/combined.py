@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -11,39 +12,46 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+log = logging.getLogger(__name__)
+
 TIMEOUT = 2.0
 OWN = "own"
 
 
 async def combined(own: CollectorRegistry, siblings: Sequence[Path]) -> bytes:
-    """Text of `own` plus that of the workers behind the Unix sockets `siblings`; one that is away is left out."""
-    texts = [generate_latest(own).decode()]
-    if siblings:
-        texts += [text for text in await asyncio.gather(*map(_fetch, siblings)) if text]
-    return generate_latest(_Sum(texts)) if len(texts) > 1 else texts[0].encode()
+    """Text of `own` plus that of the workers behind the Unix sockets `siblings`; one that is away, or does not answer
+    with metrics, is left out and logged."""
+    text = generate_latest(own)
+    others = [families for families in await asyncio.gather(*map(_fetch, siblings)) if families]
+    if not others:
+        return text
+    return generate_latest(_Sum([list(text_string_to_metric_families(text.decode())), *others]))
 
 
-async def _fetch(socket: Path) -> str:
+async def _fetch(socket: Path) -> list[Metric]:
     transport = httpx.AsyncHTTPTransport(uds=str(socket))
     try:
         async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT) as client:
-            return (await client.get(f"http://worker/metrics?{OWN}=1")).text
-    except httpx.HTTPError:
-        return ""
+            answer = await client.get(f"http://worker/metrics?{OWN}=1")
+        return list(text_string_to_metric_families(answer.raise_for_status().text))
+    except (httpx.HTTPError, ValueError, LookupError) as error:
+        # the parser raises what it stumbles over in a text that is none of Prometheus'
+        log.warning("the metrics of the worker at %s are left out: %s", socket.name, error or type(error).__name__)
+        return []
 
 
 class _Sum(CollectorRegistry):
     """Counters, gauges and histograms of several expositions, sample by sample."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, expositions: Sequence[Sequence[Metric]]) -> None:
         super().__init__()
-        self._texts = list(texts)
+        self._expositions = expositions
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-        for text in self._texts:
-            for family in text_string_to_metric_families(text):
+        for exposition in self._expositions:
+            for family in exposition:
                 families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 sums = values.setdefault(family.name, {})
                 for sample in family.samples:

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from llmops.gateway.answers.parsers.pieces import Text
+from llmops.gateway.conversations.builder import ResponseBuilder
+from llmops.gateway.conversations.run import ResponseRun
 from llmops.gateway.conversations.store import ResponseStore, StoredResponse
 from llmops.gateway.conversations.table import Bounds, ResponseTable
 from llmops.gateway.errors import InvalidRequestError, NotFoundError
@@ -23,6 +26,28 @@ def opened(path=":memory:", **bounds):
     store.size = lambda: store._run(lambda: len(table))
     yield store
     store.close()
+
+
+async def test_what_is_stored_is_rendered_off_the_event_loop_as_it_was(monkeypatch):
+    threads, to_row = [], StoredResponse.to_row
+
+    def noted(self):
+        threads.append(threading.current_thread())
+        return to_row(self)
+
+    monkeypatch.setattr(StoredResponse, "to_row", noted)
+    builder = ResponseBuilder({"id": "a", "output": [], "status": "in_progress", "previous_response_id": None})
+    run = ResponseRun(None, builder, [{"id": "in_a", "text": 'é"'}], "me", None)  # type: ignore[arg-type]
+    builder.add(Text("Hello"))
+    with opened() as store:
+        now = run.entry("here")
+        builder.add(Text(" world"))
+        await store.put(now)
+        kept = await store.get("a", "me")
+        assert kept == now
+        assert (kept.cuts, kept.response["output"][0]["content"][0]["text"]) == ([[5]], "Hello")
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def missing(store, name, owner="me"):

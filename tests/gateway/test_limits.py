@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from types import SimpleNamespace
 
+import httpx
 import openai
 import pytest
 from gateway_conftest import GENEROUS, Step, eventually, eventually_async, running, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmops.gateway.answers import chat
 from llmops.gateway.http.body import Intake
 from llmops.gateway.http.protocol import BoundedProtocol, client_of
 from llmops.gateway.http.weight import SLICE, weight_of
@@ -442,6 +445,28 @@ async def eventually_counted(stack, metric: str, least: float) -> None:
     await eventually_async(counted)
 
 
+async def test_one_client_leaves_places_in_the_queue_for_others(card, tokenizer):
+    """One in the batch and three of nine that wait: a third, as keys of one address go."""
+    async with running({**card, "max_batch_size": 1}, tokenizer, limits={"queued": 9}) as stack:
+        stack.steps(Step(hang=True))
+
+        async def ask(key: str) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await stack.client.post(CHAT, json=stack.chat_body, headers=headers)
+
+        tasks = [asyncio.create_task(ask("greedy")) for _ in range(7)]
+        await eventually(lambda: stack.triton.active == 4 and sum(task.done() for task in tasks) == 3)
+        refused = next(task.result() for task in tasks if task.done())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert "4 answers in progress or waiting, as many as one client may add to" in refused.text
+        tasks.append(asyncio.create_task(ask("modest")))
+        await eventually(lambda: stack.triton.active == 5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await stack.idle()
+
+
 async def test_places_come_back_however_a_request_ends(card, tokenizer):
     async with running({**card, "max_batch_size": 1}, tokenizer, limits={"queued": 0}) as stack:
         for _ in range(3):
@@ -513,6 +538,29 @@ async def test_a_silent_stream_says_that_it_lives(slow, path):
                 slow.go.set()
     assert "Hello" in json.dumps(lines)
     assert lines[0] == ": keep-alive"
+
+
+@pytest.mark.parametrize(("given", "last"), [("x", "response.completed"), ("x " * 999, "response.failed")])
+async def test_a_background_stream_that_waits_for_its_turn_says_that_it_lives(slow, monkeypatch, given, last):
+    turn, plan = threading.Event(), chat.plan_chat
+
+    def held(*asked):
+        assert turn.wait(GENEROUS)
+        return plan(*asked)
+
+    monkeypatch.setattr(chat, "plan_chat", held)
+    slow.go.set()
+    # what is not brief is prepared in a thread
+    body = {"model": "tiny", "stream": True, "background": True, "input": given, "user": "x" * 5000}
+    lines = []
+    async with slow.client.stream("POST", "/v1/responses", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            lines.append(line)
+            if line == ": keep-alive":
+                turn.set()
+    assert lines[0] == ": keep-alive"
+    assert [line for line in lines if line.startswith("event: ")][-1] == f"event: {last}"
 
 
 async def test_the_openai_client_skips_the_comments(slow):

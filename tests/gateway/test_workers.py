@@ -17,7 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from scripted_triton import ScriptedTriton
+
+from llmops.gateway.observability.combined import combined
 
 
 @contextlib.contextmanager
@@ -241,3 +244,81 @@ def test_a_long_path_of_temporary_files(marked, tmp_path, length) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     assert list(long.iterdir()) == []
+
+
+def answering(path: Path, data: bytes):
+    """A sibling that says this, whatever it is asked."""
+
+    async def answer(reader, writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(data)
+        writer.close()
+
+    return asyncio.start_unix_server(answer, path)
+
+
+def http(status: str, body: bytes) -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
+
+
+WRONG = {
+    "refused": http("401 Unauthorized", b'{"error": {"message": "no key", "code": null}}'),
+    "broken": http("500 Internal Server Error", b"llmops_requests_total 5\n"),
+    "garbage": http("200 OK", b"\xff{{,,}} 1 1 1 1\n# TYPE\n{ = }"),
+    "unfinished": http("200 OK", b'llmops_requests_total{route="/x'),
+    "no-http": b"what?",
+    "silent": b"",
+}
+
+
+async def test_a_sibling_without_metrics_is_left_out(tmp_path, caplog) -> None:
+    own, others = CollectorRegistry(), []
+    Counter("llmops_requests", "Requests.", registry=own).inc(2)
+    for name, data in {**WRONG, "right": http("200 OK", generate_latest(own))}.items():
+        others.append(await answering(tmp_path / name, data))
+    (tmp_path / "nobody").touch()
+    text = (await combined(own, [tmp_path / name for name in [*WRONG, "right", "nobody"]])).decode()
+    assert "llmops_requests_total 4.0" in text
+    for name in [*WRONG, "nobody"]:
+        assert f"the worker at {name} are left out" in caplog.text
+    assert "the worker at right" not in caplog.text
+    for other in others:
+        other.close()
+
+
+SUPERVISED = """
+import os, signal, subprocess
+from llmops.gateway.supervisor import Supervisor
+
+supervisor = Supervisor(1)
+other = subprocess.Popen(["sh", "-c", "read line; exit 7"])
+print(other.pid, flush=True)
+
+def work(index):
+    print(os.getpid(), flush=True)
+    signal.pause()
+
+supervisor.run(work, lambda: None)
+print(other.wait(), flush=True)
+"""
+
+
+def test_only_workers_are_waited_for() -> None:
+    """Another child's end is for whoever started it, as Triton's is under `llmops up`."""
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISED], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin
+    assert process.stdout
+    try:
+        other, first = int(process.stdout.readline()), int(process.stdout.readline())
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        until(lambda: b") Z " in Path(f"/proc/{other}/stat").read_bytes())
+        os.kill(first, signal.SIGKILL)
+        assert int(process.stdout.readline()) not in (first, other)
+        assert b") Z " in Path(f"/proc/{other}/stat").read_bytes()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == b"7\n"
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
