@@ -8,9 +8,9 @@ import httpx
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from llmops.gateway.http.caller import HEADER, written
 from llmops.gateway.http.context import context_of
 
-_PASSED = ("authorization", "openai-organization", "openai-project")
 _KEPT = ("content-type", "cache-control", "x-accel-buffering", "x-should-retry", "retry-after", "retry-after-ms")
 # a stream may be silent for as long as its engine is
 _TIMEOUT = httpx.Timeout(10.0, read=None)
@@ -18,8 +18,8 @@ _TIMEOUT = httpx.Timeout(10.0, read=None)
 
 async def forward(request: Request, worker: str) -> Response | None:
     """What the worker with that socket answers; None if it is not there any more."""
-    headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
-    headers["x-request-id"] = context_of(request).request_id
+    context = context_of(request)
+    headers = {"x-request-id": context.request_id, HEADER: written(context.caller)}
     client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=worker), timeout=_TIMEOUT)
     url = httpx.URL("http://worker", path=request.url.path, query=request.url.query.encode())
     try:

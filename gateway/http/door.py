@@ -12,7 +12,7 @@ from types import MappingProxyType
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmops.gateway.http.caller import anonymous
+from llmops.gateway.http import caller
 from llmops.gateway.http.context import KEY, RequestContext, new_context
 from llmops.gateway.http.failures import Handlers, answer_to
 from llmops.gateway.logs import current_request
@@ -56,7 +56,8 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = self._enter(scope)
+        passed = scope.get("server") == self._own
+        context = self._enter(scope, passed)
         status = 0
 
         async def send_with_headers(message: Message) -> None:
@@ -68,7 +69,6 @@ class Door:
                 message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
             await send(message)
 
-        passed = scope.get("server") == self._own
         try:
             if context.route and not passed:
                 for before in self._before:
@@ -86,14 +86,18 @@ class Door:
             elif not passed:
                 self._tell(context, status)
 
-    def _enter(self, scope: Scope) -> RequestContext:
+    def _enter(self, scope: Scope, passed: bool) -> RequestContext:
         headers = dict(reversed(scope["headers"]))
         given = headers.get(b"x-request-id")
         context: RequestContext = new_context(given.decode("latin-1") if given else None)
         scope[KEY] = context
         current_request.set(context.request_id)
-        credential = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
-        context.caller = anonymous((scope.get("client") or ("",))[0], credential)
+        told = headers.get(caller.HEADER.encode()) if passed else None
+        if told is not None:
+            context.caller = caller.read(told)
+        else:
+            credential = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
+            context.caller = caller.anonymous((scope.get("client") or ("",))[0], credential)
         context.route = self._route_of(scope)
         return context
 

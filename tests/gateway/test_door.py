@@ -9,6 +9,7 @@ import re
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from gateway_conftest import Step, eventually, running
 from starlette.applications import Starlette
@@ -17,7 +18,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from llmops.gateway.app import create_app
+from llmops.gateway.conversations.forwarding import forward
 from llmops.gateway.errors import ApiError
+from llmops.gateway.http.caller import anonymous, written
+from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check, Door
 from llmops.gateway.messages import Caller, Outcome, Usage
 from llmops.gateway.settings import GatewaySettings
@@ -100,7 +104,9 @@ async def test_a_check_sees_every_route_also_those_added_later(app, watch):
             assert answer.headers["x-request-id"].startswith("req_")
             if method != "HEAD":
                 error = answer.json()["error"]
-                assert (error["code"], error["message"]) == ("rate_limit_exceeded", "Too many requests.")
+                anthropic = template.startswith("/v1/messages")
+                kind = "rate_limit_error" if anthropic else "rate_limit_exceeded"
+                assert (error["type"], error["message"]) == (kind, "Too many requests.")
     assert len(watch.heard) == len(watch.asked) == len(asked) + 2
     assert {outcome for _, outcome in watch.heard} == {Outcome(429, "error")}
 
@@ -225,6 +231,33 @@ async def test_siblings_and_other_protocols_pass(watch):
     assert seen == ["lifespan", "websocket"]
 
 
+async def test_a_sibling_is_told_who_asks_and_nobody_else_can_say_so(tmp_path):
+    """Over a real socket of a worker's; a client's own header says nothing."""
+    seen, own = [], str(tmp_path / "own.sock")
+    ann = Caller("tenant", "ann", "key", "some/one")
+
+    async def inner(scope, receive, send):
+        seen.append(scope["llmops"].caller)
+        await PlainTextResponse("text")(scope, receive, send)
+
+    door = Door(inner, lambda scope: "/", own=own)
+    server = uvicorn.Server(uvicorn.Config(door, uds=own, log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    try:
+        await eventually(lambda: server.started)
+        context = RequestContext("req", caller=ann)
+        scope = {"type": "http", "method": "GET", "path": "/v1/responses/x", "query_string": b"", "headers": []}
+        answer = await forward(Request({**scope, "llmops": context}), own)
+        assert answer.status_code == 200
+        assert b"".join([part async for part in answer.body_iterator]) == b"text"
+    finally:
+        server.should_exit = True
+        await serving
+    async with client(door) as http:
+        await http.get("/", headers={"x-llmops-caller": written(ann)})
+    assert seen == [ann, anonymous("127.0.0.1", b"")]
+
+
 # -- after -----------------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +286,7 @@ BODIES = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
     "/v1/completions": {"model": "tiny", "prompt": ["Hello", "world"], "n": 2},
     RESPONSES: {"model": "tiny", "input": "Hello"},
+    "/v1/messages": {"model": "tiny", "max_tokens": 99, "messages": [{"role": "user", "content": "Hello"}]},
 }
 
 
@@ -264,9 +298,9 @@ async def test_usage_is_what_the_client_is_told(stack, watch, path):
     assert outcome == Outcome(200, "stop", told(whole.json()))
     assert outcome.usage.prompt_tokens > 0
     assert outcome.usage.completion_tokens > 0
-    options = {} if path == RESPONSES else {"stream_options": {"include_usage": True}}
+    options = {"stream_options": {"include_usage": True}} if "completions" in path else {}
     events = await streamed(stack, path, "stream", {**BODIES[path], **options})
-    last = events[-1].get("response", events[-1])
+    last = [event.get("response", event) for event in events if event.get("response", event).get("usage")][-1]
     assert await watch.outcome("stream") == Outcome(200, "stop", told(last)) == outcome
 
 
