@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
 
 from llmops.errors import InputError
 
@@ -149,24 +156,40 @@ class GatewaySettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # what `load_settings` gives is already merged from flags, environment and file
-        return init_settings, env_settings
+        return init_settings, env_settings, _File(settings_cls)
+
+
+class _File(YamlConfigSettingsSource):
+    """The file of `load_settings`. Raises InputError for what is no mapping, of which a dict could still be made."""
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        data: Any = super()._read_file(file_path)
+        if not isinstance(data, dict):
+            raise InputError(
+                f"The configuration {file_path} must be a mapping of settings, such as `triton: 127.0.0.1:8001`."
+            )
+        return {str(key): value for key, value in data.items()}
 
 
 def load_settings(config: Path | None = None, **flags: Any) -> GatewaySettings:
     """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key."""
-    given = {name: value for name, value in flags.items() if value is not None}
     _refuse_misspelt_environment()
-    merged = _merge(_read_yaml(config) if config else {}, _from_environment())
+
+    class Configured(GatewaySettings):
+        model_config = SettingsConfigDict(yaml_file=config)
+
     try:
-        return GatewaySettings(**_merge(merged, given))
+        if config is not None:
+            config.open().close()  # the source passes over a file that is not there
+        return Configured(**{name: value for name, value in flags.items() if value is not None})
+    except OSError as error:
+        raise InputError(f"The configuration {config} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"The configuration {config} is not valid YAML: {error}") from error
+    except SettingsError as error:
+        raise InputError(f"An environment variable does not hold JSON: {error}.") from error
     except ValidationError as error:
         raise InputError(_explain(error, config)) from error
-
-
-def _from_environment() -> dict[str, Any]:
-    """What the environment sets, un-validated, so that it can be laid over the file key by key."""
-    return EnvSettingsSource(GatewaySettings, env_prefix=PREFIX, env_nested_delimiter="__")()
 
 
 def _refuse_misspelt_environment() -> None:
@@ -181,32 +204,21 @@ def _refuse_misspelt_environment() -> None:
             raise InputError(f"The environment variable {name} is an unknown setting; did you mean {meant[0]}?")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"The configuration {path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"The configuration {path} is not valid YAML: {error}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InputError(f"The configuration {path} must be a mapping of settings, such as `triton: 127.0.0.1:8001`.")
-    return data
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
-
-
 def _explain(error: ValidationError, config: Path | None) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     where = f" (flags, environment or {config})" if config else ""
-    if first["type"] == "extra_forbidden":
-        return f"Unknown setting `{key}`{where}; docs/gateway.md lists those there are."
-    return f"The setting `{key}`{where} is not usable: {first['msg']}."
+    if first["type"] != "extra_forbidden":
+        return f"The setting `{key}`{where} is not usable: {first['msg']}."
+    *section, name = first["loc"]
+    meant = difflib.get_close_matches(str(name), _names_in(section), n=1)
+    nearest = f"did you mean `{meant[0]}`? " if meant else ""
+    return f"Unknown setting `{key}`{where}; {nearest}docs/gateway.md lists those there are."
+
+
+def _names_in(section: Sequence[str | int]) -> list[str]:
+    """The settings of a section, or all sections; what is in a dict of sections has any name."""
+    kind: Any = GatewaySettings
+    for part in section:
+        kind = kind.model_fields[part].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
+    return list(kind.model_fields)

@@ -35,6 +35,44 @@ def test_a_file_that_is_not_there(tmp_path):
         load_settings(tmp_path / "none.yaml")
 
 
+def test_a_file_that_holds_nothing(tmp_path):
+    (tmp_path / "gateway.yaml").write_text("# nothing\n")
+    assert load_settings(tmp_path / "gateway.yaml").model_dump() == load_settings().model_dump()
+
+
+def test_what_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match=r"The configuration .* cannot be read: Is a directory\."):
+        load_settings(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"host: \xff\xe9")
+    with pytest.raises(InputError, match="is not valid YAML"):
+        load_settings(tmp_path / "latin.yaml")
+
+
+def test_sections_of_file_and_environment_are_laid_over_each_other(tmp_path, monkeypatch):
+    config = tmp_path / "gateway.yaml"
+    config.write_text("models: {a: {vocab_size: 5, target: x}, b: {target: y}}\n")
+    monkeypatch.setenv("LLMOPS_MODELS__A__VOCAB_SIZE", "7")
+    monkeypatch.setenv("LLMOPS_LIMITS", '{"queued": 3}')
+    settings = load_settings(config)
+    found = {name: (model.vocab_size, model.target) for name, model in settings.models.items()}
+    assert found == {"a": (7, "x"), "b": (None, "y")}
+    assert (settings.limits.queued, settings.limits.tools) == (3, 128)
+
+
+def test_an_environment_variable_that_is_not_json(monkeypatch):
+    monkeypatch.setenv("LLMOPS_LIMITS", "{many")
+    with pytest.raises(InputError, match=r"environment variable.*limits"):
+        load_settings()
+
+
+def test_an_unknown_flag_and_one_in_the_environment_s_sections(monkeypatch):
+    with pytest.raises(InputError, match=r"Unknown setting `tritons`; did you mean `triton`\?"):
+        load_settings(tritons="x:1")
+    monkeypatch.setenv("LLMOPS_TIMEOUTS__IDEL", "1")
+    with pytest.raises(InputError, match=r"Unknown setting `timeouts\.idel`; did you mean `idle`\?"):
+        load_settings()
+
+
 def test_a_value_out_of_range(monkeypatch):
     monkeypatch.setenv("LLMOPS_LIMITS__BODY_BYTES", "-1")
     with pytest.raises(InputError, match=r"limits\.body_bytes"):
@@ -45,9 +83,18 @@ def test_a_value_out_of_range(monkeypatch):
     ("text", "said"),
     [
         ("tritom: x:1\n", "Unknown setting `tritom`"),
+        ("tritom: x:1\n", "did you mean `triton`"),
+        ("timeouts: {keep_alive: 1}\n", r"Unknown setting `timeouts\.keep_alive`.*did you mean `keepalive`"),
+        ("models: {smollm2: {tokeniser_dir: /x}}\n", "did you mean `tokenizer_dir`"),
+        ("zzz: 1\n", r"Unknown setting `zzz` \(flags, environment or .*gateway\.yaml\); docs/gateway\.md lists"),
+        ("1: x\n", "Unknown setting `1`"),
+        ("limits: many\n", "The setting `limits`"),
         ("port: many\n", "The setting `port`"),
         ("models: {smollm2: {tokeniser_dir: /x}}\n", r"Unknown setting `models\.smollm2\.tokeniser_dir`"),
         ("- a\n", "must be a mapping"),
+        ("- {host: x, port: 1}\n", "must be a mapping"),
+        ("text\n", "must be a mapping"),
+        ('a: "\0"\n', "not valid YAML"),
         ("a: [\n", "not valid YAML"),
     ],
 )
