@@ -60,7 +60,7 @@ BODIES: tuple[type[BaseModel], ...] = (
 def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Sequence[Check] = ()) -> ExpressApp:
     """The application for any ASGI server. Nothing is connected before its lifespan starts.
 
-    `checks` are what every request must pass, in this order.
+    `checks` are what every request must pass, in this order, after those that the settings name.
     """
     metrics = Metrics()
     workers = Workers(settings.text_threads, settings.limits.preparing)
@@ -86,7 +86,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
         lifespan=lifespan,
         # a redirect is no answer that an OpenAI client knows; its own 404 is
         redirect_slashes=False,
-        checks=[intake, RequestCounts(metrics), *checks],
+        checks=[intake, RequestCounts(metrics), *(make(settings) for make in settings.request_checks), *checks],
         own=siblings.own,
     )
     add_handlers(app)

@@ -18,6 +18,7 @@ from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
 from llmops.gateway.conversations.table import ResponseTable
 from llmops.gateway.http.chunked import ServerSend
+from llmops.gateway.http.private import check_uvicorn
 from llmops.gateway.http.protocol import bounds_of, protocol_of
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.siblings import ALONE, Siblings, crew
@@ -134,7 +135,8 @@ def _calm_garbage_collector() -> None:
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """How uvicorn serves the application. Raises ResourceError for a uvicorn that it does not know."""
+    check_uvicorn()
     return uvicorn.Config(
         ServerSend(app),
         loop="uvloop",

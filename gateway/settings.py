@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ImportString, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -130,7 +130,10 @@ def _grpc_address(address: str) -> str:
 
 
 class GatewaySettings(BaseSettings):
-    """Everything `llmops gateway` can be told."""
+    """Everything `llmops gateway` can be told.
+
+    `request_checks`: `module:name` of what makes a Check (gateway/http/door.py) when it is called with these settings.
+    """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
 
@@ -142,6 +145,7 @@ class GatewaySettings(BaseSettings):
     timeouts: Timeouts = Timeouts()
     sampling: SamplingSettings = SamplingSettings()
     responses: StoredResponses = StoredResponses()
+    request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2
     workers: Annotated[int, Field(ge=1, le=256)] = 1

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from llmops.errors import InputError
 from llmops.gateway.app import create_app
 from llmops.gateway.conversations.forwarding import forward
 from llmops.gateway.errors import ApiError
@@ -24,7 +25,7 @@ from llmops.gateway.http.caller import anonymous, written
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check, Door
 from llmops.gateway.messages import Caller, Outcome, Usage
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.settings import GatewaySettings, load_settings
 from llmops.gateway.siblings import Siblings
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -109,6 +110,25 @@ async def test_a_check_sees_every_route_also_those_added_later(app, watch):
                 assert (error["type"], error["message"]) == (kind, "Too many requests.")
     assert len(watch.heard) == len(watch.asked) == len(asked) + 2
     assert {outcome for _, outcome in watch.heard} == {Outcome(429, "error")}
+
+
+async def test_a_check_may_be_a_setting(tmp_path, monkeypatch):
+    """One file and a line of the configuration."""
+    (tmp_path / "house_rules.py").write_text(
+        "from llmops.gateway.errors import UnavailableError\n"
+        "from llmops.gateway.http.door import Check\n"
+        "class Closed(Check):\n"
+        "    def __init__(self, settings): self.port = settings.port\n"
+        "    async def before(self, scope, context): raise UnavailableError(f'Closed on {self.port}.')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tmp_path / "gateway.yaml"
+    config.write_text("triton: 127.0.0.1:1\nport: 7\nrequest_checks: ['house_rules:Closed']\n")
+    async with client(create_app(load_settings(config))) as http:
+        assert (await http.post(CHAT, json={})).json()["error"]["message"] == "Closed on 7."
+    config.write_text("request_checks: ['house_rules:Open']\n")
+    with pytest.raises(InputError, match=r"The setting `request_checks\.0`.*Open"):
+        load_settings(config)
 
 
 async def test_what_no_route_has_is_not_asked_for_and_heard_of(app, watch):

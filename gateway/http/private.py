@@ -1,0 +1,36 @@
+"""What is used of uvicorn and private to it. pyproject.toml pins its version; this says what another one lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import version
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from llmops.errors import ResourceError
+
+# protocol.py overrides the methods and reads the rest; chunked.py writes streams past `send`
+PROTOCOL = (
+    *("connection_made", "connection_lost", "data_received", "pause_writing", "send_400_response"),
+    *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
+    *("client", "cycle", "loop", "transport"),
+)
+CYCLE = ("send", "flow", "transport", "disconnected", "chunked_encoding", "response_complete")
+
+
+def check_uvicorn() -> None:
+    """Raises ResourceError naming what is missing, before a connection would."""
+    for kind, names in ((HttpToolsProtocol, PROTOCOL), (RequestResponseCycle, CYCLE)):
+        missing = missing_in(kind, names)
+        if missing:
+            raise ResourceError(
+                f"uvicorn {version('uvicorn')} has no {kind.__name__}.{missing[0]}, which the gateway needs; "
+                "install the version that llmops asks for (pip install 'llmops')."
+            )
+
+
+def missing_in(kind: type, names: Iterable[str]) -> list[str]:
+    """Those of `names` that are neither of the class nor set when one is made."""
+    made = vars(kind).get("__init__")
+    known = {*dir(kind), *(made.__code__.co_names if made is not None else ())}
+    return [name for name in names if name not in known]
