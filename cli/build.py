@@ -183,7 +183,7 @@ def _left_over(manifest: EngineManifest, output: Path, size: int) -> str:
     return (
         f"Quantised {manifest.name} ({manifest.architecture}, weights {manifest.quantisation.weights}) for {gpus} "
         f"GPU{'s' if gpus > 1 else ''} in {output}: {size / 2**20:.0f} MiB.\n"
-        f"trtllm-build is still to run, where the GPUs are, in {manifest.extra.get('image')}:\n"
+        f"trtllm-build is still to run, where the GPUs are, in {getattr(manifest.extra, 'image', '')}:\n"
         f"  llmops build --resume {output}                  inside the image\n"
         f"  llmops build --resume {output} --in-container   on a machine with docker"
     )

@@ -26,7 +26,7 @@ def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
         upgrade = plan_upgrade(engine, to)
     else:
         upgrade = apply_upgrade(engine, to, lambda line: click.echo(line, err=True))
-    version = upgrade.manifest.extra["tensorrt_llm"]
+    version = upgrade.manifest.tensorrt_llm
     if as_json:
         found = {"tensorrt_llm": version, "changes": upgrade.changes, "lost": upgrade.lost, "gained": upgrade.gained}
         click.echo(json.dumps({**found, "image": upgrade.image.reference, "written": not dry_run}, indent=2))

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from llmops.build.engine_folder.extras import CrossEncoderExtra, EncoderExtra
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import CARD, EMBEDDING, EMBEDDING_INPUTS, EMBEDDING_VECTOR, SCORE, SCORE_INPUTS, SCORE_VALUE
 from llmops.model_repository.pbtxt import render_config
@@ -16,12 +17,12 @@ MAX_QUEUE_SIZE = 4096
 
 def is_encoder(manifest: EngineManifest) -> bool:
     """Whether the engine gives vectors or scores instead of tokens."""
-    return "embedding" in manifest.extra or is_cross_encoder(manifest)
+    return isinstance(manifest.extra, EncoderExtra | CrossEncoderExtra)
 
 
 def is_cross_encoder(manifest: EngineManifest) -> bool:
     """Whether it reads two texts together and gives one score."""
-    return "score" in manifest.extra
+    return isinstance(manifest.extra, CrossEncoderExtra)
 
 
 def encoder_model(name: str, manifest: EngineManifest) -> str:
@@ -44,7 +45,7 @@ def encoder_config(name: str, directory: Path, manifest: EngineManifest) -> str:
             "vocab_size": str(manifest.tokenizer.vocab_size),
             "max_seq_len": str(limits.max_seq_len),
             "max_batch_size": str(limits.max_batch_size),
-            "type_vocab_size": str(manifest.extra.get("score", {}).get("token_types", 1)),
+            "type_vocab_size": str(_token_types(manifest)),
             CARD: json.dumps(_card(name, directory, manifest)),
         },
     }
@@ -68,4 +69,9 @@ def _card(name: str, directory: Path, manifest: EngineManifest) -> dict[str, obj
 
 def _width(manifest: EngineManifest) -> int:
     """Numbers per row of the answer."""
-    return 1 if is_cross_encoder(manifest) else int(manifest.extra["embedding"]["dimensions"])
+    return 1 if is_cross_encoder(manifest) else manifest.extra_as(EncoderExtra).embedding.dimensions
+
+
+def _token_types(manifest: EngineManifest) -> int:
+    """Of its inputs; encoders for vectors read one text, which has one."""
+    return manifest.extra.score.token_types if isinstance(manifest.extra, CrossEncoderExtra) else 1

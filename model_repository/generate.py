@@ -123,7 +123,7 @@ def card(entry: EngineEntry) -> dict[str, Any]:
         "chat_template": manifest.tokenizer.chat_template,
         "sampling": manifest.sampling.model_dump(exclude_none=True),
         "capabilities": entry.target.capabilities(manifest),
-        "adapters": manifest.extra.get("adapters", []),
+        "adapters": [one.model_dump() for one in manifest.adapters],
         "transports": entry.target.transports(),
         "built": int(time.time()),
     }
@@ -149,13 +149,13 @@ def _check_adapters(entries: list[EngineEntry]) -> None:
     """An adapter is served under its own name, beside all others."""
     taken = {entry.name for entry in entries}
     for entry in entries:
-        for adapter in entry.manifest.extra.get("adapters", []):
-            if adapter["name"] in taken:
+        for adapter in entry.manifest.adapters:
+            if adapter.name in taken:
                 raise InputError(
-                    f"adapter {adapter['name']} of {entry.directory} has the name of another model: serve one of them "
+                    f"adapter {adapter.name} of {entry.directory} has the name of another model: serve one of them "
                     "under another name (NAME=FOLDER), or build with another --adapter NAME."
                 )
-            taken.add(adapter["name"])
+            taken.add(adapter.name)
 
 
 def _tokenizer_dir(entry: EngineEntry) -> str:
@@ -272,7 +272,7 @@ def _served(entry: EngineEntry) -> ServedEngine:
         runtime=model.parameters.get(contract.RUNTIME, ""),
         tp_size=manifest.parallelism.tp_size,
         pp_size=manifest.parallelism.pp_size,
-        tensorrt_llm=str(manifest.extra.get("tensorrt_llm", "")),
+        tensorrt_llm=manifest.tensorrt_llm,
         gpu_device_ids=model.parameters.get("gpu_device_ids", ""),
     )
 

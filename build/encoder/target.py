@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from llmops.build.encoder.checkpoint import EncoderCheckpoint
+from llmops.build.engine_folder.extras import CrossEncoderExtra, Embedding, EncoderExtra, Extra, Score
 from llmops.build.engine_folder.manifest import Limits, TokenizerInfo
 from llmops.build.installed import installed_version
 from llmops.build.progress import Progress
@@ -93,8 +93,11 @@ class EncoderJob(Job[EncoderCheckpoint]):
         return Limits(max_batch_size=batch, max_seq_len=length, max_num_tokens=batch * length)
 
 
-def _extra(checkpoint: EncoderCheckpoint) -> dict[str, Any]:
+def _extra(checkpoint: EncoderCheckpoint) -> Extra:
     if checkpoint.head is not None:
-        return {"score": {"activation": "sigmoid", "token_types": int(checkpoint.config.get("type_vocab_size", 1))}}
+        types = int(checkpoint.config.get("type_vocab_size", 1))
+        return CrossEncoderExtra(score=Score(activation="sigmoid", token_types=types))
     dimensions = int(checkpoint.config["hidden_size"])
-    return {"embedding": {"dimensions": dimensions, "pooling": checkpoint.pooling, "normalised": checkpoint.normalise}}
+    return EncoderExtra(
+        embedding=Embedding(dimensions=dimensions, pooling=checkpoint.pooling, normalised=checkpoint.normalise)
+    )

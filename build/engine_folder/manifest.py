@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from llmops.build.engine_folder.extras import AdapterEntry, Extra, NvidiaExtra, extra_type
 from llmops.build.target_names import TargetName
 from llmops.errors import InputError
 
+E = TypeVar("E", bound=Extra)
 FILE_NAME = "engine.json"
 FORMAT: Literal[1] = 1
 
@@ -122,7 +134,44 @@ class EngineManifest(_Part):
     plan: dict[str, Any] | None = None
     quality: dict[str, Any] | None = None
     golden: Golden | None = None
-    extra: dict[str, Any] = Field(default_factory=dict)
+    extra: SerializeAsAny[Extra] = Field(default_factory=dict, validate_default=True)
+
+    @field_validator("extra", mode="before")
+    @classmethod
+    def _extra_of_target(cls, value: Any, info: ValidationInfo) -> Any:
+        """The model of the target, which is read before it."""
+        if isinstance(value, Extra) or not isinstance(value, dict) or "target" not in info.data:
+            return value
+        try:
+            return extra_type(info.data["target"], value).model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise PydanticCustomError("extra", "{problem}", {"problem": problem}) from None
+
+    @field_serializer("extra")
+    def _as_given(self, extra: Extra) -> dict[str, Any]:
+        return extra.model_dump(mode="json", exclude_unset=True)
+
+    def extra_as(self, kind: type[E]) -> E:
+        """`extra` as the model of its target; TypeError where it is that of another."""
+        if not isinstance(self.extra, kind):
+            raise TypeError(f"an engine of target {self.target} has no {kind.__name__}")
+        return self.extra
+
+    @property
+    def tensorrt_llm(self) -> str:
+        """The TensorRT-LLM that the engine was made for; empty where it needs none."""
+        return self.extra.tensorrt_llm if isinstance(self.extra, NvidiaExtra) else ""
+
+    @property
+    def adapters(self) -> list[AdapterEntry]:
+        return self.extra.adapters if isinstance(self.extra, NvidiaExtra) else []
+
+    @property
+    def quality_limits(self) -> dict[str, Any]:
+        """Limits of the quality gate that the user set."""
+        return self.extra.quality_limits if isinstance(self.extra, NvidiaExtra) else {}
 
     def save(self, directory: Path) -> None:
         (directory / FILE_NAME).write_text(self.text())

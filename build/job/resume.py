@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from llmops.build.engine_folder.atomic import full_disk_named, sync_tree
+from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.lock import sole_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.progress import Progress, SilentProgress
@@ -31,10 +32,11 @@ def resume(folder: Path, in_container: bool = False, progress: Progress | None =
 
 
 def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress: Progress) -> EngineManifest:
-    argv = manifest.extra.get("trtllm_build")
-    if manifest.target != "tensorrt" or not argv:
+    left = manifest.extra if isinstance(manifest.extra, TensorrtExtra) else None
+    if left is None or not left.trtllm_build:
         raise InputError(f"{folder} is not complete, but nothing can be resumed in it; build it again.")
-    image = image_of(str(manifest.extra["image"]))
+    image = image_of(left.image)
+    argv = left.trtllm_build
     if in_container:
         _require_docker()
         argv = engine.docker_command(folder, image)

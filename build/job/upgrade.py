@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.engine_folder.atomic import replace_text
+from llmops.build.engine_folder.extras import PytorchExtra
 from llmops.build.engine_folder.lock import sole_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.formats import buildable, dropped
@@ -42,7 +43,7 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
         raise InputError(f"{directory} is an OpenVINO engine, which no TensorRT-LLM runs: there is nothing to upgrade.")
     if manifest.target == "tensorrt":
         raise InputError(
-            f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.extra['tensorrt_llm']} only, and 1.3 "
+            f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.tensorrt_llm} only, and 1.3 "
             f"no longer has engines. Build the model again for the PyTorch backend:\n  {_again(manifest, directory)}"
         )
     if gone := dropped(manifest.quantisation.weights, release(version)):
@@ -59,7 +60,7 @@ def apply_upgrade(directory: Path, to: str, say: Callable[[str], None]) -> Upgra
     plan_upgrade(directory, to)
     with sole_build(directory, say, inside=True):
         upgrade = plan_upgrade(directory, to)
-        arguments = json.dumps(upgrade.manifest.extra["llm_args"], indent=2) + "\n"
+        arguments = json.dumps(upgrade.manifest.extra_as(PytorchExtra).llm_args, indent=2) + "\n"
         replace_text(directory / ARGS_FILE, arguments)
         replace_text(directory / FILE_NAME, upgrade.manifest.text())
     return upgrade
@@ -74,7 +75,8 @@ def _known(to: str) -> str:
 
 
 def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
-    old_version, old = str(manifest.extra["tensorrt_llm"]), neutral(manifest.extra["llm_args"])
+    built = manifest.extra_as(PytorchExtra)
+    old_version, old = built.tensorrt_llm, neutral(built.llm_args)
     kept, lost = _without_lost(old, release(version))
     before, after = profile_of(old, old_version), profile_of(kept, version)
     unset, newly = before.wishes.items() - after.wishes.items(), after.wishes.items() - before.wishes.items()
@@ -86,7 +88,7 @@ def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
     names = [field.name for field in fields(before.sampling)]
     can = {name: (getattr(before.sampling, name), getattr(after.sampling, name)) for name in names}
     image = image_for("pytorch", version)
-    extra = {**manifest.extra, "tensorrt_llm": version, "image": image.reference, "llm_args": kept}
+    extra = built.model_copy(update={"tensorrt_llm": version, "image": image.reference, "llm_args": kept})
     return Upgrade(
         manifest.model_copy(update={"extra": extra}),
         image,

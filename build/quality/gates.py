@@ -56,7 +56,7 @@ class Gates(Loss):
     @classmethod
     def of_engine(cls, manifest: EngineManifest, given: Mapping[str, Any] | None = None) -> Gates:
         """The limits that the engine was built with, overridden by those given now."""
-        stored = dict(manifest.extra.get(LIMITS) or {})
+        stored = dict(manifest.quality_limits)
         stored |= {name: value for name, value in (given or {}).items() if value is not None}
         return cls.from_options(stored, manifest.quantisation.weights, manifest.quantisation.kv_cache)
 
@@ -150,8 +150,6 @@ def _with_cache(gates: Gates) -> Gates:
 
 
 GATES = ("max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
-# of `extra` in engine.json: those that the user set
-LIMITS = "quality_limits"
 
 
 def limits_given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.sampling import sampling_defaults
+from llmops.build.engine_folder.extras import Extra
 from llmops.build.engine_folder.manifest import (
     Golden,
     Limits,
@@ -36,6 +37,7 @@ class TargetResult:
     """
 
     limits: Limits
+    extra: Extra
     quantisation: Quantisation = field(default_factory=Quantisation)
     parallelism: Parallelism = field(default_factory=Parallelism)
     model_dir: str = "model"
@@ -43,7 +45,6 @@ class TargetResult:
     plan: dict[str, Any] | None = None
     quality: dict[str, Any] | None = None
     golden: Golden | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.adapters import Adapter, read_adapters
+from llmops.build.engine_folder.extras import PytorchExtra
 from llmops.build.engine_folder.stages import link_file, link_tree
 from llmops.build.progress import Progress
-from llmops.build.quality.gates import LIMITS, limits_given
+from llmops.build.quality.gates import limits_given
 from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TargetName
 from llmops.build.targets.base import Target, TargetResult
@@ -73,8 +74,18 @@ class PytorchJob(NvidiaJob):
         (workdir / ARGS_FILE).write_text(json.dumps(self.arguments, indent=2) + "\n")
         return self._result(record)
 
+    def extra(self, calibration_tokens: int) -> PytorchExtra:
+        return PytorchExtra(
+            tensorrt_llm=self.request.image.tensorrt_llm,
+            image=self.request.image.reference,
+            llm_args=self.arguments,
+            calibration_tokens=calibration_tokens,
+            quality_limits=limits_given(self.spec.options),
+            adapters=self.adapter_entries,
+        )
+
     def _result(self, record: dict[str, Any]) -> TargetResult:
-        spec, request = self.spec, self.request
+        request = self.request
         return TargetResult(
             limits=request.limits,
             quantisation=request.quantisation,
@@ -82,14 +93,7 @@ class PytorchJob(NvidiaJob):
             model_dir=MODEL_DIR,
             quality=record["quality"],
             golden=record.get("golden"),
-            extra={
-                "tensorrt_llm": request.image.tensorrt_llm,
-                "image": request.image.reference,
-                "llm_args": self.arguments,
-                "calibration_tokens": record["calibration_tokens"],
-                LIMITS: limits_given(spec.options),
-                "adapters": [{"name": one.name, "id": one.task_id} for one in self.adapters],
-            },
+            extra=self.extra(record["calibration_tokens"]),
         )
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llmops.build.engine_folder.extras import OpenVinoExtra
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.installed import installed_version
 from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, RUNTIME
@@ -41,7 +42,7 @@ class OpenVINOTarget(RepositoryTarget):
                 "enable_kv_cache_reuse": "true",
                 "enable_chunked_context": "true",
                 "max_num_tokens": str(manifest.limits.max_num_tokens),
-                "openvino": json.dumps(manifest.extra.get("openvino", {})),
+                "openvino": json.dumps(manifest.extra_as(OpenVinoExtra).openvino.model_dump(exclude_unset=True)),
             },
             inputs=list(OUR_INPUTS),
             outputs=list(OUR_OUTPUTS),

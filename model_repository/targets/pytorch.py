@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llmops.build.engine_folder.extras import PytorchExtra
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.installed import installed_version
 from llmops.build.trtllm.llm_releases import Profile, Sampling, profile_of, profiles
@@ -21,7 +22,7 @@ class PytorchTarget(RepositoryTarget):
     def check(self, directory: Path, manifest: EngineManifest) -> None:
         if not (directory / manifest.model_dir / "config.json").is_file():
             raise InputError(f"{directory} is damaged: {manifest.model_dir}/config.json is missing. Build it again.")
-        check_library("pytorch", str(manifest.extra["tensorrt_llm"]))
+        check_library("pytorch", manifest.tensorrt_llm)
         served_profile(manifest)
 
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
@@ -40,29 +41,30 @@ class PytorchTarget(RepositoryTarget):
         )
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        guided = manifest.extra["llm_args"].get("guided_decoding_backend") is not None
+        guided = manifest.extra_as(PytorchExtra).llm_args.get("guided_decoding_backend") is not None
         sampling = served_profile(manifest).sampling
-        return llm_api_capabilities(guided, bool(manifest.extra.get("adapters")), sampling)
+        return llm_api_capabilities(guided, bool(manifest.adapters), sampling)
 
 
 def _profiles(manifest: EngineManifest) -> list[Profile]:
-    return profiles(manifest.extra["llm_args"], manifest.quantisation.weights)
+    return profiles(manifest.extra_as(PytorchExtra).llm_args, manifest.quantisation.weights)
 
 
 def served_profile(manifest: EngineManifest) -> Profile:
     """That of the TensorRT-LLM that is here, or of the one the engine was made for. Raises InputError where it cannot
     run the engine."""
-    version = installed_version("tensorrt_llm") or str(manifest.extra["tensorrt_llm"])
-    return profile_of(manifest.extra["llm_args"], version, manifest.quantisation.weights)
+    version = installed_version("tensorrt_llm") or manifest.tensorrt_llm
+    return profile_of(manifest.extra_as(PytorchExtra).llm_args, version, manifest.quantisation.weights)
 
 
 def adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
     """The parameter that tells our model what `LoRARequest` wants: id, name and folder of each adapter."""
-    adapters = manifest.extra.get("adapters")
-    if not adapters:
+    if not manifest.adapters:
         return {}
     root = directory.resolve() / "lora"
-    return {"lora_adapters": json.dumps([{**one, "path": str(root / one["name"])} for one in adapters])}
+    return {
+        "lora_adapters": json.dumps([{**one.model_dump(), "path": str(root / one.name)} for one in manifest.adapters])
+    }
 
 
 def llm_api_capabilities(guided: bool, lora: bool, sampling: Sampling) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.build.trtllm.llm_releases import Profile, Sampling
@@ -37,10 +38,10 @@ class TensorrtTarget(RepositoryTarget):
         missing = [name for name in wanted if not (directory / manifest.model_dir / name).is_file()]
         if missing:
             raise InputError(f"{directory} is damaged: {manifest.model_dir}/{missing[0]} is missing. Build it again.")
-        if manifest.extra.get("guided") and not (directory / FILE_NAME).is_file():
+        if _built(manifest).guided and not (directory / FILE_NAME).is_file():
             raise InputError(f"{directory} is damaged: {FILE_NAME} is missing. Build it again.")
         settings(manifest, directory)
-        check_library("tensorrt", str(manifest.extra["tensorrt_llm"]))
+        check_library("tensorrt", manifest.tensorrt_llm)
 
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
         path = str((directory / manifest.model_dir).resolve())
@@ -66,23 +67,27 @@ class TensorrtTarget(RepositoryTarget):
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         if backend() == "python":
-            guided, lora = bool(manifest.extra.get("guided")), bool(manifest.extra.get("adapters"))
+            guided, lora = _built(manifest).guided, bool(manifest.adapters)
             return llm_api_capabilities(guided, lora, Sampling())
         return {
             "logprobs": True,
             "top_logprobs": 0,
             "logit_bias": True,
             "n": 1,
-            "guided": list(GUIDES) if manifest.extra.get("guided") else [],
+            "guided": list(GUIDES) if _built(manifest).guided else [],
             "bad_words": True,
             "min_p": False,
             "seed": True,
             "penalties": True,
-            "lora": bool(manifest.extra.get("adapters")),
+            "lora": bool(manifest.adapters),
         }
 
     def transports(self) -> list[str]:
         return [REQUEST, STEP] if backend() == "python" else [REQUEST]
+
+
+def _built(manifest: EngineManifest) -> TensorrtExtra:
+    return manifest.extra_as(TensorrtExtra)
 
 
 def backend() -> str:
@@ -96,7 +101,7 @@ def backend() -> str:
 def settings(manifest: EngineManifest, directory: Path) -> dict[str, str]:
     """The C++ backend's parameters for the engine in `directory`. Raises InputError for one that the
     backend does not have, or would not parse, or that the engine was built without."""
-    given = checked_parameters(manifest.extra.get("serve", {}))
+    given = checked_parameters(_built(manifest).serve)
     defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
     chosen = {**defaults, **_planned(manifest), **_decoding(manifest), **given}
     if not 0 < float(chosen["kv_cache_free_gpu_mem_fraction"]) <= 1:
@@ -131,7 +136,7 @@ def _planned(manifest: EngineManifest) -> dict[str, str]:
 
 def _decoding(manifest: EngineManifest) -> dict[str, str]:
     """An engine built for lookahead decoding is run with the sizes that it was built for."""
-    sizes = manifest.extra.get("speculative")
+    sizes = _built(manifest).speculative
     if not sizes:
         return {}
     names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
@@ -141,9 +146,9 @@ def _decoding(manifest: EngineManifest) -> dict[str, str]:
 def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> dict[str, str]:
     """The adapters are loaded when the model is, so that a request needs no more than its `lora_task_id`; the host
     cache holds them all."""
-    if not manifest.extra.get("adapters"):
+    if not manifest.adapters:
         return {}
-    room = str(max(2 * int(manifest.extra["lora_bytes"]), _LORA_CACHE))
+    room = str(max(2 * _built(manifest).lora_bytes, _LORA_CACHE))
     return {
         "lora_cache_host_memory_bytes": room,
         "lora_prefetch_dir": str((directory / "lora_prefetch").resolve()),
@@ -154,7 +159,7 @@ def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> 
 def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
     """Grammars need the tokenizer's vocabulary in a file; the backend knows xgrammar only. Without grammars both are
     empty, not absent."""
-    guided = bool(manifest.extra.get("guided"))
+    guided = _built(manifest).guided
     return {
         "guided_decoding_backend": "xgrammar" if guided else "",
         "xgrammar_tokenizer_info_path": str((directory / FILE_NAME).resolve()) if guided else "",
@@ -178,6 +183,6 @@ def llm_arguments(manifest: EngineManifest, directory: Path) -> dict[str, Any]:
         "scheduler_config": {"capacity_scheduler_policy": chosen["batch_scheduler_policy"].upper()},
         "enable_chunked_prefill": chosen["enable_chunked_context"] == "true",
     }
-    if manifest.extra.get("guided"):
+    if _built(manifest).guided:
         arguments["guided_decoding_backend"] = "xgrammar"
     return arguments

@@ -245,7 +245,7 @@ def test_smollm2_answers_as_transformers_does(smollm2: Path, tmp_path: Path) -> 
     tokenizer = Tokenizer.from_file(str(tmp_path / "engine/tokenizer/tokenizer.json"))
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1
-    runtime = manifest.extra["openvino"]
+    runtime = manifest.extra.openvino.model_dump()
     model_dir = str(tmp_path / "engine" / manifest.model_dir)
     pipeline = genai.ContinuousBatchingPipeline(model_dir, scheduler, runtime["device"], runtime["properties"])
     cases = json.loads((Path(__file__).parent / "data/smollm2_greedy.json").read_text())["answers"]
@@ -274,7 +274,7 @@ def test_a_deterministic_engine_answers_alone_as_it_does_in_a_batch(smollm2: Pat
     tokenizer = Tokenizer.from_file(str(tmp_path / "engine/tokenizer/tokenizer.json"))
     topics = ["cats", "the sea", "Paris", "bread", "chess", "rain", "maps", "stars", "gold", "bees", "trains", "ice"]
     prompts = [tokenizer.encode(prompt_of(f"Tell me something about {topic}.")).ids for topic in topics]
-    runtime, scheduler = manifest.extra["openvino"], genai.SchedulerConfig()
+    runtime, scheduler = manifest.extra.openvino.model_dump(), genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_batched_tokens = 1, manifest.limits.max_num_tokens
     model_dir = str(tmp_path / "engine" / manifest.model_dir)
     pipeline = genai.ContinuousBatchingPipeline(model_dir, scheduler, runtime["device"], runtime["properties"])
@@ -338,4 +338,4 @@ def test_a_missing_tensor_is_named_and_nothing_is_left(copy_of_tiny: Path, tmp_p
 
 def test_runtime_properties_make_none_exact(tiny: Path, tmp_path: Path) -> None:
     build(spec_of(tiny, tmp_path))
-    assert EngineManifest.load(tmp_path / "engine").extra["openvino"]["properties"] == EXACT
+    assert EngineManifest.load(tmp_path / "engine").extra.openvino.properties == EXACT

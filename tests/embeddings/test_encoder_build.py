@@ -68,7 +68,7 @@ def test_equal_to_the_reference(engine):
 def test_manifest(engine):
     manifest = engine[1]
     assert (manifest.name, manifest.architecture, manifest.limits.max_seq_len) == ("minilm", "BertModel", 256)
-    assert manifest.extra["embedding"] == {"dimensions": 384, "pooling": "mean", "normalised": True}
+    assert manifest.extra.embedding.model_dump() == {"dimensions": 384, "pooling": "mean", "normalised": True}
 
 
 def test_the_same_build_again_is_there_already(engine):

@@ -103,7 +103,7 @@ def swapped(generated: Path, checkpoint: Path, tmp_path_factory: pytest.TempPath
     shutil.copy(ROOT / "tests" / "trtllm" / "cpp_backend.py", folder / "1")
     own = {
         "llmops_runtime": "openvino",
-        "openvino": json.dumps(manifest.extra["openvino"]),
+        "openvino": json.dumps(manifest.extra.openvino.model_dump(exclude_unset=True)),
         "max_num_tokens": str(manifest.limits.max_num_tokens),
         "max_queue_size": "32",
     }

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, TokenizerInfo
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
@@ -231,7 +232,9 @@ def test_no_repository_at_all(tmp_path: Path) -> None:
 
 def test_a_planned_engine_is_served_as_it_was_planned(tmp_path: Path) -> None:
     plan = {"kv_cache_fraction": 0.85, "chunked_prefill": False}
-    directory = make_engine(tmp_path / "planned", target="tensorrt", plan=plan, extra={"tensorrt_llm": "1.2.1"})
+    directory = make_engine(
+        tmp_path / "planned", target="tensorrt", plan=plan, extra=TensorrtExtra(tensorrt_llm="1.2.1")
+    )
     (directory / "model" / "config.json").write_text("{}")
     (directory / "model" / "rank0.engine").touch()
     generate_repository(read_engines([str(directory)]), tmp_path / "repository")

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from llmops.build.engine_folder.extras import PytorchExtra
 from llmops.build.engine_folder.manifest import EngineManifest, Quantisation
 from llmops.build.formats import FORMATS
 from llmops.build.progress import SilentProgress
@@ -128,7 +129,8 @@ def test_the_figures_are_shown_with_their_limits():
 
 def test_an_engine_is_held_to_the_limits_that_it_was_built_with():
     manifest = EngineManifest.model_construct(
-        extra={"quality_limits": {"min_top1": "0.5"}}, quantisation=Quantisation(weights="fp8")
+        extra=PytorchExtra(tensorrt_llm="1.2.1", llm_args={}, quality_limits={"min_top1": "0.5"}),
+        quantisation=Quantisation(weights="fp8"),
     )
     worse = Quality(**{**QUALITY.as_dict(), "top1_agreement": 0.6})
     Gates.of_engine(manifest).check(worse)

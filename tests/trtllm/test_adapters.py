@@ -138,21 +138,21 @@ def test_build_and_repo_carry_adapters(tmp_path, checkpoint, monkeypatch, target
     adapters = ["--adapter", f"sql={sql}", "--adapter", f"chat={chat}", "--set", "quality=false"]
     llmops("build", checkpoint, "-o", engine, "--target", target, "--name", "tiny", *adapters)
     manifest = EngineManifest.load(engine)
-    assert manifest.extra["adapters"] == [{"name": "sql", "id": 1}, {"name": "chat", "id": 2}]
+    assert [one.model_dump() for one in manifest.adapters] == [{"name": "sql", "id": 1}, {"name": "chat", "id": 2}]
     assert (engine / "lora" / "chat" / "adapter_model.safetensors").read_bytes() == (
         chat / "adapter_model.safetensors"
     ).read_bytes()
     llmops("repo", engine, "-o", repository)
     config = (repository / "tiny-tensorrt_llm" / "config.pbtxt").read_text()
     if target == "pytorch":
-        assert manifest.extra["llm_args"]["enable_lora"] is True
-        assert manifest.extra["llm_args"]["lora_config"] == {
+        assert manifest.extra.llm_args["enable_lora"] is True
+        assert manifest.extra.llm_args["lora_config"] == {
             "lora_target_modules": ["attn_q", "attn_v", "attn_dense"],
             "max_lora_rank": 8, "max_loras": 2, "max_cpu_loras": 2,
         }  # fmt: skip
         assert str(engine / "lora" / "sql") in config
         return
-    argv = " ".join(manifest.extra["trtllm_build"])
+    argv = " ".join(manifest.extra.trtllm_build)
     assert "--lora_plugin auto --max_lora_rank 8 --lora_target_modules attn_q attn_v attn_dense" in argv
     assert f'"lora_prefetch_dir" value: {{ string_value: "{engine}/lora_prefetch"' in config
     assert sorted(p.relative_to(engine).as_posix() for p in (engine / "lora_prefetch").rglob("*.npy")) == [

@@ -112,9 +112,9 @@ def manifest_of(job: Any) -> EngineManifest:
 def check_cpp(config: Any, announced: dict[str, Any], manifest: EngineManifest) -> None:
     read = cpp_backend.load({name: one.string_value for name, one in config.parameters.items()})
     assert cpp_backend.as_table(config.input) == cpp_backend.table(cpp_backend.INPUTS)
-    assert bool(read["guided_decoding_backend"]) == bool(announced["guided"]) == manifest.extra["guided"]
+    assert bool(read["guided_decoding_backend"]) == bool(announced["guided"]) == manifest.extra.guided
     assert ("lora_prefetch_dir" in read) == announced["lora"]
-    if manifest.extra["speculative"]:
+    if manifest.extra.speculative:
         names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
         assert [read["decoding_mode"], *(read[name] for name in names)] == ["lookahead", 7, 7, 7]
 

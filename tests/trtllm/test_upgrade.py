@@ -20,13 +20,16 @@ from llmops.errors import InputError, VersionMismatchError
 
 def engine(folder: Path, target: str = "pytorch", weights: str = "fp8", **arguments: Any) -> Path:
     folder.mkdir()
+    extra = {} if target == "openvino" else {"tensorrt_llm": "1.2.1", "image": "x"}
+    if target == "pytorch":
+        extra["llm_args"] = {"backend": "pytorch", **arguments}
     EngineManifest(
         key="k", name="tiny", target=target, architecture="LlamaForCausalLM", versions={},
         source=Source(checkpoint="./llama", format="huggingface", files=[]), parallelism=Parallelism(tp_size=2),
         quantisation=Quantisation(weights=weights, kv_cache="fp8"),
         limits=Limits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
         tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
-        extra={"tensorrt_llm": "1.2.1", "image": "x", "llm_args": {"backend": "pytorch", **arguments}},
+        extra=extra,
     ).save(folder)  # fmt: skip
     (folder / "llm_args.json").write_text("{}")
     return folder
@@ -49,7 +52,7 @@ def test_the_plain_case_says_what_happens_and_rewrites(tmp_path: Path) -> None:
         "Make its repository again: llmops repo",
     ]
     extra = EngineManifest.load(folder).extra
-    assert (extra["tensorrt_llm"], extra["image"]) == ("1.3.0rc29", "llmops:trtllm-1.3")
+    assert (extra.tensorrt_llm, extra.image) == ("1.3.0rc29", "llmops:trtllm-1.3")
     assert sorted(path.name for path in folder.iterdir()) == ["engine.json", "llm_args.json"]
 
 
@@ -70,10 +73,10 @@ def test_what_is_renamed_lost_and_gained(tmp_path: Path) -> None:
     ]
     assert "use acceptance_rate_window_size" in found["lost"][0]
     assert found["gained"] == ["requests with seed"]
-    kept = EngineManifest.load(folder).extra["llm_args"]
+    kept = EngineManifest.load(folder).extra.llm_args
     assert kept["speculative_config"] == {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/d"}
     assert json.loads((folder / "llm_args.json").read_text()) == kept
-    assert EngineManifest.load(folder).extra["tensorrt_llm"] == "1.3.0"
+    assert EngineManifest.load(folder).extra.tensorrt_llm == "1.3.0"
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_downward_speculation_that_the_release_lacks_goes_as_a_whole(tmp_path: P
     speculative = {"decoding_type": "SA", "max_draft_len": 4, "enable_penalty": True}
     folder = engine(tmp_path / "e", speculative_config=speculative, max_seq_len=512)
     manifest = EngineManifest.load(folder)
-    extra = {**manifest.extra, "tensorrt_llm": "1.3.0rc29"}
+    extra = manifest.extra.model_copy(update={"tensorrt_llm": "1.3.0rc29"})
     manifest.model_copy(update={"extra": extra}).save(folder)
     found = json.loads(run(folder, "--to", "1.2", "--json"))
     assert found["lost"] == [
@@ -123,7 +126,7 @@ def test_downward_speculation_that_the_release_lacks_goes_as_a_whole(tmp_path: P
         "the LLM API takes NGram, MTP, Eagle3, Draft_Target, AUTO, SaveState."
     ]
     assert not [one for one in found["changes"] if "speculative" in one]
-    assert EngineManifest.load(folder).extra["llm_args"] == {"backend": "pytorch", "max_seq_len": 512}
+    assert EngineManifest.load(folder).extra.llm_args == {"backend": "pytorch", "max_seq_len": 512}
 
 
 def test_it_waits_for_a_build_in_the_folder_and_reads_what_that_left(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from llmops.build.checkpoint.adapters import Adapter
+from llmops.build.engine_folder.extras import AdapterEntry
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.targets.base import HEADER, GeneratorJob, StageNeed
 from llmops.build.targets.nvidia.needs import (
@@ -29,6 +30,10 @@ class NvidiaJob(GeneratorJob):
     def __init__(self, request: Request, adapters: list[Adapter]) -> None:
         super().__init__(request.spec, request.checkpoint)
         self.request, self.adapters = request, adapters
+
+    @property
+    def adapter_entries(self) -> list[AdapterEntry]:
+        return [AdapterEntry(name=one.name, id=one.task_id) for one in self.adapters]
 
     @cached_property
     def versions(self) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.engine_folder.extras import OpenVinoExtra, OpenVinoRuntime
 from llmops.build.engine_folder.manifest import Golden, Limits, Quantisation
 from llmops.build.formats import buildable
 from llmops.build.installed import installed_version
@@ -69,7 +69,7 @@ class OpenVinoJob(GeneratorJob):
             golden=_golden(checkpoint, workdir / "tokenizer", progress),
             limits=_limits(spec, checkpoint),
             quantisation=Quantisation(weights=spec.quant, kv_cache=spec.kv_cache, group_size=self.group_size),
-            extra={"openvino": {**_runtime(spec, checkpoint), "graph": _graph_origin(checkpoint)}},
+            extra=OpenVinoExtra(openvino=_runtime(spec, checkpoint)),
         )
 
 
@@ -191,7 +191,7 @@ def _limits(spec: BuildSpec, checkpoint: Checkpoint) -> Limits:
     return Limits(max_batch_size=batch, max_seq_len=length, max_num_tokens=spec.max_num_tokens or max(256, batch))
 
 
-def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> dict[str, Any]:
+def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
     """Properties that the engine model hands to the pipeline. Exactness is a matter of the runtime too: OpenVINO's
     CPU defaults are bfloat16 arithmetic where the CPU has it and an 8-bit KV cache."""
     exact = spec.quant == "none" or spec.deterministic
@@ -205,4 +205,4 @@ def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> dict[str, Any]:
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
-    return {"device": "CPU", "properties": properties, "kv_cache": cache}
+    return OpenVinoRuntime(device="CPU", properties=properties, kv_cache=cache, graph=_graph_origin(checkpoint))

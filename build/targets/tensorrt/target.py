@@ -9,9 +9,10 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.adapters import Adapter, read_adapters
+from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.stages import link_tree, stage
 from llmops.build.progress import Progress
-from llmops.build.quality.gates import LIMITS, limits_given
+from llmops.build.quality.gates import limits_given
 from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TargetName
 from llmops.build.targets.base import Target, TargetResult
@@ -105,8 +106,24 @@ class TensorrtJob(NvidiaJob):
             progress.note("Taken from an earlier, unfinished build: the engine.")
         link_tree(built, workdir)
 
-    def _result(self, record: dict[str, Any], lora_bytes: int, complete: bool) -> TargetResult:
+    def extra(self, calibration_tokens: int, lora_bytes: int) -> TensorrtExtra:
         spec, request = self.spec, self.request
+        return TensorrtExtra(
+            tensorrt_llm=request.image.tensorrt_llm,
+            image=request.image.reference,
+            trtllm_build=self.argv,
+            calibration_tokens=calibration_tokens,
+            quality_limits=limits_given(spec.options),
+            max_input_len=options.max_input_len(request),
+            speculative=options.lookahead_sizes(spec),
+            guided=self.guided,
+            serve=self.serve,
+            adapters=self.adapter_entries,
+            lora_bytes=lora_bytes,
+        )
+
+    def _result(self, record: dict[str, Any], lora_bytes: int, complete: bool) -> TargetResult:
+        request = self.request
         return TargetResult(
             limits=request.limits,
             quantisation=request.quantisation,
@@ -114,19 +131,7 @@ class TensorrtJob(NvidiaJob):
             complete=complete,
             quality=record["quality"],
             golden=record.get("golden"),
-            extra={
-                "tensorrt_llm": request.image.tensorrt_llm,
-                "image": request.image.reference,
-                "trtllm_build": self.argv,
-                "calibration_tokens": record["calibration_tokens"],
-                LIMITS: limits_given(spec.options),
-                "max_input_len": options.max_input_len(request),
-                "speculative": options.lookahead_sizes(spec),
-                "guided": self.guided,
-                "serve": self.serve,
-                "adapters": [{"name": one.name, "id": one.task_id} for one in self.adapters],
-                "lora_bytes": lora_bytes,
-            },
+            extra=self.extra(record["calibration_tokens"], lora_bytes),
         )
 
 

@@ -1,0 +1,66 @@
+"""engine.json: what earlier builds wrote is read and written again unchanged, and what no build wrote is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmops.build.engine_folder.extras import EncoderExtra, Extra, OpenVinoExtra, PytorchExtra, TensorrtExtra
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.errors import InputError
+
+# written by builds before `extra` had a model per target (golden answers and most source files left out)
+WRITTEN = Path(__file__).parent / "data" / "engines"
+KINDS = {"openvino": OpenVinoExtra, "encoder": EncoderExtra, "tensorrt": TensorrtExtra, "pytorch": PytorchExtra}
+
+
+def written(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((WRITTEN / f"{name}.json").read_text())
+    return content
+
+
+def load(folder: Path, content: dict[str, Any]) -> EngineManifest:
+    (folder / FILE_NAME).write_text(json.dumps(content))
+    return EngineManifest.load(folder)
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS.items())
+def test_earlier_engines_are_read_and_saved_as_they_were(tmp_path: Path, name: str, kind: type[Extra]) -> None:
+    manifest = load(tmp_path, written(name))
+    assert type(manifest.extra) is kind
+    manifest.save(tmp_path)
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == written(name)
+
+
+def test_what_the_readers_ask_for() -> None:
+    tensorrt, pytorch, openvino, encoder = (
+        EngineManifest.model_validate(written(name)) for name in ("tensorrt", "pytorch", "openvino", "encoder")
+    )
+    assert [one.tensorrt_llm for one in (tensorrt, pytorch, openvino, encoder)] == ["1.2.1", "1.2.1", "", ""]
+    assert [one.name for one in tensorrt.adapters] == ["sql"]
+    assert (pytorch.quality_limits, openvino.adapters) == ({"min_top1": 0.5}, [])
+    assert tensorrt.extra_as(TensorrtExtra).speculative == [7, 7, 7]
+    assert openvino.extra_as(OpenVinoExtra).openvino.kv_cache == {"layers": 30, "kv_heads": 3, "head_dim": 64}
+    assert encoder.extra_as(EncoderExtra).embedding.dimensions == 384
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("pytorch", {"llm_args": None}, "llm_args: Input should be a valid dictionary"),
+        ("tensorrt", {"guided": "perhaps"}, "guided: Input should be a valid boolean, unable to interpret input"),
+        ("tensorrt", {"engines": 2}, "engines: Extra inputs are not permitted"),
+        ("openvino", {"llm_args": {}}, "llm_args: Extra inputs are not permitted"),
+        ("encoder", {"embedding": {}}, r"embedding\.dimensions: Field required"),
+    ],
+)
+def test_what_is_not_of_the_target_is_refused_in_one_sentence(
+    tmp_path: Path, name: str, change: dict[str, Any], says: str
+) -> None:
+    content = written(name)
+    content["extra"] |= change
+    with pytest.raises(InputError, match=rf"engine\.json cannot be read \(extra: {says}\).*Build the engine again\.$"):
+        load(tmp_path, content)
