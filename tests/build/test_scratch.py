@@ -15,7 +15,7 @@ from llmops.build.engine_folder.scratch import scratch_folder
 
 HOLDER = """
 import sys
-from llmops.build.scratch import scratch_folder
+from llmops.build.engine_folder.scratch import scratch_folder
 with scratch_folder("held-") as folder:
     (folder / "deep").mkdir()
     (folder / "deep" / "file").write_text("x" * 100000)

@@ -19,8 +19,8 @@ from llmops.perf.lab.suite.parts import Part
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from llmops.perf.benchmarks import engine_path
-from llmops.perf.harness.figures import Section, keep
+from llmops.perf.lab.benchmarks import engine_path
+from llmops.perf.lab.harness.figures import Section, keep
 keep(Path(sys.argv[1]))
 with Section("Engine path", "command", "text") as section:
     section.add("gateway, 1 streams", 60.0, "tokens/s")
