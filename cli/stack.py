@@ -27,7 +27,7 @@ def build_engine(
     from llmops.build.spec import BuildSpec
     from llmops.cache import cache_dir
     from llmops.cli.progress import make_progress
-    from llmops.model_repository.match import check_target
+    from llmops.model_repository.repository.match import check_target
 
     if Path(checkpoint, FILE_NAME).is_file():
         return Path(checkpoint)
@@ -126,7 +126,7 @@ class Stack:
         threading.Thread(target=wait, name="announce", daemon=True).start()
 
     def _exposure(self, url: str) -> str:
-        from llmops.model_repository.exposure import stack_exposure
+        from llmops.model_repository.server.exposure import stack_exposure
 
         return stack_exposure(self._settings.host, url, self._triton.grpc_address, str(self._triton.metrics_url))
 
@@ -159,7 +159,7 @@ def _ignore(_signal: int, _frame: FrameType | None) -> None: ...
 
 
 def _print_problems(line: object) -> None:
-    from llmops.model_repository.triton_log import LogLine
+    from llmops.model_repository.server.triton_log import LogLine
 
     if isinstance(line, LogLine) and line.level in ("error", "warning") and not line.is_noise:
         print(line, flush=True)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from llmops.build.installed import installed_version
 from llmops.errors import LlmopsError
-from llmops.model_repository import embedded
+from llmops.model_repository.server import embedded
 
 Status = Literal["ok", "not ok", "note"]
 

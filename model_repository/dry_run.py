@@ -6,12 +6,12 @@ import shlex
 from pathlib import Path
 
 from llmops.build.trtllm.versions import Image
-from llmops.model_repository.command import Ports, ServerOptions
-from llmops.model_repository.embedded import CONTAINER_ROOT, container_installation, find_installation
-from llmops.model_repository.marker import Marker, ServedEngine
-from llmops.model_repository.match import needed_image
 from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
-from llmops.model_repository.repository import check_repository
+from llmops.model_repository.repository.check import check_repository
+from llmops.model_repository.repository.marker import Marker, ServedEngine
+from llmops.model_repository.repository.match import needed_image
+from llmops.model_repository.server.command import Ports, ServerOptions
+from llmops.model_repository.server.embedded import CONTAINER_ROOT, container_installation, find_installation
 
 _MEANING = {
     "single": "one tritonserver",

@@ -10,7 +10,7 @@ from pathlib import Path
 from llmops.build.engine_folder.extras import CrossEncoderExtra, EncoderExtra
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import CARD, EMBEDDING, EMBEDDING_INPUTS, EMBEDDING_VECTOR, SCORE, SCORE_INPUTS, SCORE_VALUE
-from llmops.model_repository.pbtxt import render_config
+from llmops.model_repository.repository.pbtxt import render_config
 
 MAX_QUEUE_SIZE = 4096
 

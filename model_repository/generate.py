@@ -18,9 +18,9 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE, POSTPROCESSING, PREPROCESSING, Tensor
 from llmops.errors import InputError
 from llmops.model_repository.encoder import encoder_config, encoder_model, is_encoder
-from llmops.model_repository.marker import FILE_NAME as MARKER
-from llmops.model_repository.marker import Marker, ServedEngine
-from llmops.model_repository.pbtxt import TEMPLATES, render_config
+from llmops.model_repository.repository.marker import FILE_NAME as MARKER
+from llmops.model_repository.repository.marker import Marker, ServedEngine
+from llmops.model_repository.repository.pbtxt import TEMPLATES, render_config
 from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
 
 # of Triton's own queue, through which NVIDIA's C++ backend takes its requests

@@ -22,18 +22,18 @@ from pathlib import Path
 from types import TracebackType
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
-from llmops.model_repository.command import Ports as Ports
-from llmops.model_repository.command import ServerOptions
-from llmops.model_repository.drain import drain_engines, is_ready
-from llmops.model_repository.embedded import Installation, find_installation
-from llmops.model_repository.exposure import EMBEDDED_HTTP, exposure
-from llmops.model_repository.marker import Marker
-from llmops.model_repository.match import check_engines, check_server
 from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
-from llmops.model_repository.processes import Process, descendants, kill_left, model_processes, rank_zero, tied
-from llmops.model_repository.repository import check_repository
-from llmops.model_repository.shared_memory import SharedMemory, sweep
-from llmops.model_repository.triton_log import LogLine, ended_engine, explain_failure, last_error, parse_line
+from llmops.model_repository.repository.check import check_repository
+from llmops.model_repository.repository.marker import Marker
+from llmops.model_repository.repository.match import check_engines, check_server
+from llmops.model_repository.server.command import Ports as Ports
+from llmops.model_repository.server.command import ServerOptions
+from llmops.model_repository.server.drain import drain_engines, is_ready
+from llmops.model_repository.server.embedded import Installation, find_installation
+from llmops.model_repository.server.exposure import EMBEDDED_HTTP, exposure
+from llmops.model_repository.server.processes import Process, descendants, kill_left, model_processes, rank_zero, tied
+from llmops.model_repository.server.shared_memory import SharedMemory, sweep
+from llmops.model_repository.server.triton_log import LogLine, ended_engine, explain_failure, last_error, parse_line
 
 # Triton logs this when the last in-flight request is done and only unloading is left.
 _REQUESTS_DONE = "All models are stopped, unloading models"

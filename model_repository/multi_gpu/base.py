@@ -11,7 +11,7 @@ from typing import Literal
 
 from llmops.contract import ENGINE
 from llmops.errors import InputError
-from llmops.model_repository.marker import Marker
+from llmops.model_repository.repository.marker import Marker
 
 Launch = Literal["single", "leader", "orchestrator"]
 LAUNCHES: tuple[str, ...] = ("auto", "single", "leader", "orchestrator")

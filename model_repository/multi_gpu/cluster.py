@@ -10,12 +10,12 @@ from pathlib import Path
 import jinja2
 
 from llmops.errors import InputError
-from llmops.model_repository.command import Ports, ServerOptions, follower_command, server_command
-from llmops.model_repository.embedded import container_installation
-from llmops.model_repository.marker import Marker
-from llmops.model_repository.match import needed_image
 from llmops.model_repository.multi_gpu.base import plan_launch
-from llmops.model_repository.repository import check_repository
+from llmops.model_repository.repository.check import check_repository
+from llmops.model_repository.repository.marker import Marker
+from llmops.model_repository.repository.match import needed_image
+from llmops.model_repository.server.command import Ports, ServerOptions, follower_command, server_command
+from llmops.model_repository.server.embedded import container_installation
 
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
 # the scripts make a new one at each start: what is printed here may lie in a repository

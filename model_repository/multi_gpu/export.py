@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmops.model_repository.command import Ports
 from llmops.model_repository.multi_gpu.cluster import make_cluster
 from llmops.model_repository.multi_gpu.lws import lws_manifests
 from llmops.model_repository.multi_gpu.slurm import slurm_script
+from llmops.model_repository.server.command import Ports
 
 # what Dockerfile.trtllm makes: NVIDIA's image has no kubectl, with which mpirun reaches the other pods
 OUR_IMAGE = "llmops:trtllm"

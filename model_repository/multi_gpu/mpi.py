@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmops.model_repository.command import ServerOptions, follower_command, server_command
 from llmops.model_repository.multi_gpu.base import LaunchPlan
+from llmops.model_repository.server.command import ServerOptions, follower_command, server_command
 
 MPIRUN = "mpirun"
 # Set for the orchestrator; with SPAWN_PROCESSES the backend starts its workers itself (MPI_Comm_spawn).

@@ -12,7 +12,7 @@ from llmops.build.installed import installed_version
 from llmops.build.trtllm.llm_releases import Profile, Sampling, profile_of, profiles
 from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, RUNTIME
 from llmops.errors import InputError
-from llmops.model_repository.match import check_library
+from llmops.model_repository.repository.match import check_library
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 
 

@@ -18,7 +18,7 @@ from llmops.build.trtllm.llm_releases import Profile, Sampling
 from llmops.build.trtllm.xgrammar import FILE_NAME
 from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, REQUEST, RUNTIME, STEP
 from llmops.errors import InputError
-from llmops.model_repository.match import check_library
+from llmops.model_repository.repository.match import check_library
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 from llmops.model_repository.targets.pytorch import adapter_folders, llm_api_capabilities
 

@@ -12,7 +12,8 @@ import pytest
 
 from llmops.build.engine_folder.lock import sole_build
 from llmops.errors import LlmopsError
-from llmops.model_repository import doctor, embedded
+from llmops.model_repository import doctor
+from llmops.model_repository.server import embedded
 
 NOBODY = 65534
 

@@ -28,9 +28,9 @@ from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.llm_releases import profiles as release_profiles
 from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings
-from llmops.model_repository import match
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
+from llmops.model_repository.repository import match
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 from llmops.cli.main import cli
 from llmops.errors import LlmopsError
-from llmops.model_repository import doctor, embedded
+from llmops.model_repository import doctor
+from llmops.model_repository.server import embedded
 from tests.model_repository.test_generate import make_engine
 from tests.model_repository.test_launch import echo_repository, processes
 

@@ -22,12 +22,12 @@ import pytest
 import yaml
 
 from llmops.errors import InputError
-from llmops.model_repository.command import SHM_PREFIX, Ports
-from llmops.model_repository.embedded import find_installation
 from llmops.model_repository.multi_gpu.cluster import make_cluster
 from llmops.model_repository.multi_gpu.export import export_launch
 from llmops.model_repository.multi_gpu.lws import AGENT, leader_script
-from llmops.model_repository.shared_memory import remove_segments
+from llmops.model_repository.server.command import SHM_PREFIX, Ports
+from llmops.model_repository.server.embedded import find_installation
+from llmops.model_repository.server.shared_memory import remove_segments
 from tests.model_repository.engine_client import wait_until
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
 

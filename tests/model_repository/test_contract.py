@@ -13,7 +13,7 @@ import pytest
 
 from llmops import contract
 from llmops.gateway.messages import Capabilities, ModelCard
-from llmops.model_repository.pbtxt import parse_config
+from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.model_code import version_folder
 from tests.model_repository.test_generate import make_engine

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from tritonclient.utils import InferenceServerException
 
 from llmops.cli.main import cli
-from llmops.model_repository.exposure import exposure, stack_exposure
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
+from llmops.model_repository.server.exposure import exposure, stack_exposure
 from tests.model_repository.test_launch import echo_repository, infer, segments
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]

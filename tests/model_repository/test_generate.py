@@ -15,8 +15,8 @@ from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, TokenizerInfo
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.model_repository.pbtxt import parse_config, quote, render_config
-from llmops.model_repository.repository import check_repository
+from llmops.model_repository.repository.check import check_repository
+from llmops.model_repository.repository.pbtxt import parse_config, quote, render_config
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
-from llmops.model_repository import embedded
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.model_repository.shared_memory import SHM_DIR, sweep
+from llmops.model_repository.server import embedded
+from llmops.model_repository.server.shared_memory import SHM_DIR, sweep
 from tests.model_repository.engine_client import EngineClient, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -306,7 +306,7 @@ def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, r
 
 
 def test_numpy_2_beside_the_wheel_is_refused_before_it_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmops.model_repository import embedded
+    from llmops.model_repository.server import embedded
 
     embedded.check_numpy()
     monkeypatch.setattr(embedded, "installed_version", lambda name: "2.5.5")

@@ -20,15 +20,15 @@ from threading import Thread
 import pytest
 
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
-from llmops.model_repository import match
-from llmops.model_repository.command import Ports, ServerOptions
 from llmops.model_repository.dry_run import describe_launch
 from llmops.model_repository.launch import TritonServer, start_triton
-from llmops.model_repository.marker import Marker, ServedEngine
 from llmops.model_repository.multi_gpu import plan_launch, with_mpi
-from llmops.model_repository.processes import descendants
-from llmops.model_repository.repository import check_repository
-from llmops.model_repository.shared_memory import SHM_DIR
+from llmops.model_repository.repository import match
+from llmops.model_repository.repository.check import check_repository
+from llmops.model_repository.repository.marker import Marker, ServedEngine
+from llmops.model_repository.server.command import Ports, ServerOptions
+from llmops.model_repository.server.processes import descendants
+from llmops.model_repository.server.shared_memory import SHM_DIR
 from tests.model_repository.engine_client import wait_until
 from tests.model_repository.test_launch import CONFIG, infer
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from llmops.model_repository.command import SHM_PREFIX
-from llmops.model_repository.shared_memory import SHM_DIR, SharedMemory, sweep
+from llmops.model_repository.server.command import SHM_PREFIX
+from llmops.model_repository.server.shared_memory import SHM_DIR, SharedMemory, sweep
 from tests.model_repository.engine_client import wait_until
 from tests.model_repository.test_launch import echo_repository, processes
 
@@ -22,7 +22,7 @@ NOBODY = 65534
 HOLD = """
 import sys
 from pathlib import Path
-from llmops.model_repository.shared_memory import SharedMemory
+from llmops.model_repository.server.shared_memory import SharedMemory
 memory = SharedMemory()
 Path("/dev/shm", memory.prefix + "segment").write_text("live")
 print(memory.prefix, flush=True)
@@ -178,7 +178,7 @@ def test_another_pid_namespace_keeps_what_it_uses_and_takes_nothing(memory: Shar
         # its owner's number is another process here, or none
         sweep()
         assert left(there) == ["lock", "segment"]
-        code = "from llmops.model_repository.shared_memory import sweep; sweep()"
+        code = "from llmops.model_repository.server.shared_memory import sweep; sweep()"
         subprocess.run([*unshared(), sys.executable, "-c", code], check=True)
         assert left(memory.prefix) == left(there) == ["lock", "segment"]
     finally:

@@ -11,7 +11,7 @@ from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, 
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.errors import InputError
 from llmops.model_repository.generate import EngineEntry, model_folders
-from llmops.model_repository.pbtxt import parse_config
+from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.trtllm import cpp_backend
 

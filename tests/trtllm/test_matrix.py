@@ -30,7 +30,7 @@ from llmops.build.targets.registry import get_target as build_target
 from llmops.build.targets.tensorrt.options import lookahead_sizes
 from llmops.errors import LlmopsError
 from llmops.model_repository.generate import EngineEntry, card, model_folders
-from llmops.model_repository.pbtxt import parse_config
+from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.model_code import version_folder
 from tests.trtllm import cpp_backend

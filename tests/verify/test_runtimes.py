@@ -9,8 +9,8 @@ import pytest
 
 from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
-from llmops.model_repository import match
 from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.model_repository.repository import match
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import load
 

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from llmops.errors import LlmopsError, MissingDependencyError
-from llmops.model_repository.processes import tied
+from llmops.model_repository.server.processes import tied
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.load import STREAMS, run
 from llmops.perf.lab.harness.stack import Service, engine_on_triton, gateway

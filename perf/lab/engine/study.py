@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import click
 
 from llmops.errors import InputError
-from llmops.model_repository.processes import tied
+from llmops.model_repository.server.processes import tied
 from llmops.perf.lab.harness.processes import Others, cpu_seconds, descendants
 from llmops.perf.lab.peers.llamacpp import llamacpp
 

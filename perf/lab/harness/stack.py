@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.errors import ServerError
-from llmops.model_repository.processes import tied
+from llmops.model_repository.server.processes import tied
 from llmops.perf.lab.harness.processes import descendants
 
 READY_SECONDS = 120.0

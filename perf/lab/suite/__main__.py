@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from llmops.errors import InputError
-from llmops.model_repository.processes import tied
+from llmops.model_repository.server.processes import tied
 from llmops.perf.lab.harness.figures import keep
 from llmops.perf.lab.harness.processes import descendants
 from llmops.perf.lab.peers.environment import install

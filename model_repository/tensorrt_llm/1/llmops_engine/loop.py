@@ -20,7 +20,7 @@ from .steps.sinks import Sink
 # A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
 CANCEL_POLL = 0.05
 METRICS_PERIOD = 0.1
-# What is logged once when an engine is over: `llmops serve` looks for it (model_repository/triton_log.py)
+# What is logged once when an engine is over: `llmops serve` looks for it (model_repository/server/triton_log.py)
 ENDED = "the engine has ended"
 QUEUE_FULL = f"{contract.QUEUE}: as many sequences wait as max_queue_size allows"
 

@@ -11,7 +11,7 @@ import jinja2
 
 from llmops.errors import InputError
 
-TEMPLATES = Path(__file__).parent
+TEMPLATES = Path(__file__).parents[1]
 
 
 def render_config(template: str, values: dict[str, Any]) -> str:

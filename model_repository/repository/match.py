@@ -10,7 +10,7 @@ from llmops.build.installed import installed_version
 from llmops.build.trtllm.versions import IMAGES, Image, check_image, check_installed, image_for
 from llmops.contract import ENGINE, RUNTIME
 from llmops.errors import InputError, MissingDependencyError
-from llmops.model_repository.marker import Marker, ServedEngine
+from llmops.model_repository.repository.marker import Marker, ServedEngine
 
 TAG_VARIABLE = "NVIDIA_TRITON_SERVER_VERSION"
 

@@ -1,7 +1,9 @@
 """Let the engines of a running Triton finish what they have, before Triton is told to end.
 
 An unloading Triton takes no message at all any more: no acknowledgement of a gateway, no cancel. `llmops serve` does
-this by itself; for a tritonserver that was started otherwise: python -m llmops.model_repository.drain HOST:PORT SECONDS
+this by itself; for a tritonserver that was started otherwise:
+
+    python -m llmops.model_repository.server.drain HOST:PORT SECONDS
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from llmops.errors import ResourceError
-from llmops.model_repository.command import SHM_PREFIX
+from llmops.model_repository.server.command import SHM_PREFIX
 
 SHM_DIR = Path("/dev/shm")
 _LOCK = "lock"

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
 from llmops.errors import InputError
-from llmops.model_repository.pbtxt import parse_config
+from llmops.model_repository.repository.pbtxt import parse_config
 
 
 def check_repository(repository: Path) -> dict[str, Any]:
