@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 
@@ -14,36 +13,34 @@ class Shares:
     """
 
     def __init__(self, places: int, free: int = 0) -> None:
-        self.free = free
+        self.free, self.taken = free, 0
         self._places = places
-        self._taken: Counter[tuple[str, ...]] = Counter()
-
-    @property
-    def taken(self) -> int:
-        return self._taken[()]
+        self._taken: dict[tuple[str, ...], int] = {}
 
     def take(self, path: Sequence[str], count: int = 1) -> bool:
         """`count` places for `path`, an address and perhaps a key. False when there are none."""
         levels = _levels(path)
-        if not self._has_room(levels, count):
+        if self.taken + count > self.free and not self._has_room(levels, count):
             return False
+        self.taken += count
         for names in levels:
-            self._taken[names] += count
+            self._taken[names] = self._taken.get(names, 0) + count
         return True
 
     def give_back(self, path: Sequence[str], count: int = 1) -> None:
+        self.taken -= count
         for names in _levels(path):
             self._taken[names] -= count
             if not self._taken[names]:
                 del self._taken[names]
 
     def _has_room(self, levels: Sequence[tuple[str, ...]], count: int) -> bool:
-        left, before = self._places, max(self.taken - self.free, 0)
-        after = self.taken + count - self.free
-        if after <= 0:
-            return True
+        before, after = max(self.taken - self.free, 0), self.taken + count - self.free
+        if after > self._places:
+            return False
+        left = self._places - before
         for names in levels:
-            mine = self._taken[names]
+            mine = self._taken.get(names, 0)
             if min(mine + count, after) > left:
                 return False
             left -= min(mine, before)
@@ -51,4 +48,7 @@ class Shares:
 
 
 def _levels(path: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(path[:size]) for size in range(len(path) + 1)]
+    levels = []
+    for size in range(1, len(path) + 1):
+        levels.append(tuple(path[:size]))
+    return levels
