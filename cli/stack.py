@@ -14,13 +14,12 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME
+from llmops.build.target_names import TARGETS, TargetName
 from llmops.errors import InputError, ServerError
-
-DEFAULT_QUANT = {"openvino": "int8"}
 
 
 def build_engine(
-    checkpoint: str, target: str, quant: str | None, tp: int, name: str | None, folder: Path | None
+    checkpoint: str, target: TargetName, quant: str | None, tp: int, name: str | None, folder: Path | None
 ) -> Path:
     """The engine folder of `checkpoint`, built unless it is there already."""
     from llmops.build.job.engine import build
@@ -32,10 +31,10 @@ def build_engine(
     if Path(checkpoint, FILE_NAME).is_file():
         return Path(checkpoint)
     check_target(target)
-    quant = quant or DEFAULT_QUANT.get(target, "fp8")
+    quant = quant or TARGETS[target].quant
     place = folder or cache_dir() / "up" / f"{_slug(checkpoint)}-{target}-{quant}-tp{tp}"
     _make_folder(place)
-    spec = BuildSpec(checkpoint=checkpoint, output=place / "engine", target=target, quant=quant, tp=tp, name=name)  # type: ignore[arg-type]
+    spec = BuildSpec(checkpoint=checkpoint, output=place / "engine", target=target, quant=quant, tp=tp, name=name)
     build(spec, make_progress())
     return spec.output
 

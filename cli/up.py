@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from llmops.build.target_names import NAMES
+from llmops.build.target_names import NAMES, TargetName
 
 
 @click.command()
@@ -27,7 +27,7 @@ from llmops.build.target_names import NAMES
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Gateway settings (YAML).")
 def command(
     checkpoint: str,
-    target: str,
+    target: TargetName,
     quant: str | None,
     tp: int,
     name: str | None,

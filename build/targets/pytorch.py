@@ -72,7 +72,7 @@ class PytorchJob(NvidiaJob):
         _add_tokenizer(workdir, model_dir)
         copy_adapters(self.adapters, workdir)
         (workdir / ARGS_FILE).write_text(json.dumps(self.arguments, indent=2) + "\n")
-        return self._result(record)
+        return self.result(record, self.extra(record["calibration_tokens"]))
 
     def extra(self, calibration_tokens: int) -> PytorchExtra:
         return PytorchExtra(
@@ -82,18 +82,6 @@ class PytorchJob(NvidiaJob):
             calibration_tokens=calibration_tokens,
             quality_limits=limits_given(self.spec.options),
             adapters=self.adapter_entries,
-        )
-
-    def _result(self, record: dict[str, Any]) -> TargetResult:
-        request = self.request
-        return TargetResult(
-            limits=request.limits,
-            quantisation=request.quantisation,
-            parallelism=request.parallelism,
-            model_dir=MODEL_DIR,
-            quality=record["quality"],
-            golden=record.get("golden"),
-            extra=self.extra(record["calibration_tokens"]),
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.installed import installed_version
+from llmops.build.target_names import TARGETS
 from llmops.build.trtllm.versions import IMAGES, Image, check_image, check_installed, image_for
 from llmops.contract import ENGINE, RUNTIME
 from llmops.errors import InputError, MissingDependencyError
@@ -54,7 +55,8 @@ def needed_image(marker: Marker) -> Image | None:
 def check_target(target: str) -> None:
     """Raises MissingDependencyError for a target whose engines need TensorRT-LLM where there is none, so that nobody
     learns it after hours of quantising."""
-    if target in ("pytorch", "tensorrt") and not installed_version("tensorrt_llm"):
+    library = next((facts.library for name, facts in TARGETS.items() if name == target), "")
+    if library == "tensorrt_llm" and not installed_version(library):
         raise MissingDependencyError(
             f"engines of the target {target} need TensorRT-LLM, which is not installed here: run this in NVIDIA's "
             "image, or `llmops build` here and `llmops repo` and `llmops serve` there."

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+
+from llmops.build.target_names import NAMES
 from llmops.errors import InputError
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
-from llmops.model_repository.targets.openvino import OpenVINOTarget
-from llmops.model_repository.targets.pytorch import PytorchTarget
-from llmops.model_repository.targets.tensorrt import TensorrtTarget
-
-_TARGETS: dict[str, type[RepositoryTarget]] = {
-    "openvino": OpenVINOTarget,
-    "pytorch": PytorchTarget,
-    "tensorrt": TensorrtTarget,
-}
 
 __all__ = ["EngineModel", "RepositoryTarget", "find_target"]
 
 
 def find_target(name: str) -> RepositoryTarget:
-    if name not in _TARGETS:
+    if name not in NAMES:
         raise InputError(
             f"engines of target {name} cannot be put into a repository by this version of llmops "
-            f"(it knows {', '.join(_TARGETS)})."
+            f"(it knows {', '.join(NAMES)})."
         )
-    return _TARGETS[name]()
+    target: RepositoryTarget = importlib.import_module(f"llmops.model_repository.targets.{name}").target
+    return target

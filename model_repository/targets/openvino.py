@@ -77,3 +77,6 @@ def _release(text: str) -> tuple[int, ...]:
     """Year and release of an OpenVINO version; what follows (patch, build) does not change the model format."""
     parts = text.replace("-", ".").split(".")[:2]
     return tuple(int(part) if part.isdigit() else 0 for part in parts)
+
+
+target = OpenVINOTarget()

@@ -81,3 +81,6 @@ def llm_api_capabilities(guided: bool, lora: bool, sampling: Sampling) -> dict[s
         "penalties": sampling.penalties,
         "lora": lora,
     }
+
+
+target = PytorchTarget()

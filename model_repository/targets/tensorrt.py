@@ -186,3 +186,6 @@ def llm_arguments(manifest: EngineManifest, directory: Path) -> dict[str, Any]:
     if _built(manifest).guided:
         arguments["guided_decoding_backend"] = "xgrammar"
     return arguments
+
+
+target = TensorrtTarget()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from llmops.build.checkpoint.adapters import Adapter
-from llmops.build.engine_folder.extras import AdapterEntry
+from llmops.build.engine_folder.extras import AdapterEntry, NvidiaExtra
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.targets.base import HEADER, GeneratorJob, StageNeed
+from llmops.build.targets.base import HEADER, GeneratorJob, StageNeed, TargetResult
 from llmops.build.targets.nvidia.needs import (
     OTHER_FILES,
     check_memory,
@@ -69,6 +70,18 @@ class NvidiaJob(GeneratorJob):
             require_quantize_extra()
             gpu = has_gpu()
             check_memory(stage_needs(self.request, gpu), gpu)
+
+    def result(self, record: Mapping[str, Any], extra: NvidiaExtra, complete: bool = True) -> TargetResult:
+        """`record` as `quantised_checkpoint` gives it."""
+        return TargetResult(
+            limits=self.request.limits,
+            quantisation=self.request.quantisation,
+            parallelism=self.request.parallelism,
+            complete=complete,
+            quality=record["quality"],
+            golden=record.get("golden"),
+            extra=extra,
+        )
 
     def _quantising(self) -> list[str]:
         """How it will be calibrated and what it may cost, where that is known beforehand."""

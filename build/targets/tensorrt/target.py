@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.adapters import Adapter, read_adapters
@@ -86,7 +85,7 @@ class TensorrtJob(NvidiaJob):
         complete = _can_compile()
         if complete:
             self._compile(folder, workdir, progress)
-        return self._result(record, lora_bytes, complete)
+        return self.result(record, self.extra(record["calibration_tokens"], lora_bytes), complete)
 
     def _compile(self, quantised: Path, workdir: Path, progress: Progress) -> None:
         """A stage of its own: it takes hours, and the log of one that failed must be there to be read."""
@@ -120,18 +119,6 @@ class TensorrtJob(NvidiaJob):
             serve=self.serve,
             adapters=self.adapter_entries,
             lora_bytes=lora_bytes,
-        )
-
-    def _result(self, record: dict[str, Any], lora_bytes: int, complete: bool) -> TargetResult:
-        request = self.request
-        return TargetResult(
-            limits=request.limits,
-            quantisation=request.quantisation,
-            parallelism=request.parallelism,
-            complete=complete,
-            quality=record["quality"],
-            golden=record.get("golden"),
-            extra=self.extra(record["calibration_tokens"], lora_bytes),
         )
 
 
