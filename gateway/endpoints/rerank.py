@@ -16,6 +16,7 @@ from llmops.gateway.errors import ContextLengthError, InvalidRequestError, Unsup
 from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.serving import Encoder, Row
 from llmops.gateway.http.context import context_of
+from llmops.gateway.messages import Usage
 from llmops.gateway.openai.rerank import RerankRequest
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ class Rerank:
         texts = _texts(body, self._service.limits.inputs)
         queries = len(texts) if model.reads_pairs else 1
         check_length(queries * len(body.query) + sum(map(len, texts)), self._service.limits, "documents")
-        rows = await self._service.workers.run(lambda: _rows(body, texts, model), context.size, context.caller)
-        return json_response(_answer(body, texts, await model.scores(rows), sum(len(row.ids) for row in rows)))
+        rows = await self._service.workers.run(lambda: _rows(body, texts, model), context.size, context.caller.share)
+        scores = await model.scores(rows)
+        context.usage = Usage(sum(len(row.ids) for row in rows))
+        return json_response(_answer(body, texts, scores, context.usage.prompt_tokens))
 
 
 def _texts(body: RerankRequest, most: int) -> list[str]:
