@@ -1,9 +1,13 @@
-"""`llmops key`, `tenant`, `price`, `usage` as a user types them, on both databases."""
+"""`llmops key`, `tenant`, `price`, `usage` as a user types them.
+
+On both databases where a key is made and its usage read; the queries behind the others are tested on both apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import csv
+import importlib.util
 import io
 import json
 import os
@@ -98,6 +102,7 @@ def test_a_key_is_made_and_printed_once(acme, url):
         assert secret[:12] in shown.out
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 def test_a_second_key_of_the_same_user_has_the_users_tier(acme):
     acme(*CREATE, "--tier", "pro")
     second = acme(*CREATE, "--json").json
@@ -108,6 +113,7 @@ def test_a_second_key_of_the_same_user_has_the_users_tier(acme):
     assert [key["user"] for key in acme("key", "list", "--json").json] == ["user@acme.example"] * 2
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 def test_update_changes_what_is_named_and_none_takes_away(acme):
     key = acme(*CREATE, "--rpm", "60", "--budget", "$0.5/day", "--models", "a,b", "--expires", "30d", "--json").json
     after = acme("key", "update", key["id"], "--tpm", "10", "--rpm", "none", "--json").json
@@ -117,6 +123,7 @@ def test_update_changes_what_is_named_and_none_takes_away(acme):
     assert acme("key", "update", key["id"]).err.endswith("Nothing to change; name what, e.g. --rpm 120.\n")
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 def test_rotate_and_revoke(acme, url):
     first = acme(*CREATE).out.strip()
     now = datetime.now(timezone.utc)
@@ -131,6 +138,7 @@ def test_rotate_and_revoke(acme, url):
     assert [key["state"] for key in acme("key", "list", "--all", "--json").json] == ["revoked"]
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 def test_a_tenant_from_beginning_to_end(acme):
     assert acme("tenant", "update", "acme", "--rpm", "none", "--budget", "500/month").out == (
         "acme: no limit, $500.00/month.\n"
@@ -149,6 +157,7 @@ def test_a_tenant_from_beginning_to_end(acme):
     assert acme("key", "show", key["id"], "--json").json["state"] == "active"
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 def test_prices(llmops):
     said = llmops("price", "set", "smollm2", "--input", "0.6", "--cached", "0.3", "--output", "0.9")
     assert said.out.startswith("smollm2: $0.60 in, $0.30 cached, $0.90 out per million tokens, from 2")
@@ -308,6 +317,14 @@ def test_a_disk_that_is_full(llmops, folder):
     assert refused.stderr.startswith(f"Error: The store {file} cannot be written: the disk is full")
     assert "Traceback" not in refused.stderr
     assert llmops("tenant", "list", "--json").json == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_without_the_extra_the_command_names_it(llmops, monkeypatch):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "asyncpg" else known(name))
+    refused = llmops("tenant", "list")
+    assert (refused.code, refused.err) == (1, "A store needs asyncpg: pip install 'llmops[store]'.")
 
 
 @pytest.mark.parametrize(
