@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmops.build.plan.gpus import Gpu
     from llmops.build.plan.search.candidate import Candidate
     from llmops.build.plan.search.cost import ApiPrice
-    from llmops.build.plan.search.request import PlanRequest
+    from llmops.build.plan.search.plan_request import PlanRequest
     from llmops.build.plan.search.search import Plan
 
 
@@ -160,7 +160,7 @@ def _plan(source: str, flags: dict[str, Any]) -> Plan:
 def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRequest:
     from llmops.build.job.buildable import gpu_target
     from llmops.build.plan.precision import find_kv, find_precision
-    from llmops.build.plan.search.request import PlanRequest
+    from llmops.build.plan.search.plan_request import PlanRequest
     from llmops.build.plan.speed.measured import Measured
     from llmops.build.plan.speed.workload import Workload
 

@@ -42,7 +42,7 @@ from llmops.gateway.openai.rerank import RerankRequest
 from llmops.gateway.openai.responses import ResponsesRequest
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.siblings import ALONE, Siblings
-from llmops.gateway.text.threads import Workers
+from llmops.gateway.text.threads import TextThreads
 
 BODIES: tuple[type[BaseModel], ...] = (
     ChatRequest,
@@ -63,7 +63,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
     `checks` are what every request must pass, in this order, after those that the settings name.
     """
     metrics = Metrics()
-    workers = Workers(settings.text_threads, settings.limits.preparing)
+    text_threads = TextThreads(settings.text_threads, settings.limits.preparing)
     intake = Intake(settings.limits, settings.timeouts.body)
     catalogue = catalogue_of(settings, [settings.triton])
 
@@ -77,7 +77,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
             lag.close()
             await responses.close()
             await catalogue.close()
-            workers.close()
+            text_threads.close()
 
     app = ExpressApp(
         title="llmops gateway",
@@ -92,7 +92,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
     add_handlers(app)
     queues, default = Queues(settings.limits.queued), settings.sampling.max_tokens
     generating = catalogue.of(ServedModel)
-    service = Service(generating, settings.limits, settings.timeouts, metrics, workers, intake, queues, default)
+    service = Service(generating, settings.limits, settings.timeouts, metrics, text_threads, intake, queues, default)
     health = Health(catalogue, metrics, siblings.others)
     app.state.health, app.state.metrics = health, metrics
     kept = settings.responses

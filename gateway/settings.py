@@ -53,7 +53,7 @@ class ModelOverrides(_Section):
         return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
 
 
-class Limits(_Section):
+class RequestLimits(_Section):
     """What is checked before any work starts, and how much of it one worker does at once.
 
     `json_values`: of a body, a key or a container counting for eight; `held_bytes`: of all bodies whose requests are
@@ -141,7 +141,7 @@ class GatewaySettings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
     timeouts: Timeouts = Timeouts()
     sampling: SamplingSettings = SamplingSettings()
     responses: StoredResponses = StoredResponses()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmops.build.encoder.checkpoint import EncoderCheckpoint
 from llmops.build.engine_folder.extras import CrossEncoderExtra, Embedding, EncoderExtra, Extra, Score
-from llmops.build.engine_folder.manifest import Limits, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineLimits, TokenizerInfo
 from llmops.build.installed import installed_version
 from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
@@ -87,10 +87,10 @@ class EncoderJob(Job[EncoderCheckpoint]):
         return TargetResult(limits=self._limits, extra=_extra(self.checkpoint))
 
     @property
-    def _limits(self) -> Limits:
+    def _limits(self) -> EngineLimits:
         length = self.spec.max_seq_len or self.checkpoint.max_seq_len
         batch = self.spec.max_batch_size or _DEFAULT_BATCH
-        return Limits(max_batch_size=batch, max_seq_len=length, max_num_tokens=batch * length)
+        return EngineLimits(max_batch_size=batch, max_seq_len=length, max_num_tokens=batch * length)
 
 
 def _extra(checkpoint: EncoderCheckpoint) -> Extra:

@@ -46,7 +46,7 @@ class Source(_Part):
     files: list[SourceFile]
 
 
-class Limits(_Part):
+class EngineLimits(_Part):
     """What the engine was built for. Lengths in tokens."""
 
     max_batch_size: int
@@ -127,7 +127,7 @@ class EngineManifest(_Part):
     versions: dict[str, str]
     quantisation: Quantisation = Quantisation()
     parallelism: Parallelism = Parallelism()
-    limits: Limits
+    limits: EngineLimits
     tokenizer: TokenizerInfo
     sampling: SamplingDefaults = SamplingDefaults()
     complete: bool = True

@@ -8,7 +8,7 @@ from typing import Any
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.formats import Format
 from llmops.build.plan.buildplan import BuildPlan
-from llmops.build.plan.search.request import ENGINE, TORCH, default_target
+from llmops.build.plan.search.plan_request import ENGINE, TORCH, default_target
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.registry import get_target
 from llmops.errors import LlmopsError

@@ -11,7 +11,7 @@ from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.lock import sole_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.progress import Progress, SilentProgress
-from llmops.build.targets.nvidia import engine
+from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.versions import image_of
 from llmops.errors import BuildError, InputError, MissingDependencyError
 
@@ -39,11 +39,11 @@ def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress
     argv = left.trtllm_build
     if in_container:
         _require_docker()
-        argv = engine.docker_command(folder, image)
+        argv = trtllm_build.docker_command(folder, image)
     else:
-        engine.check_version(image)
-    _clear(folder / engine.ENGINE_DIR)
-    engine.run(argv, folder, manifest.parallelism.world_size, folder / engine.LOG, progress)
+        trtllm_build.check_version(image)
+    _clear(folder / trtllm_build.ENGINE_DIR)
+    trtllm_build.run(argv, folder, manifest.parallelism.world_size, folder / trtllm_build.LOG, progress)
     finished = manifest.model_copy(update={"complete": True})
     _save(finished, folder)
     return finished
@@ -65,7 +65,7 @@ def _clear(engine_dir: Path) -> None:
 
 def _save(manifest: EngineManifest, folder: Path) -> None:
     """engine.json says `complete` only when it is; the rename makes that one step."""
-    sync_tree(folder / engine.ENGINE_DIR)
+    sync_tree(folder / trtllm_build.ENGINE_DIR)
     part = folder / f".{FILE_NAME}.part"
     part.write_text(manifest.text())
     os.replace(part, folder / FILE_NAME)

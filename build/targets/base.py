@@ -13,8 +13,8 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.sampling import sampling_defaults
 from llmops.build.engine_folder.extras import Extra
 from llmops.build.engine_folder.manifest import (
+    EngineLimits,
     Golden,
-    Limits,
     Parallelism,
     Quantisation,
     SamplingDefaults,
@@ -36,7 +36,7 @@ class TargetResult:
     `complete` is False when a step is left that needs other hardware (then `extra` says which command does it).
     """
 
-    limits: Limits
+    limits: EngineLimits
     extra: Extra
     quantisation: Quantisation = field(default_factory=Quantisation)
     parallelism: Parallelism = field(default_factory=Parallelism)

@@ -15,16 +15,16 @@ from llmops.build.quality.gates import limits_given
 from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TargetName
 from llmops.build.targets.base import Target, TargetResult
-from llmops.build.targets.nvidia.fits import check_gpu
-from llmops.build.targets.nvidia.job import NvidiaJob
-from llmops.build.targets.nvidia.quantised import quantised_checkpoint
-from llmops.build.targets.nvidia.request import (
+from llmops.build.targets.nvidia.build_request import (
     COMMON_OPTIONS,
-    Request,
+    BuildRequest,
     check_calibration,
     make_request,
     unknown_options,
 )
+from llmops.build.targets.nvidia.fits import check_gpu
+from llmops.build.targets.nvidia.job import NvidiaJob
+from llmops.build.targets.nvidia.quantised import quantised_checkpoint
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
 from llmops.build.trtllm.llm_releases import profile_of
 from llmops.build.trtllm.lora import copy_adapters
@@ -52,7 +52,7 @@ class PytorchTarget(Target[Checkpoint]):
 class PytorchJob(NvidiaJob):
     """`arguments` are those of `tensorrt_llm.LLM`. Raises InputError for a field or value that it does not have."""
 
-    def __init__(self, request: Request, adapters: list[Adapter]) -> None:
+    def __init__(self, request: BuildRequest, adapters: list[Adapter]) -> None:
         super().__init__(request, adapters)
         self.arguments = llm_args(request, adapters)
 
@@ -100,7 +100,7 @@ def _add_tokenizer(workdir: Path, model_dir: Path) -> None:
             link_file(file, model_dir / file.name)
 
 
-def llm_args(request: Request, adapters: list[Adapter]) -> dict[str, Any]:
+def llm_args(request: BuildRequest, adapters: list[Adapter]) -> dict[str, Any]:
     """Raises InputError for a field or value that the image's version does not have."""
     spec = request.spec
     given = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from llmops.build.engine_folder.manifest import Limits
+from llmops.build.engine_folder.manifest import EngineLimits
 from llmops.build.trtllm.llm_fields import DECODING_TYPES, SPECULATIVE, TABLES, TOP, Field, Table
 from llmops.build.trtllm.versions import release
 from llmops.errors import InputError
@@ -56,7 +56,7 @@ class Serving:
 
 
 def make_llm_args(
-    limits: Limits,
+    limits: EngineLimits,
     parallel: Parallel,
     kv_cache: str,
     overrides: Mapping[str, Any],

@@ -19,8 +19,8 @@ from llmops.gateway.observability.metrics import Meter
 from llmops.gateway.settings import Timeouts
 
 
-class Advance(NamedTuple):
-    """A choice went on by `text` (which may be empty), and `ended` with it or not."""
+class Delta(NamedTuple):
+    """What the engine added to one choice: `text` may be empty; `ended` with the last one."""
 
     choice: Choice
     text: str
@@ -53,7 +53,7 @@ class Answer:
         self._open = len(choices)
         self._ended: list[Choice] = []
         self._over = self._left = False
-        self._first: Advance | None = None
+        self._first: Delta | None = None
         # seconds in `next` and `start`: until tokens came, and until they were text
         self.waited = self.detokenised = 0.0
         self._clock = Watchdog(stream, meter, timeouts)
@@ -80,7 +80,7 @@ class Answer:
     async def start(self) -> None:
         """Wait for the first tokens. Raises what the engine says instead of them."""
         try:
-            self._first = await self._advance()
+            self._first = await self._next_delta()
         except UnsupportedError as error:
             self.close()
             raise in_client_terms(error) from error
@@ -88,12 +88,12 @@ class Answer:
             self.close()
             raise
 
-    async def next(self) -> Advance | None:
-        """The next stretch, None when all choices have ended. Raises ApiError when the engine fails half-way."""
+    async def next(self) -> Delta | None:
+        """The next delta, None when all choices have ended. Raises ApiError when the engine fails half-way."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        return await self._advance()
+        return await self._next_delta()
 
     def attach(self, sink: TokenSink) -> None:
         """Offer tokens to `sink` before `next` gives them; it turns them into text with `take`."""
@@ -116,7 +116,7 @@ class Answer:
         self.meter.end(usage.completion_tokens)
         self._context.usage, self._context.finish = usage, self.finish
 
-    async def _advance(self) -> Advance | None:
+    async def _next_delta(self) -> Delta | None:
         if self._over:
             return self._next_ended()
         asked = perf_counter()
@@ -137,11 +137,11 @@ class Answer:
         finally:
             came = perf_counter()
             self.waited += came - asked
-        advance = self.take(batch)
+        delta = self.take(batch)
         self.detokenised += perf_counter() - came
-        return advance
+        return delta
 
-    def take(self, batch: TokenBatch) -> Advance:
+    def take(self, batch: TokenBatch) -> Delta:
         """What the tokens add to their choice."""
         choice = self.choices[batch.sequence]
         before = choice.completion_tokens
@@ -154,17 +154,17 @@ class Answer:
                 # stop strings are the gateway's own: the engine would go on to max_tokens
                 self._over = True
                 self._stream.cancel()
-        return Advance(choice, text, choice.done and not was_done)
+        return Delta(choice, text, choice.done and not was_done)
 
     def _finish_open(self) -> None:
         self._over = True
         self._ended = [choice for choice in self.choices if not choice.done]
 
-    def _next_ended(self) -> Advance | None:
+    def _next_ended(self) -> Delta | None:
         if not self._ended:
             return None
         choice = self._ended.pop(0)
-        return Advance(choice, choice.finish(), True)
+        return Delta(choice, choice.finish(), True)
 
 
 class Watchdog:

@@ -39,7 +39,7 @@ from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import EngineRequest, Guide
 from llmops.gateway.openai.chat import ChatRequest
-from llmops.gateway.settings import Limits
+from llmops.gateway.settings import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ChatPlan:
     marker_ids: Mapping[int, int] | None = None
 
 
-def check_chat(body: ChatRequest, model: ServedModel, limits: Limits) -> None:
+def check_chat(body: ChatRequest, model: ServedModel, limits: RequestLimits) -> None:
     """What can be refused without rendering the prompt."""
     if body.functions or body.function_call:
         raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
@@ -106,7 +106,7 @@ async def plan_in_turn(service: Service, body: ChatRequest, model: ServedModel, 
     size = max(context.size, characters(body.messages)) + 64 * len(body.messages)
     size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
     caller = context.caller.share
-    return await service.workers.run(lambda: plan_chat(model, body, service.limits, context.mark), size, caller)
+    return await service.text_threads.run(lambda: plan_chat(model, body, service.limits, context.mark), size, caller)
 
 
 async def _start(
@@ -157,7 +157,7 @@ async def _start(
     return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave, context)
 
 
-def plan_chat(model: ServedModel, body: ChatRequest, limits: Limits, mark: Callable[[str], None]) -> ChatPlan:
+def plan_chat(model: ServedModel, body: ChatRequest, limits: RequestLimits, mark: Callable[[str], None]) -> ChatPlan:
     """Prompt, grammar and processing; the template writes the special tokens itself. `mark` ends a stage."""
     mark("queue")
     schema_limits = SchemaLimits.of(limits)

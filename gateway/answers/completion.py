@@ -26,7 +26,7 @@ from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import EngineRequest, Guide
 from llmops.gateway.openai.completions import CompletionRequest
-from llmops.gateway.settings import Limits
+from llmops.gateway.settings import RequestLimits
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -99,7 +99,7 @@ async def _start(
     def prepare() -> tuple[list[list[int]], Guide | None]:
         return [encode(model, one, body) for one in prompts], _guide(body, model, service)
 
-    encoded, guide = await service.workers.run(prepare, context.size + work_of(body), context.caller.share)
+    encoded, guide = await service.text_threads.run(prepare, context.size + work_of(body), context.caller.share)
     context.mark("tokenise")
     endings = endings_of(body, model.card, service.limits)
     requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context.caller.share)
@@ -161,7 +161,7 @@ def _engine_requests(
     ]
 
 
-def prompts_of(body: CompletionRequest, limits: Limits) -> list[Prompt]:
+def prompts_of(body: CompletionRequest, limits: RequestLimits) -> list[Prompt]:
     """The prompts as a list, whichever of the four forms came. Raises InvalidRequestError for too many or too long."""
     prompt = body.prompt
     assert prompt is not None
@@ -179,7 +179,7 @@ async def echoes_of(
     if not body.echo:
         return []
     prompts = prompts_of(body, service.limits)
-    texts = await service.workers.run(
+    texts = await service.text_threads.run(
         lambda: [_echo(model, prompt) for prompt in prompts], context.size, context.caller.share
     )
     return [text for text in texts for _ in range(sequences_of(body))]

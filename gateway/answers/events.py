@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.answers.answer import Answer, Delta
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
 from llmops.gateway.http.chunked import ChunkedWriter
 from llmops.gateway.http.context import RequestContext
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class AnswerEvents(EventSource):
-    """An Answer as server-sent events; subclasses say how an advance and the end look on the wire."""
+    """An Answer as server-sent events; subclasses say how a delta and the end look on the wire."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -40,9 +40,9 @@ class AnswerEvents(EventSource):
         try:
             if self._late is not None:
                 raise self._late
-            advance = await self._answer.next()
-            if advance is not None:
-                return self.render(advance)
+            delta = await self._answer.next()
+            if delta is not None:
+                return self.render(delta)
         except CancelledStreamError:
             self._over = True
             return None
@@ -72,7 +72,7 @@ class AnswerEvents(EventSource):
         self._answer.attach(sink)
 
     @abstractmethod
-    def render(self, advance: Advance) -> bytes: ...
+    def render(self, delta: Delta) -> bytes: ...
 
     @abstractmethod
     def end(self) -> bytes: ...

@@ -11,7 +11,7 @@ from llmops import contract
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from llmops.gateway.messages import Capabilities, Guide, ModelCard, Sampling
 from llmops.gateway.openai.common import SamplingFields
-from llmops.gateway.settings import Limits
+from llmops.gateway.settings import RequestLimits
 from llmops.gateway.text.tokenizer import TextTokenizer
 
 # What an engine refuses by its tensor's name is a field of the request to the client
@@ -102,7 +102,7 @@ def first_of(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def endings_of(body: SamplingFields, card: ModelCard, limits: Limits) -> Endings:
+def endings_of(body: SamplingFields, card: ModelCard, limits: RequestLimits) -> Endings:
     ids = () if body.ignore_eos else card.end_ids
     ids = tuple(dict.fromkeys((*ids, *_stop_ids_of(body.stop_token_ids or (), card, limits))))
     return Endings(ids, _stops_of(body.stop, limits))
@@ -145,7 +145,7 @@ def output_length(
     return wanted or min(room, default or room)
 
 
-def bad_words_of(body: SamplingFields, tokenizer: TextTokenizer, limits: Limits) -> tuple[tuple[int, ...], ...]:
+def bad_words_of(body: SamplingFields, tokenizer: TextTokenizer, limits: RequestLimits) -> tuple[tuple[int, ...], ...]:
     """Each word as its tokens at the start of a text and after a space: engines ban sequences of tokens."""
     words = body.bad_words or []
     if len(words) > limits.stop_strings or any(len(word) > limits.stop_length for word in words):
@@ -162,7 +162,7 @@ def _require(fulfilled: bool, field: str, card: ModelCard) -> None:
         raise UnsupportedError(f"{field} is not supported by this model (target {card.target}).", param=field)
 
 
-def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: Limits) -> Sequence[int]:
+def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: RequestLimits) -> Sequence[int]:
     if len(ids) > limits.stop_token_ids:
         raise InvalidRequestError(
             f"At most {limits.stop_token_ids} stop_token_ids are allowed.", param="stop_token_ids"
@@ -174,7 +174,7 @@ def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: Limits) -> Sequenc
     return ids
 
 
-def _stops_of(stop: str | Sequence[str] | None, limits: Limits) -> tuple[str, ...]:
+def _stops_of(stop: str | Sequence[str] | None, limits: RequestLimits) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > limits.stop_strings:
         raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed.", param="stop")

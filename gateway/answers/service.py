@@ -1,4 +1,4 @@
-"""What all endpoints share, from models to workers; and the way from engine requests to one token stream."""
+"""What all endpoints share, from models to text threads; and the way from engine requests to one token stream."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.body import Intake
 from llmops.gateway.messages import Engine, EngineRequest, TokenBatch, TokenStream
 from llmops.gateway.observability.metrics import Metrics
-from llmops.gateway.settings import Limits, Timeouts
-from llmops.gateway.text.threads import Workers
+from llmops.gateway.settings import RequestLimits, Timeouts
+from llmops.gateway.text.threads import TextThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Service:
     """Handed to every endpoint."""
 
     models: Models[ServedModel]
-    limits: Limits
+    limits: RequestLimits
     timeouts: Timeouts
     metrics: Metrics
-    workers: Workers
+    text_threads: TextThreads
     intake: Intake
     queues: Queues
     # of an answer whose request names no limit; None: the context's

@@ -8,10 +8,10 @@ from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.weight import weight
 from llmops.gateway.openai.chat import Message, MessageToolCall
-from llmops.gateway.settings import Limits
+from llmops.gateway.settings import RequestLimits
 
 
-def check_length(characters: int, limits: Limits, param: str) -> None:
+def check_length(characters: int, limits: RequestLimits, param: str) -> None:
     """Raises ContextLengthError for more text than is tokenised for one request."""
     if characters > limits.prompt_bytes:
         raise ContextLengthError(
@@ -33,7 +33,7 @@ def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
         raise _too_long(model, len(ids), param)
 
 
-def check_messages(messages: Sequence[Message], limits: Limits) -> None:
+def check_messages(messages: Sequence[Message], limits: RequestLimits) -> None:
     """Raises InvalidRequestError for too many, too long ones, and calls whose arguments hold too many values."""
     if len(messages) > limits.messages:
         raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from concurrent.futures import Future
 
-from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.answers.answer import Answer, Delta
 from llmops.gateway.answers.events import AnswerEvents
 from llmops.gateway.conversations.builder import Event, ResponseBuilder, TokenCounts, replay
 from llmops.gateway.conversations.events import Followed, written
@@ -105,8 +105,8 @@ class ResponseRun(AnswerEvents):
         await self._save()
         return data
 
-    def render(self, advance: Advance) -> bytes:
-        return self._published(self._events(advance))
+    def render(self, delta: Delta) -> bytes:
+        return self._published(self._events(delta))
 
     def end(self) -> bytes:
         return self._published(self._finish())
@@ -128,8 +128,8 @@ class ResponseRun(AnswerEvents):
     async def collect(self) -> dict[str, object]:
         """The whole response. Raises what the engine fails on."""
         try:
-            while (advance := await self._answer.next()) is not None:
-                self._publish(self._events(advance))
+            while (delta := await self._answer.next()) is not None:
+                self._publish(self._events(delta))
         except CancelledStreamError:
             if self._builder.response["status"] != "cancelled":
                 raise
@@ -184,9 +184,9 @@ class ResponseRun(AnswerEvents):
             follower.end()
         self._followers.clear()
 
-    def _events(self, advance: Advance) -> list[Event]:
+    def _events(self, delta: Delta) -> list[Event]:
         events = self._start()
-        for piece in advance.choice.sort(advance.text):
+        for piece in delta.choice.sort(delta.text):
             events += self._builder.add(piece)
         return events
 

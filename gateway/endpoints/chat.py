@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.answers.answer import Answer, Delta
 from llmops.gateway.answers.chat import check_chat, start_chat
 from llmops.gateway.answers.choice import Choice
 from llmops.gateway.answers.events import AnswerEvents
@@ -91,8 +91,8 @@ class ChatEvents(AnswerEvents):
         self._chunks = chunks
         self._begun = [False] * len(answer.choices)
 
-    def render(self, advance: Advance) -> bytes:
-        choice, text, ended = advance
+    def render(self, delta: Delta) -> bytes:
+        choice, text, ended = delta
         index = choice.index
         if self._begun[index] and text and choice.plain and not choice.done and choice.logprobs is None:
             return self._chunks.content(index, text)
@@ -123,8 +123,8 @@ async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
     """All choices, complete."""
     pieces: list[list[Piece]] = [[] for _ in answer.choices]
     entries: list[list] = [[] for _ in answer.choices]
-    while (advance := await answer.next()) is not None:
-        choice, text, _ = advance
+    while (delta := await answer.next()) is not None:
+        choice, text, _ = delta
         pieces[choice.index].extend(choice.sort(text))
         entries[choice.index].extend(choice.take_logprobs(text) or ())
     return [

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.answers.answer import Answer, Delta
 from llmops.gateway.answers.choice import Choice, TokenLogprob
 from llmops.gateway.answers.completion import check_completion, echoes_of, sequences_of, start_completion
 from llmops.gateway.answers.events import AnswerEvents
@@ -87,8 +87,8 @@ class CompletionEvents(AnswerEvents):
         self._chunks = chunks
         self._echoes = dict(enumerate(echoes))
 
-    def render(self, advance: Advance) -> bytes:
-        choice, text, ended = advance
+    def render(self, delta: Delta) -> bytes:
+        choice, text, ended = delta
         entries = choice.take_logprobs(text)
         text = self._echoes.pop(choice.index, "") + text
         data = b""
@@ -123,8 +123,8 @@ class CompletedText:
 
 async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[CompletedText]:
     texts = [CompletedText(choice, list(echoes[choice.index : choice.index + 1]), []) for choice in answer.choices]
-    while (advance := await answer.next()) is not None:
-        choice, text, _ = advance
+    while (delta := await answer.next()) is not None:
+        choice, text, _ = delta
         texts[choice.index].parts.append(text)
         texts[choice.index].entries.extend(choice.take_logprobs(text) or ())
     return texts

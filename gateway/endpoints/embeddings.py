@@ -37,7 +37,9 @@ class Embeddings:
         _check_dimensions(body, model)
         inputs = _inputs(body, self._service.limits.inputs)
         check_length(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")
-        rows = await self._service.workers.run(lambda: _rows(inputs, body, model), context.size, context.caller.share)
+        rows = await self._service.text_threads.run(
+            lambda: _rows(inputs, body, model), context.size, context.caller.share
+        )
         vectors = _shortened(await model.embed(rows), body.dimensions)
         context.usage = Usage(sum(map(len, rows)))
         return json_response(_answer(body, vectors, context.usage))

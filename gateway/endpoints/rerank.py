@@ -40,7 +40,9 @@ class Rerank:
         texts = _texts(body, self._service.limits.inputs)
         queries = len(texts) if model.reads_pairs else 1
         check_length(queries * len(body.query) + sum(map(len, texts)), self._service.limits, "documents")
-        rows = await self._service.workers.run(lambda: _rows(body, texts, model), context.size, context.caller.share)
+        rows = await self._service.text_threads.run(
+            lambda: _rows(body, texts, model), context.size, context.caller.share
+        )
         scores = await model.scores(rows)
         context.usage = Usage(sum(len(row.ids) for row in rows))
         return json_response(_answer(body, texts, scores, context.usage.prompt_tokens))

@@ -76,14 +76,18 @@ class Tokens:
         check_length(len(body.prompt or ""), limits, "prompt")
         check_messages(body.messages or (), limits)
         context = context_of(request)
-        answer = await self._service.workers.run(lambda: self._tokens(model, body), context.size, context.caller.share)
+        answer = await self._service.text_threads.run(
+            lambda: self._tokens(model, body), context.size, context.caller.share
+        )
         return Response(answer, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._service.intake.load(DetokenizeRequest, request)
         model = self._service.models.get(body.model)
         context = context_of(request)
-        answer = await self._service.workers.run(lambda: _text(model, body.tokens), context.size, context.caller.share)
+        answer = await self._service.text_threads.run(
+            lambda: _text(model, body.tokens), context.size, context.caller.share
+        )
         return Response(answer, media_type="application/json")
 
     def _tokens(self, model: ServedModel, body: TokenizeRequest) -> bytes:

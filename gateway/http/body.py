@@ -25,7 +25,7 @@ from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.http.door import Check
 from llmops.gateway.http.weight import refuse_infinite, surveyed
 from llmops.gateway.messages import Outcome
-from llmops.gateway.settings import Limits
+from llmops.gateway.settings import RequestLimits
 
 _LATE = "the body is late"
 
@@ -43,7 +43,7 @@ class Intake(Check):
     `patience`: seconds a body has for each of its parts, and in which it may come at less than the least rate.
     """
 
-    limits: Limits
+    limits: RequestLimits
     patience: float
     held: int = 0
 

@@ -38,7 +38,7 @@ def is_brief() -> bool:
     return _manner.brief
 
 
-class Workers:
+class TextThreads:
     """`threads` run at once what is brief, one more what is not. `backlog` more may wait, and of one client some."""
 
     def __init__(self, threads: int = 2, backlog: int = 1024) -> None:

@@ -48,29 +48,29 @@ class StepStreams(Transport):
         """`start_call` starts one ModelStreamInfer call (the stub's method)."""
         self._start_call = start_call
         self._requests = RequestWriter.of(engine_model, card)
-        self._subscription: Subscription | None = None
+        self._receiver: StepReceiver | None = None
         self._opening = asyncio.Lock()
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        subscription = self._subscription
+        subscription = self._receiver
         if subscription is None or subscription.ended:
             subscription = await self._subscribe()
         return subscription.submit(request)
 
     async def close(self) -> None:
-        if self._subscription is not None:
-            await self._subscription.close()
+        if self._receiver is not None:
+            await self._receiver.close()
 
-    async def _subscribe(self) -> Subscription:
+    async def _subscribe(self) -> StepReceiver:
         async with self._opening:
-            if self._subscription is None or self._subscription.ended:
-                subscription = Subscription(self._start_call, self._requests)
+            if self._receiver is None or self._receiver.ended:
+                subscription = StepReceiver(self._start_call, self._requests)
                 await subscription.start()
-                self._subscription = subscription
-            return self._subscription
+                self._receiver = subscription
+            return self._receiver
 
 
-class Subscription:
+class StepReceiver:
     """One subscription's life: connect, read steps, reconnect, end. `ended` once nothing more comes of it."""
 
     def __init__(self, start_call: Callable[[], Any], requests: RequestWriter) -> None:

@@ -24,7 +24,7 @@ from llmops.gateway.answers.guided.structured import enforced, guide_of
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
 from llmops.gateway.openai.chat import ChatRequest
-from llmops.gateway.text.threads import INLINE_CHARACTERS, Workers
+from llmops.gateway.text.threads import INLINE_CHARACTERS, TextThreads
 from llmops.perf.lab.fuzz.families.grammars import OPENINGS
 
 ENDLESS = 10**12
@@ -145,7 +145,7 @@ async def test_what_takes_long_in_the_brief_lane_is_stopped_however_little_is_co
         lanes.append(threading.current_thread().name.split("_")[0])
         return grammar_of(schema, True)
 
-    workers = Workers()
+    workers = TextThreads()
     try:
         assert "root" in await workers.run(work, INLINE_CHARACTERS + 1)
     finally:

@@ -10,7 +10,7 @@ from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.answers.answer import Advance
+from llmops.gateway.answers.answer import Delta
 from llmops.gateway.answers.parsers.pieces import Reasoning, Text, ToolCall
 from llmops.gateway.endpoints.messages.blocks import blocks_of, input_of, stop_of, usage_of
 from llmops.gateway.endpoints.messages.events import MessageEvents
@@ -74,9 +74,9 @@ def test_events_add_up_to_the_blocks(groups):
     choice = Scripted(groups)
     answer = SimpleNamespace(choices=[choice], prompt_tokens=3, completion_tokens=5, reasoning_tokens=1)
     events = MessageEvents(answer, HEAD, lambda one, called: stop_of(one, called=called, cut=False), bytes)
-    # what the text of a plain choice is, the shortest way takes from the advance itself
+    # what the text of a plain choice is, the shortest way takes from the delta itself
     texts = ["".join(piece.text for piece in group) if choice.plain else "" for group in groups]
-    sent = b"".join(events.render(Advance(choice, text, False)) for text in texts) + events.end()
+    sent = b"".join(events.render(Delta(choice, text, False)) for text in texts) + events.end()
     pieces = [piece for group in groups for piece in group]
     called = any(isinstance(piece, ToolCall) for piece in pieces)
     message = message_of(sent)

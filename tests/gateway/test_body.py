@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.http.body import parse
 from llmops.gateway.http.weight import refuse_infinite, surveyed, suspicious
-from llmops.gateway.settings import Limits
+from llmops.gateway.settings import RequestLimits
 
 
 class Anything(BaseModel):
@@ -65,6 +65,6 @@ async def test_what_is_no_number_is_refused_but_not_in_texts(literal: str) -> No
 
 async def test_a_prompt_of_128k_ids_is_within_the_limits() -> None:
     body = json.dumps({"before": "", "value": [*range(100_000, 228_000)]}, separators=(",", ":")).encode()
-    limits = Limits()
+    limits = RequestLimits()
     await surveyed(body, limits.json_values, limits.prompt_bytes)
     assert len((await parse(Anything, body)).value) == 128_000

@@ -21,7 +21,7 @@ from llmops.gateway.http.body import Intake
 from llmops.gateway.http.protocol import BoundedProtocol, client_of
 from llmops.gateway.http.weight import SLICE, weight_of
 from llmops.gateway.openai.common import Wire
-from llmops.gateway.settings import Limits
+from llmops.gateway.settings import RequestLimits
 
 CHAT = "/v1/chat/completions"
 
@@ -171,7 +171,7 @@ async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name)
 
 @given(st.floats(0, 1e5), st.integers(0, 2**24))
 def test_a_body_has_its_patience_for_each_part_and_ten_times_for_all(passed, size):
-    left = Intake(Limits(), 30.0)._left(passed, size)
+    left = Intake(RequestLimits(), 30.0)._left(passed, size)
     assert left <= 30
     assert (left > 0) == (passed < min(300, 30 + size / 1024))
 

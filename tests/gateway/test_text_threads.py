@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmops.gateway.callers.shares import Shares
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.text.threads import INLINE_CHARACTERS, TooLongError, Workers, is_brief
+from llmops.gateway.text.threads import INLINE_CHARACTERS, TextThreads, TooLongError, is_brief
 
 LONG = INLINE_CHARACTERS + 1
 PATIENCE = 60
@@ -31,7 +31,7 @@ class Held:
 
 @pytest.fixture
 def workers():
-    workers = Workers(threads=1, backlog=120)
+    workers = TextThreads(threads=1, backlog=120)
     yield workers
     workers.close()
 
@@ -68,7 +68,7 @@ async def test_new_keys_from_one_address_do_not_make_it_more_clients(workers):
 
 
 async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_others():
-    workers, held = Workers(threads=1, backlog=256), Held()
+    workers, held = TextThreads(threads=1, backlog=256), Held()
 
     async def ask(caller: str) -> str:
         try:
@@ -174,7 +174,7 @@ async def test_a_turn_that_is_cancelled_as_it_comes_is_not_lost(workers):
 
 
 async def test_no_more_than_so_many_wait():
-    workers, held = Workers(threads=1, backlog=2), Held()
+    workers, held = TextThreads(threads=1, backlog=2), Held()
     try:
         open_ones = [asyncio.create_task(workers.run(held, LONG)) for _ in range(2)]
         await begun(held)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.build.engine_folder.extras import TensorrtExtra
-from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository.check import check_repository
@@ -36,7 +36,7 @@ def make_engine(directory: Path, name: str = "tiny", **changes: Any) -> Path:
         architecture="LlamaForCausalLM",
         source=Source(checkpoint="x", format="huggingface", files=[]),
         versions={},
-        limits=Limits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
+        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
         tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2, 3], pad_id=None, chat_template=True),
     )
     manifest.model_copy(update=changes).save(directory)

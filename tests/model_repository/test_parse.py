@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmops_engine.parse import NEUTRAL, UNDERSTOOD, Limits, parse_request
+from llmops_engine.parse import NEUTRAL, UNDERSTOOD, EngineCapabilities, parse_request
 from llmops_engine.request import Refused
 
 from llmops.contract import ENGINE_INPUTS, OWN_INPUTS
 
-LIMITS = Limits(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}))
+LIMITS = EngineCapabilities(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}))
 TYPES = {tensor.name: tensor.data_type for tensor in [*ENGINE_INPUTS, *OWN_INPUTS]}
 
 

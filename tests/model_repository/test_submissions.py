@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmops_engine.parse import Limits, parse_request
+from llmops_engine.parse import EngineCapabilities, parse_request
 from llmops_engine.request import Refused
 from llmops_engine.steps.submissions import Submissions
 from tritonclient.grpc import InferInput, service_pb2
@@ -20,7 +20,9 @@ from llmops.gateway.messages import EngineRequest, Guide, Sampling
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.step_messages import StepWriter
 
-LIMITS = Limits(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}), adapters=frozenset({4}))
+LIMITS = EngineCapabilities(
+    target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}), adapters=frozenset({4})
+)
 WRITER = RequestWriter("tiny-tensorrt_llm", vocab_size=100, pad_id=0)
 SUBMISSIONS = Submissions([{"name": tensor.name, "data_type": tensor.data_type} for tensor in OUR_INPUTS])
 # what FP32 holds exactly: only then are the two ways alike to the last bit

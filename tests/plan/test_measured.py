@@ -11,7 +11,7 @@ from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.search.candidate import fit, step_model
 from llmops.build.plan.search.correction import correction
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.search import search
 from llmops.build.plan.speed.measured import Measured, MeasuredLayout, StepTime
 from llmops.build.plan.speed.step import Prefill

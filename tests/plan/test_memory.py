@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory.budget import Limits, activation_bytes, plan_memory
+from llmops.build.plan.memory.budget import PlannedLimits, activation_bytes, plan_memory
 from llmops.build.plan.memory.kv import BLOCK_TOKENS, token_bytes
 from llmops.build.plan.memory.layout import Layout
 
@@ -29,7 +29,7 @@ def used(memory) -> int:
     quant=st.sampled_from(["none", "fp8", "int4_awq"]),
 )
 def test_everything_is_counted_once(models, tp, batch, tokens, fraction, quant):
-    limits = Limits(batch, tokens, 4096, fraction)
+    limits = PlannedLimits(batch, tokens, 4096, fraction)
     memory = plan_memory(models.LLAMA31_8B, FORMATS[quant], "fp8", Layout(tp), H100, limits)
     assert used(memory) + memory.left == H100.memory
     assert memory.kv_cache % (BLOCK_TOKENS * token_bytes(models.LLAMA31_8B, "fp8", Layout(tp))) == 0
@@ -37,7 +37,7 @@ def test_everything_is_counted_once(models, tp, batch, tokens, fraction, quant):
 
 
 def test_a_model_that_does_not_fit_says_how_much_is_missing(models):
-    memory = plan_memory(models.LLAMA31_70B, FORMATS["none"], "bf16", Layout(), H100, Limits(1, 8192, 4096))
+    memory = plan_memory(models.LLAMA31_70B, FORMATS["none"], "bf16", Layout(), H100, PlannedLimits(1, 8192, 4096))
     assert not memory.fits
     assert memory.kv_cache == 0
     assert used(memory) - H100.memory == memory.short > 141e9 - H100.memory
@@ -48,7 +48,7 @@ def test_activations_of_8b_by_hand(models):
     per_token = 2 * 4096 * 2 + 4096 * 2 + 14336 * 2 * 2 + 14336 * 2 + 4096 * 2
     logits = 2 * 64 * 128256 * 4
     expected = 8192 * per_token + logits
-    assert activation_bytes(models.LLAMA31_8B, FORMATS["none"], Layout(), Limits(64, 8192, 4096)) == expected
+    assert activation_bytes(models.LLAMA31_8B, FORMATS["none"], Layout(), PlannedLimits(64, 8192, 4096)) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.report.html import page
 from llmops.build.plan.report.rates import cost_by_rate
 from llmops.build.plan.search.cost import ApiPrice
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.search import Plan, search
 from llmops.build.plan.speed.workload import Workload
 from llmops.build.plan.timing.roofline import Roofline

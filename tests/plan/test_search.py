@@ -9,7 +9,7 @@ import pytest
 from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.report.text import asked
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.search import Plan, search
 from llmops.build.plan.search.summary import batch_limit, build_plan
 from llmops.build.plan.speed.workload import Workload

@@ -22,8 +22,8 @@ from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.loading import load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
+from llmops.build.targets.nvidia.build_request import make_request
 from llmops.build.targets.nvidia.needs import stage_needs
-from llmops.build.targets.nvidia.request import make_request
 from llmops.cli.quality import quality_lines
 from llmops.errors import BuildError
 

@@ -17,7 +17,7 @@ from llmops.build.formats import FORMATS
 from llmops.build.model.families import FAMILIES
 from llmops.build.quantize.hf_files import HfFiles
 from llmops.build.quantize.rank_files import RankFiles
-from llmops.build.targets.nvidia.request import allowed_formats
+from llmops.build.targets.nvidia.build_request import allowed_formats
 
 _spec = importlib.util.spec_from_file_location("rank_file_tests", Path(__file__).with_name("test_rank_files.py"))
 _tests = sys.modules["rank_file_tests"] = importlib.util.module_from_spec(_spec)

@@ -16,7 +16,7 @@ from llmops.build.quantize.calibration import CalibrationSettings, batches, bund
 from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import pytorch, tensorrt
-from llmops.build.targets.nvidia.request import make_request
+from llmops.build.targets.nvidia.build_request import make_request
 from llmops.build.trtllm.llm_releases import profiles
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 

@@ -19,7 +19,7 @@ from llmops.build.model.families import FAMILIES
 from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TARGETS
 from llmops.build.targets import tensorrt
-from llmops.build.targets.nvidia.request import allowed_formats
+from llmops.build.targets.nvidia.build_request import allowed_formats
 from llmops.build.trtllm.flags import effective, from_argv
 from llmops.errors import InputError
 from tests.trtllm import cpp_backend

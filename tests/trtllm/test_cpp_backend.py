@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.errors import InputError
 from llmops.model_repository.generate import EngineEntry, model_folders
@@ -24,7 +24,7 @@ def make_engine(folder: Path, plugins: dict[str, object] | None = None, **extra:
     manifest = EngineManifest(
         key="k", name="tiny", target="tensorrt", architecture="LlamaForCausalLM", versions={},
         source=Source(checkpoint="x", format="huggingface", files=[]),
-        limits=Limits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
+        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
         tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
         extra={"tensorrt_llm": "1.2.1", **extra},
     )  # fmt: skip

@@ -16,13 +16,13 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.engine_folder.lock import sole_build, sole_replacement
-from llmops.build.engine_folder.manifest import EngineManifest, Limits, Parallelism, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
 from llmops.build.job.dry_run import dry_run
 from llmops.build.job.resume import resume
 from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import tensorrt
-from llmops.build.targets.nvidia import engine
+from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.versions import image_of
 from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
 
@@ -50,11 +50,11 @@ for rank in range(2):
 def program(tmp_path, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
-    path = folder / engine.PROGRAM
+    path = folder / trtllm_build.PROGRAM
     path.write_text(PROGRAM.format(python=sys.executable))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(engine, "installed_version", lambda: "1.2.1")
+    monkeypatch.setattr(trtllm_build, "installed_version", lambda: "1.2.1")
     return path
 
 
@@ -66,15 +66,15 @@ def folder(tmp_path):
     (made / "model").mkdir()
     for rank in range(2):
         (made / "checkpoint" / f"rank{rank}.safetensors").write_bytes(b"x")
-    argv = [engine.PROGRAM, "--checkpoint_dir", "checkpoint", "--output_dir", "model", "--workers", "2"]
+    argv = [trtllm_build.PROGRAM, "--checkpoint_dir", "checkpoint", "--output_dir", "model", "--workers", "2"]
     EngineManifest(
         key="k", name="m", target="tensorrt", architecture="LlamaForCausalLM", versions={},
         source=Source(checkpoint="c", format="huggingface", files=[]), parallelism=Parallelism(tp_size=2),
-        limits=Limits(max_batch_size=1, max_seq_len=8, max_num_tokens=8), complete=False,
+        limits=EngineLimits(max_batch_size=1, max_seq_len=8, max_num_tokens=8), complete=False,
         tokenizer=TokenizerInfo(vocab_size=8, end_ids=[2], chat_template=False),
         extra={"trtllm_build": argv, "image": image_of("26.07").reference, "tensorrt_llm": "1.2.1"},
     ).save(made)  # fmt: skip
-    (made / engine.SCRIPT).write_text(engine.script(argv, image_of("26.07")))
+    (made / trtllm_build.SCRIPT).write_text(trtllm_build.script(argv, image_of("26.07")))
     return made
 
 
@@ -93,7 +93,7 @@ def test_resume_finishes_the_folder_with_progress_and_log(folder, program):
     assert (manifest.complete, before, steps.advanced) == (True, False, 2)
     assert EngineManifest.load(folder).complete
     assert (folder / "model" / "rank1.engine").read_bytes() == b"engine"
-    assert "Serializing engine to model/rank1.engine" in (folder / engine.LOG).read_text()
+    assert "Serializing engine to model/rank1.engine" in (folder / trtllm_build.LOG).read_text()
     assert resume(folder)[1] is True
 
 
@@ -111,7 +111,7 @@ def test_faults_leave_the_folder_resumable(folder, program, monkeypatch, fault, 
     with pytest.raises(BuildError, match=says):
         resume(folder)
     assert not EngineManifest.load(folder).complete
-    assert (folder / engine.LOG).is_file()
+    assert (folder / trtllm_build.LOG).is_file()
     monkeypatch.delenv("FAULT")
     assert resume(folder)[0].complete
 
@@ -119,12 +119,12 @@ def test_faults_leave_the_folder_resumable(folder, program, monkeypatch, fault, 
 def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "from pathlib import Path; from llmops.build.job.resume import resume\n"
-    code += "import llmops.build.targets.nvidia.engine as e; e.installed_version = lambda: '1.2.1'\n"
+    code += "import llmops.build.targets.nvidia.trtllm_build as e; e.installed_version = lambda: '1.2.1'\n"
     code += f"resume(Path({str(folder)!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "FAULT": "hang"}, stderr=subprocess.PIPE
     )
-    log = folder / engine.LOG
+    log = folder / trtllm_build.LOG
     deadline = time.monotonic() + 60
     while not (log.is_file() and "rank0" in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -161,18 +161,20 @@ def test_a_resume_and_a_new_build_take_turns(folder, first, second):
 
 
 def test_build_sh_does_the_same(folder, program):
-    subprocess.run(["sh", str(folder / engine.SCRIPT)], check=True, cwd="/", capture_output=True)
-    engine.check_engine(folder / "model", 2, folder / engine.LOG)
+    subprocess.run(["sh", str(folder / trtllm_build.SCRIPT)], check=True, cwd="/", capture_output=True)
+    trtllm_build.check_engine(folder / "model", 2, folder / trtllm_build.LOG)
     assert EngineManifest.load(folder).complete
 
 
 @pytest.mark.parametrize("fault", ["code", "kill", "empty"])
 def test_build_sh_that_fails_does_not_call_the_folder_finished(folder, program, fault):
     environment = {**os.environ, "FAULT": fault}
-    result = subprocess.run(["sh", str(folder / engine.SCRIPT)], env=environment, capture_output=True, check=False)
+    result = subprocess.run(
+        ["sh", str(folder / trtllm_build.SCRIPT)], env=environment, capture_output=True, check=False
+    )
     assert result.returncode != 0
     assert not EngineManifest.load(folder).complete
-    subprocess.run(["sh", str(folder / engine.SCRIPT)], check=True, capture_output=True)
+    subprocess.run(["sh", str(folder / trtllm_build.SCRIPT)], check=True, capture_output=True)
     assert EngineManifest.load(folder).complete
 
 
@@ -185,7 +187,7 @@ def test_without_the_program_the_image_is_named(folder, monkeypatch):
 
 
 def test_another_version_is_refused(folder, program, monkeypatch):
-    monkeypatch.setattr(engine, "installed_version", lambda: "1.2.0")
+    monkeypatch.setattr(trtllm_build, "installed_version", lambda: "1.2.0")
     with pytest.raises(VersionMismatchError, match=r"made for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):
         resume(folder)
 
@@ -194,7 +196,7 @@ def test_a_build_hears_of_another_version_before_it_quantises(program, tmp_path,
     config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 32,
               "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(engine, "installed_version", lambda: "1.2.0")
+    monkeypatch.setattr(trtllm_build, "installed_version", lambda: "1.2.0")
     spec = BuildSpec(str(tmp_path), tmp_path / "e", "tensorrt")
     job = tensorrt.target.prepare(spec, open_checkpoint(str(tmp_path), weights=False))
     with pytest.raises(VersionMismatchError, match=r"made for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):

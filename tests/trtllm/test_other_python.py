@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.manifest import EngineManifest, Limits, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 
 PYTHON, LIBRARY = (os.environ.get(f"LLMOPS_{name}_PYTHON", "") for name in ("OTHER", "LIBRARY"))
 pytestmark = [
@@ -67,7 +67,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, 
     EngineManifest(
         key="k", name="tiny", target="pytorch", architecture="LlamaForCausalLM", versions={},
         source=Source(checkpoint="x", format="huggingface", files=[]),
-        limits=Limits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
+        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
         tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=0, chat_template=False),
         extra={"tensorrt_llm": VERSION, "llm_args": {"backend": "pytorch", "guided_decoding_backend": "xgrammar"}},
     ).save(engine)  # fmt: skip

@@ -18,7 +18,7 @@ import pytest
 from llmops.build.formats import FORMATS, format_of
 from llmops.build.model.families import FAMILIES
 from llmops.build.target_names import TARGETS
-from llmops.build.targets.nvidia.request import allowed_formats
+from llmops.build.targets.nvidia.build_request import allowed_formats
 
 pytest.importorskip("modelopt")
 

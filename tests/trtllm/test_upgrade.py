@@ -12,7 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from llmops.build.engine_folder.lock import sole_build
-from llmops.build.engine_folder.manifest import EngineManifest, Limits, Parallelism, Quantisation, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import (
+    EngineLimits,
+    EngineManifest,
+    Parallelism,
+    Quantisation,
+    Source,
+    TokenizerInfo,
+)
 from llmops.build.job.upgrade import apply_upgrade
 from llmops.cli.main import cli
 from llmops.errors import InputError, VersionMismatchError
@@ -27,7 +34,7 @@ def engine(folder: Path, target: str = "pytorch", weights: str = "fp8", **argume
         key="k", name="tiny", target=target, architecture="LlamaForCausalLM", versions={},
         source=Source(checkpoint="./llama", format="huggingface", files=[]), parallelism=Parallelism(tp_size=2),
         quantisation=Quantisation(weights=weights, kv_cache="fp8"),
-        limits=Limits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
+        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
         tokenizer=TokenizerInfo(vocab_size=100, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
         extra=extra,
     ).save(folder)  # fmt: skip

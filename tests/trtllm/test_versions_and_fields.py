@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from llmops.build.engine_folder.manifest import Limits
+from llmops.build.engine_folder.manifest import EngineLimits
 from llmops.build.trtllm.llm_args import Parallel, Serving, check_llm_args, make_llm_args, resolve
 from llmops.build.trtllm.llm_releases import Sampling, profile_of, profiles
 from llmops.build.trtllm.versions import check_image, check_installed, image_for, image_of
 from llmops.errors import InputError, VersionMismatchError
 
-LIMITS = Limits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
+LIMITS = EngineLimits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
 
 
 def test_engines_want_their_exact_version():

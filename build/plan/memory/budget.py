@@ -24,7 +24,7 @@ DEFAULT_KV_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
-class Limits:
+class PlannedLimits:
     """What an engine is built for; lengths in tokens. `kv_fraction` of what is free after load becomes KV cache."""
 
     max_batch_size: int
@@ -61,7 +61,7 @@ class Memory:
 
 
 def plan_memory(
-    model: Architecture, precision: Format, kv_dtype: str, layout: Layout, gpu: Gpu, limits: Limits
+    model: Architecture, precision: Format, kv_dtype: str, layout: Layout, gpu: Gpu, limits: PlannedLimits
 ) -> Memory:
     """The bytes on the fullest rank of `layout`; activations are sized for the limits, as the engine sizes them."""
     weights = rank_weights(model, precision, layout)
@@ -77,7 +77,7 @@ def plan_memory(
     return Memory(total=gpu.memory, weights=weights, kv_cache=pool, left=free - pool, **fixed)
 
 
-def activation_bytes(model: Architecture, precision: Format, layout: Layout, limits: Limits) -> int:
+def activation_bytes(model: Architecture, precision: Format, layout: Layout, limits: PlannedLimits) -> int:
     """Buffers that live at the same time at the peak of a step of `max_num_tokens`: the residual stream and the
     normed input, beside them the larger of attention and MLP; and the logits of a full batch in FP32."""
     wide = 1 if precision.compute == "fp8" else 2

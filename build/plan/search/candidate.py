@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.memory import kv
-from llmops.build.plan.memory.budget import Limits, Memory, plan_memory
+from llmops.build.plan.memory.budget import Memory, PlannedLimits, plan_memory
 from llmops.build.plan.memory.layout import Layout, refusal
 from llmops.build.plan.search.cost import Cost, fleet_cost
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.speed.disaggregated import Disaggregated
 from llmops.build.plan.speed.serving import Point, Replica, highest
 from llmops.build.plan.speed.step import Correction, StepModel
@@ -40,7 +40,7 @@ class Candidate:
 
     gpu: Gpu
     layout: Layout
-    limits: Limits
+    limits: PlannedLimits
     memory: Memory
     replicas: int
     gpus: int
@@ -74,7 +74,7 @@ class Fitted:
     """A layout that fits in memory: what it leaves, and the replica that would run."""
 
     layout: Layout
-    limits: Limits
+    limits: PlannedLimits
     memory: Memory
     replica: Replica
     paged: int
@@ -88,10 +88,10 @@ def fit(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes, correcti
     reason = refusal(request.model, request.precision, gpu, layout)
     if reason:
         raise Refused(reason)
-    batch, limits, memory = MAX_BATCH, Limits(1, 1, 1), None
+    batch, limits, memory = MAX_BATCH, PlannedLimits(1, 1, 1), None
     # The logits of a larger batch take memory from the cache that would hold it: two rounds settle it.
     for _ in range(3):
-        limits = Limits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
+        limits = PlannedLimits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
         memory = plan_memory(request.model, request.precision, request.kv, layout, gpu, limits)
         held = kv.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
         if 1 <= held < batch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.speed.measured import Measured, StepTime
 from llmops.build.plan.speed.step import Prefill, StepModel
 from llmops.build.plan.timing.grid import Grid

@@ -11,7 +11,7 @@ from llmops.build.plan.memory.layout import candidates
 from llmops.build.plan.search.candidate import Candidate, Fitted, Refused, curve, evaluate, fit, step_model
 from llmops.build.plan.search.correction import Correction, correction
 from llmops.build.plan.search.cost import fleet_cost
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.speed.disaggregated import Disaggregated, decode_worker, match, prefill_worker
 from llmops.build.plan.speed.serving import Point
 from llmops.build.plan.timing.base import OpTimes

@@ -9,7 +9,7 @@ from typing import Any
 from llmops.build.plan.buildplan import BuildPlan
 from llmops.build.plan.memory.budget import Memory
 from llmops.build.plan.search.candidate import Candidate
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.search import Plan
 from llmops.build.plan.speed.serving import Z95, Point
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import Gpu, find_gpu
+from llmops.build.targets.nvidia.build_request import BuildRequest, allowed_formats
 from llmops.build.targets.nvidia.needs import stored_bytes
-from llmops.build.targets.nvidia.request import Request, allowed_formats
 from llmops.errors import InputError
 
 _GIB = 2**30
 
 
-def check_gpu(request: Request) -> None:
+def check_gpu(request: BuildRequest) -> None:
     """Raises InputError when they cannot run the format or hold the weights."""
     spec, arch = request.spec, request.checkpoint.architecture
     if spec.gpu is None:
@@ -33,7 +33,7 @@ def check_gpu(request: Request) -> None:
         )
 
 
-def _check_blackwell(request: Request, gpu: Gpu) -> None:
+def _check_blackwell(request: BuildRequest, gpu: Gpu) -> None:
     """`build` of tensorrt_llm/builder.py at 1.2.1 raises for them."""
     narrow = not request.form.blackwell_engine or request.kv_cache == "int8"
     if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:

@@ -11,6 +11,7 @@ from llmops.build.checkpoint.adapters import Adapter
 from llmops.build.engine_folder.extras import AdapterEntry, NvidiaExtra
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.targets.base import HEADER, GeneratorJob, StageNeed, TargetResult
+from llmops.build.targets.nvidia.build_request import BuildRequest
 from llmops.build.targets.nvidia.needs import (
     OTHER_FILES,
     check_memory,
@@ -20,7 +21,6 @@ from llmops.build.targets.nvidia.needs import (
     stored_bytes,
 )
 from llmops.build.targets.nvidia.quantised import kept_bytes, library_versions
-from llmops.build.targets.nvidia.request import Request
 
 
 class NvidiaJob(GeneratorJob):
@@ -28,7 +28,7 @@ class NvidiaJob(GeneratorJob):
 
     copies = 1
 
-    def __init__(self, request: Request, adapters: list[Adapter]) -> None:
+    def __init__(self, request: BuildRequest, adapters: list[Adapter]) -> None:
         super().__init__(request.spec, request.checkpoint)
         self.request, self.adapters = request, adapters
 

@@ -13,7 +13,7 @@ import os
 from llmops.build.checkpoint.golden_prompts import TOKENS, golden_texts
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.kept import KEPT_LAYERS
-from llmops.build.targets.nvidia.request import Request
+from llmops.build.targets.nvidia.build_request import BuildRequest
 
 _DISK, _TO_GPU, _ON_CPU = 1.0e9, 4e9, 1e9
 _GPU_RATE, _CORE_RATE = 330e12, 40e9
@@ -27,7 +27,7 @@ _COMPILE = 120.0
 class Minutes:
     """Of one build; `stored` is the size of the quantised weights in bytes."""
 
-    def __init__(self, request: Request, stored: int, gpu: bool) -> None:
+    def __init__(self, request: BuildRequest, stored: int, gpu: bool) -> None:
         self.checkpoint, self.request, self.stored, self.gpu = request.checkpoint, request, stored, gpu
         self.rate = _GPU_RATE if gpu else _CORE_RATE * (os.cpu_count() or 1)
 

@@ -12,8 +12,8 @@ from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.kept import KEPT_LAYERS, KEPT_TABLE
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.base import StageNeed
+from llmops.build.targets.nvidia.build_request import BuildRequest
 from llmops.build.targets.nvidia.minutes import Minutes
-from llmops.build.targets.nvidia.request import Request
 from llmops.errors import ResourceError
 
 _GIB = 2**30
@@ -32,7 +32,7 @@ _LOGITS = 5
 _GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
 
 
-def stored_bytes(request: Request) -> int:
+def stored_bytes(request: BuildRequest) -> int:
     """Size of the quantised weights with their scales; embedding and output matrix stay in 16 bits."""
     checkpoint, arch = request.checkpoint, request.checkpoint.architecture
     if request.passed_on:
@@ -49,7 +49,7 @@ def _one_table(arch: Architecture, target: str) -> bool:
     return arch.tie_word_embeddings and (target != "tensorrt" or arch.family in ("gemma2", "gemma3"))
 
 
-def stage_needs(request: Request, gpu: bool) -> list[StageNeed]:
+def stage_needs(request: BuildRequest, gpu: bool) -> list[StageNeed]:
     """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
     spec, checkpoint = request.spec, request.checkpoint
     stored, full = stored_bytes(request), checkpoint.parameters * 4
@@ -94,7 +94,7 @@ def recorded_bytes(checkpoint: Checkpoint) -> int:
     return texts * EVALUATION_LENGTH * arch.vocab_size * 4 + checkpoint.parameters // arch.hidden_size * 8 * 4
 
 
-def _activations(request: Request) -> int:
+def _activations(request: BuildRequest) -> int:
     """Of one layer, for one batch of calibration in float32."""
     arch, settings = request.checkpoint.architecture, request.calibration
     _, batch = settings.resolved(False, request.form.calib_limit)

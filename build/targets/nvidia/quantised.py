@@ -14,7 +14,7 @@ from llmops.build.engine_folder.stages import finished_stage, stage
 from llmops.build.installed import installed_version
 from llmops.build.progress import Progress
 from llmops.build.quality.gates import Quality
-from llmops.build.targets.nvidia.request import Request
+from llmops.build.targets.nvidia.build_request import BuildRequest
 
 # Raised when the same inputs give other files than before.
 _REVISION = 4
@@ -25,7 +25,7 @@ def library_versions() -> dict[str, str]:
     return {name: installed_version(name) for name in LIBRARIES}
 
 
-def quantised_checkpoint(request: Request, tokenizer: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
+def quantised_checkpoint(request: BuildRequest, tokenizer: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
     """The finished stage's folder, holding `checkpoint/`, and its record (quality, golden answers, calibration tokens).
     `tokenizer` is the folder that the engine gets.
 
@@ -34,13 +34,13 @@ def quantised_checkpoint(request: Request, tokenizer: Path, progress: Progress) 
     return _Quantising(request, tokenizer, progress).run()
 
 
-def kept_bytes(request: Request) -> int:
+def kept_bytes(request: BuildRequest) -> int:
     """What an earlier build of the same left finished, and this one need not write."""
     folder = finished_stage(request.spec.output, "quantised", stage_contents(request)["quantised"])
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def stage_contents(request: Request) -> dict[str, dict[str, Any]]:
+def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
     """By stage, what decides its files: `source` the answers of the source model, `quantised`, and `quality`."""
     spec = request.spec
     source = {
@@ -62,7 +62,7 @@ def stage_contents(request: Request) -> dict[str, dict[str, Any]]:
 class _Quantising:
     """Three stages, each taken from an earlier build where that finished it. The source is loaded when one needs it."""
 
-    def __init__(self, request: Request, tokenizer: Path, progress: Progress) -> None:
+    def __init__(self, request: BuildRequest, tokenizer: Path, progress: Progress) -> None:
         self.spec, self.checkpoint, self.request, self.progress = request.spec, request.checkpoint, request, progress
         self.tokenizer_dir = tokenizer
         self.contents = stage_contents(request)

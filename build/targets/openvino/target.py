@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.engine_folder.extras import OpenVinoExtra, OpenVinoRuntime
-from llmops.build.engine_folder.manifest import Golden, Limits, Quantisation
+from llmops.build.engine_folder.manifest import EngineLimits, Golden, Quantisation
 from llmops.build.formats import buildable
 from llmops.build.installed import installed_version
 from llmops.build.model.families import FAMILIES
@@ -185,10 +185,10 @@ def _group_size(spec: BuildSpec, checkpoint: Checkpoint) -> int | None:
     return next((size for size in sizes if not any(n % size for n in inputs)), 32)
 
 
-def _limits(spec: BuildSpec, checkpoint: Checkpoint) -> Limits:
+def _limits(spec: BuildSpec, checkpoint: Checkpoint) -> EngineLimits:
     batch = spec.max_batch_size or _DEFAULT_BATCH
     length = spec.max_seq_len or checkpoint.architecture.max_position_embeddings
-    return Limits(max_batch_size=batch, max_seq_len=length, max_num_tokens=spec.max_num_tokens or max(256, batch))
+    return EngineLimits(max_batch_size=batch, max_seq_len=length, max_num_tokens=spec.max_num_tokens or max(256, batch))
 
 
 def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from llmops.build.checkpoint.adapters import Adapter
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.nvidia import engine
-from llmops.build.targets.nvidia.request import COMMON_OPTIONS, Request, whole
+from llmops.build.targets.nvidia import trtllm_build
+from llmops.build.targets.nvidia.build_request import COMMON_OPTIONS, BuildRequest, whole
 from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.backend_parameters import checked_parameters
 from llmops.build.trtllm.flags import Value, effective, from_argv, to_argv
@@ -27,7 +27,7 @@ def serve_parameters(spec: BuildSpec) -> dict[str, str]:
     return checked_parameters({k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)})
 
 
-def engine_arguments(request: Request, adapters: list[Adapter]) -> list[str]:
+def engine_arguments(request: BuildRequest, adapters: list[Adapter]) -> list[str]:
     """`["trtllm-build", "--checkpoint_dir", …]` with paths relative to the engine folder. Raises InputError."""
     spec = request.spec
     options = EngineOptions(
@@ -42,10 +42,13 @@ def engine_arguments(request: Request, adapters: list[Adapter]) -> list[str]:
         speculative=_speculative(spec),
         extra=_extra_flags(spec),
     )
-    return [engine.PROGRAM, *to_argv(build_arguments(options, engine.CHECKPOINT_DIR, engine.ENGINE_DIR))]
+    return [
+        trtllm_build.PROGRAM,
+        *to_argv(build_arguments(options, trtllm_build.CHECKPOINT_DIR, trtllm_build.ENGINE_DIR)),
+    ]
 
 
-def max_input_len(request: Request) -> int:
+def max_input_len(request: BuildRequest) -> int:
     """All but one token of the sequence; without paged context FMHA also no more than one step takes."""
     longest = request.limits.max_seq_len - 1
     if not paged_context(request.form.name, request.kv_cache):
@@ -113,7 +116,7 @@ def reads_pages(argv: list[str]) -> bool:
     return effective(from_argv(argv[1:]))["use_paged_context_fmha"] == "enable"
 
 
-def check_serving(given: dict[str, str], request: Request, argv: list[str]) -> None:
+def check_serving(given: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
     """The backend would refuse to load the engine with chunked context, and ignore reuse."""
     asked = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if given.get(name) == "true"]
     if asked and not reads_pages(argv):
@@ -123,7 +126,7 @@ def check_serving(given: dict[str, str], request: Request, argv: list[str]) -> N
         )
 
 
-def check_adapters(request: Request) -> None:
+def check_adapters(request: BuildRequest) -> None:
     """The C++ backend reads `lora_prefetch_dir` from .npy files, which know no bfloat16, and copies into a cache of the
     engine's dtype only (`runtime/utils/numpyUtils.cpp`, `runtime/loraCache.cpp`)."""
     if request.spec.options.get("adapters") and request.dtype != "float16":

@@ -15,11 +15,17 @@ from llmops.build.quality.gates import limits_given
 from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TargetName
 from llmops.build.targets.base import Target, TargetResult
-from llmops.build.targets.nvidia import engine
+from llmops.build.targets.nvidia import trtllm_build
+from llmops.build.targets.nvidia.build_request import (
+    BuildRequest,
+    check_calibration,
+    make_request,
+    switch,
+    unknown_options,
+)
 from llmops.build.targets.nvidia.fits import check_gpu
 from llmops.build.targets.nvidia.job import NvidiaJob
 from llmops.build.targets.nvidia.quantised import quantised_checkpoint
-from llmops.build.targets.nvidia.request import Request, check_calibration, make_request, switch, unknown_options
 from llmops.build.targets.tensorrt import options
 from llmops.build.trtllm.lora import copy_adapters, write_prefetch
 from llmops.build.trtllm.xgrammar import write_tokenizer_info
@@ -53,7 +59,7 @@ class TensorrtJob(NvidiaJob):
 
     copies = 2  # checkpoint and engine
 
-    def __init__(self, request: Request, adapters: list[Adapter]) -> None:
+    def __init__(self, request: BuildRequest, adapters: list[Adapter]) -> None:
         super().__init__(request, adapters)
         self.serve = options.serve_parameters(request.spec)
         self.argv = options.engine_arguments(request, adapters)
@@ -63,25 +69,25 @@ class TensorrtJob(NvidiaJob):
         image = self.request.image
         return [
             *([] if options.reads_pages(self.argv) else [_UNPAGED]),
-            f"# in {self.spec.output}, inside {image.reference}\n" + " \\\n  ".join(engine.pairs(self.argv)),
-            "# or on a docker host\n" + " ".join(engine.docker_command(self.spec.output, image)),
+            f"# in {self.spec.output}, inside {image.reference}\n" + " \\\n  ".join(trtllm_build.pairs(self.argv)),
+            "# or on a docker host\n" + " ".join(trtllm_build.docker_command(self.spec.output, image)),
         ]
 
     def check(self) -> None:
         if _can_compile():  # hours before it is needed
-            engine.check_version(self.request.image)
+            trtllm_build.check_version(self.request.image)
         super().check()
 
     def build(self, workdir: Path, progress: Progress) -> TargetResult:
         folder, record = quantised_checkpoint(self.request, workdir / TOKENIZER_DIR, progress)
-        link_tree(folder / "checkpoint", workdir / engine.CHECKPOINT_DIR)
-        engine.write_script(workdir, self.argv, self.request.image)
+        link_tree(folder / "checkpoint", workdir / trtllm_build.CHECKPOINT_DIR)
+        trtllm_build.write_script(workdir, self.argv, self.request.image)
         if self.guided:
             with progress.stage("Writing the vocabulary for grammars"):
                 write_tokenizer_info(workdir, TOKENIZER_DIR, self.checkpoint.special_tokens.end)
         copy_adapters(self.adapters, workdir)
         lora_bytes = write_prefetch(self.adapters, workdir)
-        (workdir / engine.ENGINE_DIR).mkdir()
+        (workdir / trtllm_build.ENGINE_DIR).mkdir()
         complete = _can_compile()
         if complete:
             self._compile(folder, workdir, progress)
@@ -90,14 +96,14 @@ class TensorrtJob(NvidiaJob):
     def _compile(self, quantised: Path, workdir: Path, progress: Progress) -> None:
         """A stage of its own: it takes hours, and the log of one that failed must be there to be read."""
         spec, image = self.spec, self.request.image
-        log = quantised.with_name(engine.LOG)
+        log = quantised.with_name(trtllm_build.LOG)
 
         def make(part: Path) -> None:
-            link_tree(quantised / "checkpoint", part / engine.CHECKPOINT_DIR)
-            (part / engine.ENGINE_DIR).mkdir()
-            engine.run(self.argv, part, spec.tp * spec.pp, log, progress)
-            shutil.rmtree(part / engine.CHECKPOINT_DIR)
-            os.replace(log, part / engine.LOG)
+            link_tree(quantised / "checkpoint", part / trtllm_build.CHECKPOINT_DIR)
+            (part / trtllm_build.ENGINE_DIR).mkdir()
+            trtllm_build.run(self.argv, part, spec.tp * spec.pp, log, progress)
+            shutil.rmtree(part / trtllm_build.CHECKPOINT_DIR)
+            os.replace(log, part / trtllm_build.LOG)
 
         content = {"quantised": quantised.name, "argv": self.argv, "tensorrt_llm": image.tensorrt_llm}
         built, cached = stage(spec.output, "engine", content, make)
@@ -124,4 +130,4 @@ class TensorrtJob(NvidiaJob):
 
 def _can_compile() -> bool:
     """Whether trtllm-build is here; elsewhere it is left to `llmops build --resume`."""
-    return shutil.which(engine.PROGRAM) is not None
+    return shutil.which(trtllm_build.PROGRAM) is not None

@@ -18,7 +18,7 @@ from llmops.gateway.answers.grammar.errors import NotEnforceableError
 from llmops.gateway.answers.grammar.patterns import parsed
 from llmops.gateway.answers.grammar.references import pointed_at
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.settings import Limits
+from llmops.gateway.settings import RequestLimits
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "additionalItems")
@@ -56,7 +56,7 @@ class SchemaLimits:
     grammar: bool = True
 
     @classmethod
-    def of(cls, limits: Limits) -> SchemaLimits:
+    def of(cls, limits: RequestLimits) -> SchemaLimits:
         return cls(size=limits.schema_bytes, choices=limits.choices)
 
 

@@ -59,8 +59,8 @@ class Messages:
 
         async def collect(answer: Answer) -> dict[str, Any]:
             pieces: list[Piece] = []
-            while (advance := await answer.next()) is not None:
-                pieces += advance.choice.sort(advance.text)
+            while (delta := await answer.next()) is not None:
+                pieces += delta.choice.sort(delta.text)
             called = any(isinstance(piece, ToolCall) for piece in pieces)
             ended = stop(answer, answer.choices[0], called)
             return {**head, "content": blocks_of(pieces), **ended, "usage": usage_of(answer)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from json.encoder import encode_basestring
 from typing import Any
 
-from llmops.gateway.answers.answer import Advance, Answer
+from llmops.gateway.answers.answer import Answer, Delta
 from llmops.gateway.answers.choice import Choice
 from llmops.gateway.answers.events import AnswerEvents
 from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
@@ -36,8 +36,8 @@ class MessageEvents(AnswerEvents):
         self._head_of_deltas = ""
         self._thinking: list[str] = []
 
-    def render(self, advance: Advance) -> bytes:
-        choice, text, _ = advance
+    def render(self, delta: Delta) -> bytes:
+        choice, text, _ = delta
         if choice.plain and text and isinstance(self._open, Text):
             return self._delta(text)
         parts = [] if self._begun else [self._start()]

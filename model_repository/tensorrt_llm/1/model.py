@@ -8,7 +8,7 @@ import llmops_contract as contract
 import triton_python_backend_utils as pb_utils
 from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.metrics import Metrics
-from llmops_engine.parse import NEEDS, Limits, Tensors, flag, parse_request
+from llmops_engine.parse import NEEDS, EngineCapabilities, Tensors, flag, parse_request
 from llmops_engine.request import Refused
 from llmops_engine.runtimes.choose import create_runtime
 from llmops_engine.steps.service import StepService
@@ -23,7 +23,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._card = json.loads(parameters[contract.CARD])
-        self._limits = Limits(
+        self._limits = EngineCapabilities(
             target=self._card["target"],
             max_seq_len=self._card["max_seq_len"],
             vocab_size=self._card["vocab_size"],

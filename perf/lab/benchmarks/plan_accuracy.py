@@ -22,7 +22,7 @@ from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.plan.memory.layout import Layout
 from llmops.build.plan.search.candidate import MAX_BATCH, Refused, fit
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.speed.serving import Replica
 from llmops.build.plan.speed.step import Prefill
 from llmops.build.plan.speed.workload import Workload

@@ -13,7 +13,7 @@ from pathlib import Path
 from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.search.request import PlanRequest
+from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.search import search
 from llmops.build.plan.speed.workload import Workload
 from llmops.build.plan.timing.choose import op_times

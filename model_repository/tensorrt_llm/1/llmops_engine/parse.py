@@ -32,7 +32,7 @@ _LONGEST_CALLER = 256
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineCapabilities:
     """What the engine allows; lengths in tokens. `target` is named in refusals; `lacks` are capabilities of NEEDS that
     the library would ignore."""
 
@@ -46,7 +46,7 @@ class Limits:
     guides: tuple[str, ...] = contract.GUIDES
 
 
-def parse_request(tensors: Tensors, limits: Limits) -> GenerationRequest:
+def parse_request(tensors: Tensors, limits: EngineCapabilities) -> GenerationRequest:
     """Raises Refused."""
     _refuse_unknown(tensors, limits)
     scalars = _DEFAULTS | {name: scalar(tensors, _SCALARS[name]) for name in tensors if name in _SCALARS}
@@ -91,7 +91,7 @@ def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
     return result
 
 
-def _refuse_unknown(tensors: Tensors, limits: Limits) -> None:
+def _refuse_unknown(tensors: Tensors, limits: EngineCapabilities) -> None:
     for name, value in tensors.items():
         if name in UNDERSTOOD:
             continue
@@ -110,7 +110,7 @@ def _refuse_unknown(tensors: Tensors, limits: Limits) -> None:
         raise Refused(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")
 
 
-def _input_ids(tensors: Tensors, limits: Limits) -> np.ndarray:
+def _input_ids(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray:
     tensor = contract.INPUT_IDS
     ids = tensors.get(tensor.name)
     if ids is None or ids.size == 0:
@@ -126,7 +126,7 @@ def _input_ids(tensors: Tensors, limits: Limits) -> np.ndarray:
     return flat
 
 
-def _output_len(scalars: dict[str, Any], prompt: int, limits: Limits) -> int:
+def _output_len(scalars: dict[str, Any], prompt: int, limits: EngineCapabilities) -> int:
     length: int = scalars[contract.REQUEST_OUTPUT_LEN.name]
     if length < 1:
         raise Refused(f"{contract.REQUEST_OUTPUT_LEN}: must be at least 1, got {length}")
@@ -138,7 +138,7 @@ def _output_len(scalars: dict[str, Any], prompt: int, limits: Limits) -> int:
     return length
 
 
-def _end_ids(tensors: Tensors, limits: Limits) -> frozenset[int]:
+def _end_ids(tensors: Tensors, limits: EngineCapabilities) -> frozenset[int]:
     if contract.END_ID.name not in tensors:
         return limits.end_ids
     end_id = scalar(tensors, contract.END_ID)
@@ -163,7 +163,7 @@ def _sampling(scalars: dict[str, Any]) -> Sampling:
     )
 
 
-def _guide(tensors: Tensors, limits: Limits) -> tuple[str, str] | None:
+def _guide(tensors: Tensors, limits: EngineCapabilities) -> tuple[str, str] | None:
     kind = text(tensors, contract.GUIDE_TYPE)
     guide = text(tensors, contract.GUIDE)
     if not kind:
@@ -179,7 +179,7 @@ def _guide(tensors: Tensors, limits: Limits) -> tuple[str, str] | None:
     return kind, guide
 
 
-def _adapter(scalars: dict[str, Any], limits: Limits) -> int:
+def _adapter(scalars: dict[str, Any], limits: EngineCapabilities) -> int:
     task_id: int = scalars[contract.LORA_TASK_ID.name]
     if task_id and task_id not in limits.adapters:
         known = ", ".join(map(str, sorted(limits.adapters)))

@@ -9,7 +9,7 @@ import llmops_contract as contract
 from llmops_contract import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT
 
 from ..loop import EngineLoop, Job
-from ..parse import Limits, Tensors, flag, parse_request, scalar, text
+from ..parse import EngineCapabilities, Tensors, flag, parse_request, scalar, text
 from ..request import GenerationRequest, Refused
 from .sinks import FINAL, TritonStepSender, send_error
 from .submissions import Submissions
@@ -55,7 +55,7 @@ class StepSink:
 class StepService:
     """Routes step-stream messages to the engine thread, where all of its state lives."""
 
-    def __init__(self, loop: EngineLoop, limits: Limits, submissions: Submissions) -> None:
+    def __init__(self, loop: EngineLoop, limits: EngineCapabilities, submissions: Submissions) -> None:
         self._loop = loop
         self._limits = limits
         self._submissions = submissions

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.engine_folder.manifest import Limits, Parallelism, Quantisation
+from llmops.build.engine_folder.manifest import EngineLimits, Parallelism, Quantisation
 from llmops.build.formats import Format, buildable, check_kv_cache, format_of
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
@@ -24,7 +24,7 @@ COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality",
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """What will be done. `dtype` is that of weights that are not quantised. `passed_on` means that the checkpoint is
     quantised already and goes in unchanged, `copied` that it goes in unchanged for whatever reason."""
 
@@ -35,7 +35,7 @@ class Request:
     kv_cache: str
     calibration: CalibrationSettings
     gates: Gates
-    limits: Limits
+    limits: EngineLimits
     dtype: str
     image: Image
     passed_on: bool
@@ -63,7 +63,7 @@ class Request:
         return Parallelism(tp_size=self.spec.tp, pp_size=self.spec.pp, ep_size=self.spec.ep)
 
 
-def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
+def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     """Raises InputError, CheckpointError or VersionMismatchError."""
     arch = checkpoint.architecture
     if spec.target not in arch.targets:
@@ -80,7 +80,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> Request:
     copied = unchanged or _copied(spec, checkpoint)
     group_size = _group_size(arch, form, spec)
     check_sharding(arch, spec.tp, spec.pp, group_size)
-    return Request(
+    return BuildRequest(
         spec=spec,
         checkpoint=checkpoint,
         form=form,
@@ -151,13 +151,13 @@ def _calibration(spec: BuildSpec, form: Format) -> CalibrationSettings:
     )
 
 
-def check_calibration(request: Request) -> None:
+def check_calibration(request: BuildRequest) -> None:
     """Before any work: data that cannot be read would show after the weights were loaded, which takes minutes."""
     if request.calibrates:
         check_data(request.calibration)
 
 
-def _limits(spec: BuildSpec, arch: Architecture) -> Limits:
+def _limits(spec: BuildSpec, arch: Architecture) -> EngineLimits:
     context = arch.max_position_embeddings
     if spec.max_seq_len is not None and spec.max_seq_len > context:
         raise InputError(f"--max-seq-len {spec.max_seq_len} is over the model's context; use at most {context}.")
@@ -167,7 +167,7 @@ def _limits(spec: BuildSpec, arch: Architecture) -> Limits:
         raise InputError(
             f"--max-num-tokens {tokens} is smaller than the batch of {batch}; raise it or lower the batch."
         )
-    return Limits(
+    return EngineLimits(
         max_batch_size=batch, max_seq_len=spec.max_seq_len or min(context, _DEFAULT_LENGTH), max_num_tokens=tokens
     )
 
