@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from llmops.errors import MissingDependencyError
 from llmops.store.failures import explained
 from llmops.store.place import Place
 
+# INSERT … RETURNING
+OLDEST_SQLITE = (3, 35)
 BUSY_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
 _WRITES = "llmops_writes"
@@ -24,6 +29,8 @@ class Store:
         self.place = place
         self._reading = engine
         self._writing = engine.execution_options(**{_WRITES: True})
+        # SQLite has one writer, and lets others look again and again whether it is done: here they wait in a line
+        self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if place.file else nullcontext()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -34,9 +41,9 @@ class Store:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction: kept when the block ends, undone when it raises. Raises as `read` does."""
+        """A transaction: kept when the block ends, undone when it raises. Raises as `read` does. Not within another."""
         with explained(self.place):
-            async with self._writing.begin() as connection:
+            async with self._turn, self._writing.begin() as connection:
                 yield connection
 
     async def close(self) -> None:
@@ -64,6 +71,11 @@ def _postgres_engine(place: Place, pool_size: int) -> AsyncEngine:
 
 
 def _sqlite_engine(place: Place, pool_size: int, busy_seconds: float) -> AsyncEngine:
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise MissingDependencyError(
+            f"This Python has SQLite {sqlite3.sqlite_version}, and a store needs 3.35 or later; use another Python, or "
+            "PostgreSQL."
+        )
     # isolation_level None: Python's driver begins transactions late and commits before DDL; we begin them ourselves
     engine = create_async_engine(
         place.url, pool_size=pool_size, connect_args={"isolation_level": None, "timeout": busy_seconds}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, case, or_, select
+from sqlalchemy import RowMapping, String, bindparam, case, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError
@@ -89,6 +89,24 @@ class KeyRow:
         return "active"
 
 
+_KEYS = (
+    select(
+        api_keys,
+        users.c.email,
+        users.c.tenant_id,
+        tenants.c.deleted_at.label("tenant_deleted_at"),
+        *(tenants.c[name].label(f"tenant_{name}") for name in Limits().columns()),
+    )
+    .join(users, users.c.id == api_keys.c.user_id)
+    .join(tenants)
+)
+_HASHED = bindparam("hashed", type_=String)
+# made once: putting it together would cost as much as the database takes
+_BY_HASH = _KEYS.add_columns(
+    case((api_keys.c.previous_hash == _HASHED, api_keys.c.previous_until)).label("secret_until")
+).where(or_(api_keys.c.hash == _HASHED, api_keys.c.previous_hash == _HASHED))
+
+
 async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by: By) -> tuple[KeyRow, str]:
     """The new key and its secret, which is kept nowhere. Raises InputError for an end in the past."""
     _refuse_past(spec, by)
@@ -110,9 +128,7 @@ async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by:
 
 async def find_key(connection: AsyncConnection, hashed: str) -> KeyRow | None:
     """The key of this SHA-256, in one query. It may be one that is refused: ask its `state`."""
-    until = case((api_keys.c.previous_hash == hashed, api_keys.c.previous_until)).label("secret_until")
-    wanted = _keys().add_columns(until).where(or_(api_keys.c.hash == hashed, api_keys.c.previous_hash == hashed))
-    row = (await connection.execute(wanted)).mappings().first()
+    row = (await connection.execute(_BY_HASH, {"hashed": hashed})).mappings().first()
     return None if row is None else _key(row)
 
 
@@ -121,7 +137,7 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
     if is_secret(key):
         found = await find_key(connection, hash_secret(key))
     else:
-        row = (await connection.execute(_keys().where(api_keys.c.id == key))).mappings().first()
+        row = (await connection.execute(_KEYS.where(api_keys.c.id == key))).mappings().first()
         found = None if row is None else _key(row)
     if found is None:
         # a key that was mistyped is almost one
@@ -134,7 +150,7 @@ async def list_keys(
     connection: AsyncConnection, tenant_id: str | None = None, user_id: str | None = None
 ) -> Sequence[KeyRow]:
     """Also those that are refused; by tenant and user, the oldest first."""
-    wanted = _keys().order_by(users.c.tenant_id, users.c.email, api_keys.c.created_at, api_keys.c.id)
+    wanted = _KEYS.order_by(users.c.tenant_id, users.c.email, api_keys.c.created_at, api_keys.c.id)
     if tenant_id is not None:
         wanted = wanted.where(users.c.tenant_id == tenant_id)
     if user_id is not None:
@@ -183,12 +199,6 @@ async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelt
     await _note_newest(connection, key.user_id, hash_secret(secret))
     await record(connection, by, "key.rotate", key.id, key.tenant_id, {"previous_until": (by.at + overlap).isoformat()})
     return secret
-
-
-def _keys() -> Select:
-    owner = [users.c.email, users.c.tenant_id, tenants.c.deleted_at.label("tenant_deleted_at")]
-    limits = [tenants.c[name].label(f"tenant_{name}") for name in Limits().columns()]
-    return select(api_keys, *owner, *limits).join(users, users.c.id == api_keys.c.user_id).join(tenants)
 
 
 def _key(row: RowMapping) -> KeyRow:

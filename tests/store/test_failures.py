@@ -155,6 +155,12 @@ async def test_a_full_database_keeps_what_it_had(newest_file, folder, by):
             assert [tenant.id for tenant in await list_tenants(connection)] == ["acme"]
 
 
+async def test_a_python_with_an_old_sqlite(monkeypatch, folder):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 26, 0))
+    error = await refused(f"sqlite:///{folder}/store.db")
+    assert "a store needs 3.35 or later; use another Python, or PostgreSQL." in error.message
+
+
 async def test_a_file_is_its_owners_alone(folder):
     await (await open_store(f"sqlite:///{folder}/new.db")).close()
     assert (folder / "new.db").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,39 @@
+"""The audit log: in the transaction of what it tells about, the newest first; on both databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import create_tenant, list_tenants
+from llmops.store.audit import entries, record
+
+
+async def test_entries_come_newest_first_of_a_tenant_or_since_a_time(store, by):
+    async with store.write() as connection:
+        for number in range(4):
+            who = replace(by, at=by.at + timedelta(seconds=number))
+            await record(connection, who, "key.refused", f"key-{number}", ("acme", "zeta")[number % 2], {"n": number})
+    async with store.read() as connection:
+        assert [one.detail["n"] for one in await entries(connection)] == [3, 2, 1, 0]
+        assert [one.detail["n"] for one in await entries(connection, tenant_id="acme")] == [2, 0]
+        assert [one.detail["n"] for one in await entries(connection, since=by.at + timedelta(seconds=2))] == [3, 2]
+        [last] = await entries(connection, limit=1)
+    assert (last.created_at, last.actor, last.action, last.subject, last.tenant_id) == (
+        by.at + timedelta(seconds=3), "cli:tester", "key.refused", "key-3", "zeta",
+    )  # fmt: skip
+
+
+async def test_what_was_undone_is_not_in_the_log(store, by):
+    async def interrupted() -> None:
+        async with store.write() as connection:
+            await create_tenant(connection, "acme", Limits(), by)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await interrupted()
+    async with store.read() as connection:
+        assert (await list_tenants(connection), await entries(connection)) == ([], [])
