@@ -17,6 +17,8 @@ def test_a_fleet_of_8_at_2_dollars():
     assert cost.hourly == 16
     assert cost.input_per_million == pytest.approx(16 * 0.25 / 7.2)
     assert cost.output_per_million == pytest.approx(16 * 0.75 / 1.44)
+    # 7200 requests an hour
+    assert cost.request == pytest.approx(16 / 7200)
     spent = 7.2 * cost.input_per_million + 1.44 * cost.output_per_million
     assert spent == pytest.approx(16)
 
@@ -31,3 +33,15 @@ def test_break_even():
 def test_no_break_even_beyond_the_capacity():
     cheap = fleet_cost(2.0, 8, 2.0, 4.0, POINT, Workload(1000, 200), ApiPrice(0.1, 0.1))
     assert cheap.break_even_rate is None
+
+
+def test_a_month_has_730_hours():
+    """A year of 365 days has 8760 hours; three GPUs at $2.49 cost $7.47 an hour and $5,453.10 a month."""
+    cost = fleet_cost(2.49, 3, 2.0, 4.0, POINT, Workload(1000, 200), None)
+    assert cost.monthly == pytest.approx(5453.10)
+
+
+def test_a_fleet_that_breaks_even_at_full_load():
+    """$16/h against $0.008 a request: 2000 requests an hour, which is all that this fleet can do."""
+    cost = fleet_cost(2.0, 8, 0.5, 2000 / 3600, POINT, Workload(1000, 200), ApiPrice(4.0, 20.0))
+    assert cost.break_even_rate == pytest.approx(2000 / 3600)

@@ -6,7 +6,7 @@ import pytest
 
 from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory.layout import Layout, refusal
+from llmops.build.plan.memory.layout import Layout, candidates, refusal
 
 H100 = find_gpu("h100-sxm")
 
@@ -29,6 +29,24 @@ H100 = find_gpu("h100-sxm")
         ("QWEN3_30B", "int4_awq", "h100-sxm", Layout(tp=4), "the expert size of a rank is 192"),
         ("LLAMA31_70B", "int4_awq", "h100-sxm", Layout(tp=8), None),
         ("LLAMA31_405B", "fp8", "h100-sxm", Layout(tp=8, pp=2), None),
+        ("LLAMA31_8B", "fp8", "l40s", Layout(), None),
+        ("LLAMA31_8B", "none", "h100-sxm", Layout(pp=32), None),
+        ("LLAMA31_8B", "none", "h100-sxm", Layout(pp=33), "33 stages for 32 layers"),
+        # 10 KV heads: 40 heads divide by 5 and by 8, the KV heads by 5 only
+        ("PHI4", "none", "h100-sxm", Layout(tp=5), None),
+        ("PHI4", "none", "h100-sxm", Layout(tp=8), "10 KV heads and tp 8: neither divides the other"),
+        ("MIXTRAL_8X7B", "none", "h100-sxm", Layout(tp=8, ep=8), None),
+        ("QWEN25_7B", "none", "h100-sxm", Layout(tp=7), "4 KV heads and tp 7"),
+        # 2880 / 4 = 720 = 22.5 groups of 32
+        ("GPT_OSS_20B", "mxfp4", "h100-sxm", Layout(tp=4), "the expert size of a rank is 720"),
+        ("GPT_OSS_20B", "mxfp4", "h100-sxm", Layout(tp=2), None),
+        # all experts on their ranks whole: only the attention output is cut, 4096 / 4
+        ("QWEN3_30B", "int4_awq", "h100-sxm", Layout(tp=4, ep=4), None),
+        # 11008 / 8 = 1376 = 10.75 groups of 128
+        ("LLAMA2_7B", "int4_awq", "h100-sxm", Layout(tp=8), "intermediate_size of a rank is 1376"),
+        ("LLAMA2_7B", "int4_wo", "h100-sxm", Layout(tp=8), None),
+        # attention's output of a rank: 128 heads of 128 values / 8
+        ("DEEPSEEK_V3", "fp8_block", "h100-sxm", Layout(tp=8, ep=8), None),
     ],
 )
 def test_refusals(models, model, quant, gpu, layout, words):
@@ -38,3 +56,37 @@ def test_refusals(models, model, quant, gpu, layout, words):
 
 def test_the_remainder_of_the_layers(models):
     assert [Layout(pp=3).stage_layers(80, stage) for stage in range(3)] == [27, 27, 26]
+
+
+def test_refusals_of_odd_sizes(models):
+    odd = models.llama(intermediate_size=14337)
+    assert refusal(odd, FORMATS["none"], H100, Layout(tp=2)) == "intermediate_size 14337 does not divide by tp 2"
+    assert refusal(odd, FORMATS["none"], H100, Layout()) is None
+    experts = models.llama(architectures=["MixtralForCausalLM"], num_local_experts=6, num_experts_per_tok=2)
+    assert refusal(experts, FORMATS["none"], H100, Layout(tp=4, ep=4)) == "6 experts do not divide by ep 4"
+    assert refusal(experts, FORMATS["none"], H100, Layout(tp=4, ep=2)) is None
+    narrow = models.llama(num_attention_heads=32, head_dim=24)
+    words = "the attention output of a rank is 384: not a multiple of fp8_block's group of 128"
+    assert refusal(narrow, FORMATS["fp8_block"], H100, Layout(tp=1)) is None
+    assert refusal(narrow, FORMATS["fp8_block"], H100, Layout(tp=2)) is None
+    assert refusal(narrow, FORMATS["fp8_block"], H100, Layout(tp=4)) == words.replace("384", "192")
+
+
+def test_what_is_tried(models):
+    dense = list(candidates(models.LLAMA31_8B, None, None, None))
+    assert {(layout.tp, layout.pp) for layout in dense} == {(tp, pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8)}
+    assert {layout.ep for layout in dense} == {1}
+    experts = candidates(models.MIXTRAL_8X7B, 4, 2, None)
+    assert list(experts) == [Layout(4, 2, 1), Layout(4, 2, 4)]
+    assert list(candidates(models.MIXTRAL_8X7B, 1, 1, None)) == [Layout()]
+    assert list(candidates(models.MIXTRAL_8X7B, 8, 1, 2)) == [Layout(8, 1, 2)]
+
+
+def test_names_and_shares():
+    assert [str(layout) for layout in (Layout(), Layout(tp=2), Layout(tp=8, pp=2, ep=4))] == [
+        "TP1",
+        "TP2",
+        "TP8 PP2 EP4",
+    ]
+    assert Layout(tp=8, pp=2, ep=4).gpus == 16
+    assert Layout(tp=8, pp=2, ep=4).moe_tp == 2

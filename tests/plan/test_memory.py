@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from llmops.build.formats import FORMATS
 from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory.budget import PlannedLimits, activation_bytes, plan_memory
+from llmops.build.plan.memory.budget import (
+    PlannedLimits,
+    activation_bytes,
+    communication_bytes,
+    graph_bytes,
+    graph_sizes,
+    plan_memory,
+)
 from llmops.build.plan.memory.kv import BLOCK_TOKENS, token_bytes
 from llmops.build.plan.memory.layout import Layout
 
@@ -56,3 +63,90 @@ def test_activations_of_8b_by_hand(models):
 )
 def test_a_gpu_has_about_its_advertised_memory(name, published):
     assert published <= find_gpu(name).memory <= 1.08 * published
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (Layout(), 0),
+        # AIConfigurator's NCCL figures for 2, 4 and 8 ranks in MiB, and three all-reduce buffers of 8 MB per rank
+        (Layout(tp=2), 342 * 2**20 + 3 * 2 * 8_000_000),
+        (Layout(tp=4), 392 * 2**20 + 3 * 4 * 8_000_000),
+        (Layout(tp=8), 392 * 2**20 + 3 * 8 * 8_000_000),
+        (Layout(pp=2), 342 * 2**20),
+        (Layout(tp=2, pp=2), 392 * 2**20 + 3 * 2 * 8_000_000),
+        (Layout(tp=8, pp=2), 392 * 2**20 + 3 * 8 * 8_000_000),
+    ],
+)
+def test_buffers_of_communication(layout, expected):
+    assert communication_bytes(layout) == expected
+
+
+def test_captured_batch_sizes():
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(16) == [1, 2, 4, 8, 16]
+    assert graph_sizes(100) == [1, 2, 4, 8, 16, 32, 64, 96]
+    assert graph_sizes(4095) == [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 512, 1024, 2048]
+    assert graph_sizes(9000)[-1] == 4096
+
+
+def test_graphs_keep_8_kib_for_each_of_12_kernels_per_layer(models):
+    assert graph_bytes(models.LLAMA31_8B, Layout(), 4) == 3 * 32 * 12 * 8192
+    assert graph_bytes(models.LLAMA31_70B, Layout(pp=3), 1) == 27 * 12 * 8192
+
+
+ONE = PlannedLimits(max_batch_size=0, max_num_tokens=1, max_seq_len=4096)
+
+
+def test_activations_of_one_token_where_attention_is_the_widest(models):
+    """Queries and attention's output, keys and values; residual stream and normed input; 2 bytes each."""
+    slim = models.llama(intermediate_size=1024, head_dim=512)
+    attention = 2 * (32 * 512 + 32 * 512 + 2 * 8 * 512)
+    assert activation_bytes(slim, FORMATS["none"], Layout(), ONE) == 3 * 4096 * 2 + attention
+    # two of 8 KV heads and 8 of 32 heads on each rank
+    assert activation_bytes(slim, FORMATS["none"], Layout(tp=4), ONE) == 3 * 4096 * 2 + attention // 4
+
+
+def test_activations_of_one_token_in_fp8(models):
+    """What the multiplications read takes one byte: the normed input and the MLP's activation."""
+    mlp = 14336 * 2 * 2 + 14336 + 4096 * 2
+    assert activation_bytes(models.LLAMA31_8B, FORMATS["fp8"], Layout(), ONE) == 2 * 4096 * 2 + 4096 + mlp
+    split = 7168 * 2 * 2 + 7168 + 4096 * 2
+    assert activation_bytes(models.LLAMA31_8B, FORMATS["fp8"], Layout(tp=2), ONE) == 2 * 4096 * 2 + 4096 + split
+
+
+def test_activations_of_one_token_in_experts(models):
+    """Qwen3 30B: 8 copies of a token, each permuted in and out (2 x 2048 values) through an expert 768 wide."""
+    each = 768 * 2 * 2 + 768 * 2 + 2 * 2048 * 2
+    stream = 3 * 2048 * 2
+    assert activation_bytes(models.QWEN3_30B, FORMATS["none"], Layout(), ONE) == stream + 8 * each
+    assert activation_bytes(models.QWEN3_30B, FORMATS["none"], Layout(tp=2, ep=2), ONE) == stream + 4 * each
+    halved = 384 * 2 * 2 + 384 * 2 + 2 * 2048 * 2
+    assert activation_bytes(models.QWEN3_30B, FORMATS["none"], Layout(tp=2), ONE) == stream + 8 * halved
+
+
+def test_activations_of_one_token_with_latent_attention(models):
+    """DeepSeek V3 on one GPU: each of 128 heads has its own key, 128 + 64 wide; dense MLP and experts take less."""
+    attention = 2 * 192 * (2 * 128 + 2 * 128)
+    expected = 3 * 7168 * 2 + attention
+    assert activation_bytes(models.DEEPSEEK_V3, FORMATS["none"], Layout(tp=1, ep=1), ONE) == max(
+        expected, 3 * 7168 * 2 + 8 * (2048 * 6 + 7168 * 4)
+    )
+
+
+def test_the_logits_are_padded_to_the_ranks(models):
+    odd = models.llama(vocab_size=32001)
+    none = activation_bytes(odd, FORMATS["none"], Layout(8), ONE)
+    assert activation_bytes(odd, FORMATS["none"], Layout(8), PlannedLimits(3, 1, 4096)) - none == 2 * 3 * 32008 * 4
+
+
+def test_the_cache_takes_its_share_of_what_is_free(models):
+    """H100 with Llama 3.1 8B: free are 90 % but for less than a block; what is not free is not given out."""
+    memory = plan_memory(models.LLAMA31_8B, FORMATS["none"], "bf16", Layout(), H100, PlannedLimits(64, 8192, 4096))
+    free = memory.kv_cache + memory.left
+    block = 32 * 131_072  # 2 x 32 layers x 8 heads x 128 x 2 bytes a token
+    assert 0 <= 0.9 * free - memory.kv_cache < block
+    assert memory.runtime == 551 * 2**20
+    assert memory.weight_bytes == 16_060_522_496
+    assert memory.fits
+    assert memory.short == 0

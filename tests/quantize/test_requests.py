@@ -6,61 +6,15 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llmops.build.checkpoint import ExistingQuantisation, open_checkpoint
 from llmops.build.formats import FORMATS
-from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, sequences
-from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import pytorch, tensorrt
 from llmops.build.targets.nvidia.build_request import make_request
 from llmops.build.trtllm.llm_releases import profiles
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
-
-BASE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
-        "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256,
-        "max_position_embeddings": 131072}  # fmt: skip
-LLAMA_70B = Architecture.from_hf_config(BASE)
-QWEN_72B = Architecture.from_hf_config({**BASE, "architectures": ["Qwen2ForCausalLM"], "intermediate_size": 29568})
-SMOL = Architecture.from_hf_config({**BASE, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
-                                    "intermediate_size": 1536, "num_hidden_layers": 30})  # fmt: skip
-
-
-def test_group_sizes_of_published_models():
-    assert choose_group_size(LLAMA_70B, 8, None, (128, 64)) == 128
-    # 29568 / 2 = 14784 = 231 * 64
-    assert choose_group_size(QWEN_72B, 2, None, (128, 64)) == 64
-    assert choose_group_size(SMOL, 1, None, (128, 64)) == 64
-
-
-def test_what_cannot_be_sharded_names_layer_dimension_and_tp():
-    with pytest.raises(InputError) as caught:
-        choose_group_size(QWEN_72B, 8, None, (128, 64))
-    assert str(caught.value) == (
-        "--tp 8 with group-wise quantisation cannot be: mlp.down_proj has 3696 of 29568 input features per GPU, which "
-        "do not divide by group size 64; tp 1, 2 would do with group size 64."
-    )
-    with pytest.raises(InputError, match=r"--group-size 128 with --tp 2 .*; --group-size 64 would do with --tp 2\."):
-        choose_group_size(QWEN_72B, 2, 128, (128, 64))
-    with pytest.raises(InputError, match=r"--group-size 32: TensorRT-LLM has kernels for 128 and 64 only"):
-        choose_group_size(LLAMA_70B, 1, 32, (128, 64))
-    with pytest.raises(InputError, match=r"num_attention_heads 9 does not divide by tp 2; tp 1, 3 would do"):
-        check_sharding(SMOL, 2, 1)
-    with pytest.raises(InputError, match="equal stages"):
-        check_sharding(LLAMA_70B, 8, 3)
-
-
-@given(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([None, 32, 64, 128]), st.integers(1, 300), st.integers(1, 64))
-def test_a_layout_is_refused_exactly_when_something_does_not_divide(tp, group, width, kv_heads):
-    arch = dataclasses.replace(LLAMA_70B, intermediate_size=width * 32, num_kv_heads=kv_heads)
-    fits = arch.num_heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
-    for linear in linears(arch):
-        cut = linear.in_features if linear.cut == "in" else linear.out_features
-        fits = fits and cut % tp == 0 and (group is None or linear.local_in(tp) % group == 0)
-    assert (refusal(arch, tp, group) is None) == fits
 
 
 def spec(target="tensorrt", tmp_path="engine", **fields):

@@ -1,0 +1,53 @@
+"""Places that no client can take all of."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmops.gateway.callers.shares import Shares
+
+
+def taken(shares: Shares, path: list[str]) -> int:
+    """How many places `path` gets before it is refused."""
+    count = 0
+    while shares.take(path):
+        count += 1
+    return count
+
+
+def test_one_address_gets_half_and_each_that_comes_later_half_of_what_is_left():
+    shares = Shares(96)
+    assert [taken(shares, [name]) for name in "abcdef"] == [48, 24, 12, 6, 3, 2]
+
+
+def test_two_that_take_turns_get_a_third_each():
+    shares = Shares(90)
+    turns = [shares.take([name]) for _ in range(90) for name in "ab"]
+    assert turns.count(True) == 60
+
+
+def test_a_key_gets_half_of_what_its_address_may_have():
+    shares = Shares(90)
+    assert taken(shares, ["a", "one"]) == 30
+    assert taken(shares, ["a", "two"]) == 10
+    assert taken(shares, ["b"]) == 25
+
+
+@pytest.mark.parametrize("path", [["a"], ["a", "one"]])
+def test_places_given_back_can_be_taken_again_and_leave_nothing_behind(path):
+    shares = Shares(90)
+    first = taken(shares, path)
+    for _ in range(first):
+        shares.give_back(path)
+    assert taken(shares, path) == first
+    shares.give_back(path)
+    assert shares.take(path)
+    assert not shares.take(path)
+    for _ in range(first):
+        shares.give_back(path)
+    assert not shares._taken
+
+
+def test_no_places():
+    assert not Shares(0).take(["a"])
+    assert Shares(1).take(["a"])

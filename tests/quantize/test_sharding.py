@@ -1,0 +1,110 @@
+"""Which tp a model's quantised matrices can be cut for, and with which group size."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal
+from llmops.errors import InputError
+
+BASE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256,
+        "max_position_embeddings": 131072}  # fmt: skip
+LLAMA_70B = Architecture.from_hf_config(BASE)
+QWEN_72B = Architecture.from_hf_config({**BASE, "architectures": ["Qwen2ForCausalLM"], "intermediate_size": 29568})
+SMOL = Architecture.from_hf_config({**BASE, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
+                                    "intermediate_size": 1536, "num_hidden_layers": 30})  # fmt: skip
+
+
+def test_group_sizes_of_published_models():
+    assert choose_group_size(LLAMA_70B, 8, None, (128, 64)) == 128
+    # 29568 / 2 = 14784 = 231 * 64
+    assert choose_group_size(QWEN_72B, 2, None, (128, 64)) == 64
+    assert choose_group_size(SMOL, 1, None, (128, 64)) == 64
+
+
+def test_what_cannot_be_sharded_names_layer_dimension_and_tp():
+    with pytest.raises(InputError) as caught:
+        choose_group_size(QWEN_72B, 8, None, (128, 64))
+    assert str(caught.value) == (
+        "--tp 8 with group-wise quantisation cannot be: mlp.down_proj has 3696 of 29568 input features per GPU, which "
+        "do not divide by group size 64; tp 1, 2 would do with group size 64."
+    )
+    with pytest.raises(InputError, match=r"--group-size 128 with --tp 2 .*; --group-size 64 would do with --tp 2\."):
+        choose_group_size(QWEN_72B, 2, 128, (128, 64))
+    with pytest.raises(InputError, match=r"--group-size 32: TensorRT-LLM has kernels for 128 and 64 only"):
+        choose_group_size(LLAMA_70B, 1, 32, (128, 64))
+    with pytest.raises(InputError, match=r"num_attention_heads 9 does not divide by tp 2; tp 1, 3 would do"):
+        check_sharding(SMOL, 2, 1)
+    with pytest.raises(InputError, match="equal stages"):
+        check_sharding(LLAMA_70B, 8, 3)
+
+
+@given(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([None, 32, 64, 128]), st.integers(1, 300), st.integers(1, 64))
+def test_a_layout_is_refused_exactly_when_something_does_not_divide(tp, group, width, kv_heads):
+    arch = dataclasses.replace(LLAMA_70B, intermediate_size=width * 32, num_kv_heads=kv_heads)
+    fits = arch.num_heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
+    for linear in linears(arch):
+        cut = linear.in_features if linear.cut == "in" else linear.out_features
+        fits = fits and cut % tp == 0 and (group is None or linear.local_in(tp) % group == 0)
+    assert (refusal(arch, tp, group) is None) == fits
+
+
+def shapes(arch: Architecture) -> dict[str, tuple[int, int]]:
+    return {linear.name: (linear.out_features, linear.in_features) for linear in linears(arch)}
+
+
+def test_the_matrices_of_published_models():
+    """Shapes as in the headers of the models' safetensors files. In Qwen3 30B heads x head_dim is not hidden_size."""
+    assert shapes(LLAMA_70B) == {
+        "self_attn.q_proj": (8192, 8192), "self_attn.o_proj": (8192, 8192),
+        "mlp.gate_proj": (28672, 8192), "mlp.down_proj": (8192, 28672),
+    }  # fmt: skip
+    qwen3 = {**BASE, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_attention_heads": 32,
+             "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 48, "intermediate_size": 6144,
+             "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}  # fmt: skip
+    experts = {
+        "self_attn.q_proj": (4096, 2048), "self_attn.o_proj": (2048, 4096),
+        "mlp.experts.gate_proj": (768, 2048), "mlp.experts.down_proj": (2048, 768),
+    }  # fmt: skip
+    assert shapes(Architecture.from_hf_config(qwen3)) == experts
+    some_dense = {**qwen3, "mlp_only_layers": [0]}
+    dense = {"mlp.gate_proj": (6144, 2048), "mlp.down_proj": (2048, 6144)}
+    assert shapes(Architecture.from_hf_config(some_dense)) == {**experts, **dense}
+
+
+def test_what_does_not_divide_is_named_with_its_size():
+    odd = dataclasses.replace(LLAMA_70B, intermediate_size=28674)
+    assert refusal(odd, 4, None) == "mlp.gate_proj has 28674 output features, which do not divide by tp 4"
+    assert refusal(odd, 2, None) is None
+    assert refusal(odd, 1, 64) == "mlp.down_proj has 28674 input features per GPU, which do not divide by group size 64"
+    few = dataclasses.replace(LLAMA_70B, num_kv_heads=6)
+    assert refusal(few, 4, None) == "num_key_value_heads 6 neither divides by tp 4 nor divides it"
+    assert refusal(dataclasses.replace(few, num_kv_heads=2), 8, None) is None
+
+
+def test_stages_are_equal_and_at_most_as_many_as_layers():
+    check_sharding(LLAMA_70B, 8, 80)
+    check_sharding(LLAMA_70B, 16, 40)
+    with pytest.raises(InputError, match=r"--pp 81 is more than the 80 layers; give at most that\."):
+        check_sharding(LLAMA_70B, 8, 81)
+    with pytest.raises(InputError, match=r"--pp 79 cannot be"):
+        check_sharding(LLAMA_70B, 8, 79)
+
+
+def test_all_sizes_up_to_16_are_offered():
+    with pytest.raises(InputError, match=r"; tp 1, 2, 4, 8, 16 would do\.$"):
+        check_sharding(LLAMA_70B, 3, 1)
+    none = dataclasses.replace(LLAMA_70B, intermediate_size=28673)
+    with pytest.raises(InputError, match=r"; no tp would do with group size 64; use --quant fp8\.$"):
+        choose_group_size(none, 2, None, (128, 64))
+
+
+def test_a_group_size_that_was_asked_for_is_taken_if_it_fits():
+    assert choose_group_size(LLAMA_70B, 8, 64, (128, 64)) == 64
+    assert choose_group_size(LLAMA_70B, 8, 128, (128, 64)) == 128
