@@ -15,7 +15,7 @@ FOLDERS := build store model_repository gateway cli perf
 export PIP_NO_COMPILE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test312 lint fmt bench docs clean
+.PHONY: help serve test test312 mutate lint fmt bench docs clean
 
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -31,6 +31,9 @@ test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.
 	$(PYTHON312) -m venv .cache/py312/library && .cache/py312/library/bin/pip install -q 'numpy>=2' pydantic
 	LLMOPS_OTHER_PYTHON=$(CURDIR)/.cache/py312/llmops/bin/python LLMOPS_LIBRARY_PYTHON=$(CURDIR)/.cache/py312/library/bin/python \
 	  $(BIN)/python -m pytest tests/trtllm/test_other_python.py
+
+mutate: $(STAMPS)/mutate ## Faults that the pure modules' tests must notice; MODULE=gateway/text/stop.py, ALL=1 for more than a sample
+	nice -n 15 $(BIN)/python -m llmops.perf.lab.mutation $(MODULE) $(if $(ALL),--all)
 
 lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the code
 	$(BIN)/ruff check .
@@ -69,6 +72,10 @@ $(STAMPS)/test: $(STAMPS)/embedded
 	@echo "Installing what the tests need into $(VENV) …"
 	@$(PIP) install -q -c constraints.txt -e '.[embedded,quantize,store,test]'
 	@$(PIP) install -q -c constraints.txt --no-deps aiconfigurator
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/mutate: $(STAMPS)/test
+	@$(PIP) install -q -c constraints.txt -e '.[mutate]'
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/lint: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -75,8 +75,7 @@ class WindowDetokenizer(Detokenizer):
         self._prefix_text = ""
 
     def feed(self, ids: Sequence[int]) -> str:
-        out = [self._feed_one(i) for i in ids]
-        return out[0] if len(out) == 1 else "".join(out)
+        return "".join([self._feed_one(i) for i in ids])
 
     def _feed_one(self, token: int) -> str:
         # what decode leaves out must not end a run of raw bytes or move the window

@@ -46,3 +46,36 @@ def test_many_names_of_one_do_not_make_it_more() -> None:
         turns.put(["a", f"key{at}"], "heavy")
     turns.put(["b"], "light")
     assert "light" in [turns.take(), turns.take()]
+
+
+def order(*paths: str) -> list[str]:
+    """Of requests that all wait, by the names of those who ask."""
+    turns: Turns[str] = Turns()
+    for path in paths:
+        turns.put(path.split("/"), path)
+    return [turns.take() for _ in paths]
+
+
+def test_one_of_each_in_turn_and_the_first_first() -> None:
+    assert order("a", "a", "a", "b", "c", "b") == ["a", "b", "c", "a", "b", "a"]
+
+
+def test_who_has_more_names_takes_turns_within_the_turns_of_the_first() -> None:
+    assert order("a/x", "a/x", "a/y", "b", "b", "b") == ["a/x", "b", "a/y", "b", "a/x", "b"]
+
+
+def test_what_is_a_name_s_own_goes_before_what_others_ask_under_it() -> None:
+    assert order("a/x", "a", "b", "a") == ["a", "b", "a", "a/x"]
+
+
+def test_how_many_wait() -> None:
+    turns: Turns[int] = Turns()
+    for number in range(3):
+        turns.put(["a", "x"], number)
+    turns.put([], 3)
+    assert (turns.size, turns.waiting("a"), turns.waiting("b")) == (4, 3, 0)
+    assert turns.take() == 3
+    assert turns.take() == 0
+    assert (turns.size, turns.waiting("a")) == (2, 2)
+    assert [turns.take(), turns.take()] == [1, 2]
+    assert (turns.size, turns.waiting("a")) == (0, 0)
