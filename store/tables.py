@@ -182,8 +182,9 @@ usage_totals = Table(
     "usage_totals",
     metadata,
     Column("user_id", UUID, primary_key=True),
-    Column("model", String(255), primary_key=True),
+    # the day before the model: a user's month is one range of the key
     Column("day", Date, primary_key=True),
+    Column("model", String(255), primary_key=True),
     # '' where no key was asked for: budgets are the keys' own, and are derived from here
     Column("key_id", String(20), primary_key=True),
     Column("requests", BigInteger, nullable=False),

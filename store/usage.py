@@ -159,7 +159,7 @@ async def _add_to_totals(connection: AsyncConnection, new: Sequence[UsageRecord]
     totals: dict[tuple[Any, ...], Counter[str]] = {}
     for record in new:
         day = record.created_at.astimezone(timezone.utc).date()
-        total = totals.setdefault((record.user_id, record.model, day, record.key_id or ""), Counter())
+        total = totals.setdefault((record.user_id, day, record.model, record.key_id or ""), Counter())
         total["requests"] += 1
         for name in _SUMMED[1:]:
             total[name] += getattr(record, name)

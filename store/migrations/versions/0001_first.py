@@ -88,8 +88,8 @@ def upgrade() -> None:
     op.create_table(
         "usage_totals",
         sa.Column("user_id", UUID, nullable=False),
-        sa.Column("model", sa.String(length=255), nullable=False),
         sa.Column("day", sa.Date(), nullable=False),
+        sa.Column("model", sa.String(length=255), nullable=False),
         sa.Column("key_id", sa.String(length=20), nullable=False),
         sa.Column("requests", sa.BigInteger(), nullable=False),
         sa.Column("input_tokens", sa.BigInteger(), nullable=False),
@@ -97,7 +97,7 @@ def upgrade() -> None:
         sa.Column("output_tokens", sa.BigInteger(), nullable=False),
         sa.Column("reasoning_tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost_micros", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("user_id", "model", "day", "key_id", name=op.f("pk_usage_totals")),
+        sa.PrimaryKeyConstraint("user_id", "day", "model", "key_id", name=op.f("pk_usage_totals")),
     )
     op.create_index("idx_usage_totals_day", "usage_totals", ["day"])
     op.create_index("idx_usage_totals_key", "usage_totals", ["key_id", "day"])
