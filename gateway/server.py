@@ -7,7 +7,6 @@ import logging
 import math
 import resource
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,12 +46,6 @@ def bind(host: str, port: int) -> socket.socket:
     listener.listen(2048)
     listener.setblocking(False)
     return listener
-
-
-# Seconds after which a thread that tokenises or makes a grammar hands Python's lock back. The event loop asks for it
-# after each system call: with Python's 5 ms an answer of a few writes waits that long at each of them
-# (docs/decisions/0307-switch-interval.md)
-SWITCH_INTERVAL = 0.0005
 
 
 class DrainingServer(uvicorn.Server):
@@ -120,7 +113,6 @@ def _run_workers(settings: GatewaySettings, listener: socket.socket) -> None:
 def _serve(settings: GatewaySettings, sockets: list[socket.socket], siblings: Siblings = ALONE) -> bool:
     app = create_app(settings, siblings)
     _calm_garbage_collector()
-    sys.setswitchinterval(SWITCH_INTERVAL)
     server = DrainingServer(server_config(app, settings), app.state.health.drain)
     server.run(sockets=sockets)
     return server.force_exit

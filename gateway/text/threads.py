@@ -7,6 +7,7 @@ there it holds up nothing but its like.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 # Under this many characters a prompt takes about half a millisecond, less than a thread's hand-over costs the others
 INLINE_CHARACTERS = 4096
+# seconds
+SWITCH_INTERVAL = 0.0005
 
 
 class TooLongError(Exception):
@@ -75,6 +78,31 @@ def _briefly(work: Callable[[], T]) -> T:
         _manner.brief = False
 
 
+class _Lock:
+    """Python's own lock: while a thread works, it hands the lock back sooner. On the event loop's thread only.
+
+    The loop asks for it after each system call, and would wait Python's 5 ms at each. Where only the loop and gRPC's
+    threads take turns, sooner costs more (docs/decisions/0307-switch-interval.md).
+    """
+
+    def __init__(self) -> None:
+        self._working = 0
+        self._usual = sys.getswitchinterval()
+
+    def begin(self) -> None:
+        self._working += 1
+        if self._working == 1:
+            sys.setswitchinterval(SWITCH_INTERVAL)
+
+    def end(self) -> None:
+        self._working -= 1
+        if not self._working:
+            sys.setswitchinterval(self._usual)
+
+
+_lock = _Lock()
+
+
 class _Lane:
     """Threads; when none is idle, those who ask take turns. On the event loop's thread only."""
 
@@ -89,8 +117,9 @@ class _Lane:
         else:
             await self._turn(path)
         # a client that leaves does not end its thread: the next turn is when that is over
+        _lock.begin()
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        done.add_done_callback(lambda _: self._next())
+        done.add_done_callback(lambda _: self._over())
         return await asyncio.shield(done)
 
     async def _turn(self, path: Sequence[str]) -> None:
@@ -102,6 +131,10 @@ class _Lane:
             if turn.done() and not turn.cancelled():
                 self._next()
             raise
+
+    def _over(self) -> None:
+        _lock.end()
+        self._next()
 
     def _next(self) -> None:
         while self._waiting.size:
