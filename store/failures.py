@@ -61,7 +61,7 @@ def explained(place: Place) -> Iterator[None]:
         yield
     except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError) as error:
         cause = _driver_error(error)
-        told = _sqlite(cause) if isinstance(cause, sqlite3.Error) else _postgres(cause)
+        told = _sqlite(cause) if place.file else _postgres(cause)
         if told is None:
             raise
         kind, sentence = told
@@ -78,7 +78,9 @@ def _driver_error(error: BaseException) -> BaseException:
         error = inner
 
 
-def _sqlite(error: sqlite3.Error) -> tuple[type[LlmopsError], str] | None:
+def _sqlite(error: BaseException) -> tuple[type[LlmopsError], str] | None:
+    if not isinstance(error, sqlite3.Error):
+        return None
     return next(((kind, told) for part, kind, told in _SQLITE if part in str(error)), None)
 
 

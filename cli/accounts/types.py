@@ -38,7 +38,7 @@ class _Typed(click.ParamType):
     def refuse(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
         self.fail(f"{value!r} is not {self.example}.", param, ctx)
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return self.name.upper()
 
 

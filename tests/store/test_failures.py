@@ -166,6 +166,16 @@ async def test_a_file_is_its_owners_alone(folder):
     assert (folder / "new.db").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_file_of_the_callers_own_is_not_the_store(store, folder):
+    async def read_another() -> None:
+        async with store.read():
+            (folder / "another").read_text()
+
+    with pytest.raises(FileNotFoundError, match="another"):
+        await read_another()
+
+
 async def test_what_only_a_bug_can_cause_keeps_its_traceback(store):
     from sqlalchemy import text
     from sqlalchemy.exc import DBAPIError
