@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from llmops import __version__
 from llmops.gateway.answers.service import Service
+from llmops.gateway.callers.limits.check import limits_of
 from llmops.gateway.conversations.run import Running
 from llmops.gateway.conversations.store import ResponseStore
 from llmops.gateway.conversations.table import Bounds, ResponseTable
@@ -66,6 +67,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
     text_threads = TextThreads(settings.text_threads, settings.limits.preparing)
     intake = Intake(settings.limits, settings.timeouts.body)
     catalogue = catalogue_of(settings, [settings.triton])
+    limits = limits_of(settings, siblings.own)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,9 +78,12 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
         finally:
             lag.close()
             await responses.close()
+            if limits is not None:
+                await limits.gate.close()
             await catalogue.close()
             text_threads.close()
 
+    named = [make(settings) for make in settings.request_checks]
     app = ExpressApp(
         title="llmops gateway",
         version=__version__,
@@ -86,7 +91,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
         lifespan=lifespan,
         # a redirect is no answer that an OpenAI client knows; its own 404 is
         redirect_slashes=False,
-        checks=[intake, RequestCounts(metrics), *(make(settings) for make in settings.request_checks), *checks],
+        checks=[intake, RequestCounts(metrics), *named, *checks, *([limits] if limits else [])],
         own=siblings.own,
     )
     add_handlers(app)

@@ -176,6 +176,36 @@ class RequestTimeoutError(ApiError):
         return {**super().headers(), "connection": "close"}
 
 
+class RateLimitError(ApiError):
+    """429: the caller has used what it may for now; `retry_after` says when there is more."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+    should_retry = True
+
+    def again(self, left: float) -> RateLimitError:
+        """The same refusal to one who came back `left` seconds too soon."""
+        return type(self)(self.message, retry_after=left, should_retry=self.should_retry)
+
+
+class TokenRateLimitError(RateLimitError):
+    """429: tokens per minute are used up."""
+
+    type = "tokens"
+
+
+class InsufficientQuotaError(RateLimitError):
+    """429: the caller's budget is used up; coming back does not help before the next period."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+    should_retry = False
+
+    def again(self, left: float) -> InsufficientQuotaError:
+        return type(self)(self.message)
+
+
 class EngineError(ApiError):
     """500: the engine failed on this request; another replica, or the same one started again, may not."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple
 
 from llmops.contract import GuideKind as GuideKind
@@ -41,11 +42,48 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """So many micro-dollars in each `day`, `week` (from Monday) or `month`, by UTC's calendar."""
+
+    micros: int
+    period: str
+
+    def begins(self, now: datetime) -> datetime:
+        """When the period that holds `now` began."""
+        midnight = now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        if self.period == "week":
+            return midnight - timedelta(days=midnight.weekday())
+        return midnight.replace(day=1) if self.period == "month" else midnight
+
+    def ends(self, now: datetime) -> datetime:
+        """When the next one begins."""
+        begun = self.begins(now)
+        if self.period == "month":
+            return (begun + timedelta(days=31)).replace(day=1)
+        return begun + timedelta(days=7 if self.period == "week" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What callers with one name (`of`: a key, a tenant, an address) may use together, of all models or of one.
+
+    Requests and tokens (prompt and answer) per minute, requests at once, and money; None is without a limit.
+    """
+
+    of: str
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrent: int | None = None
+    budget: Budget | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks. Without keys everybody is anonymous: `user_id` is then a digest of whatever was sent as a key.
 
     `share` is the path by which what is scarce is divided, `a/b` for `b` of `a`'s; `scopes` what may be asked for;
-    `models` the names that may be used, None for all.
+    `models` the names that may be used, None for all; `quotas` bound it, the narrowest first.
     """
 
     tenant_id: str = ""
@@ -56,6 +94,7 @@ class Caller:
     priority: int = 0
     scopes: frozenset[str] = frozenset({"inference"})
     models: frozenset[str] | None = None
+    quotas: tuple[Quota, ...] = ()
 
 
 class Usage(NamedTuple):
@@ -77,6 +116,32 @@ class Outcome(NamedTuple):
     status: int
     finish: str = ""
     usage: Usage | None = None
+
+
+class Grant(ABC):
+    """What one request may use of its caller's quotas: reserved before the work, settled to what it was by its end."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
+        """Reserve `prompt` tokens and `most` for all `answers`; how many of these may come: a budget may pay for less.
+
+        `bounded`: the client said how many, else as many are reserved as answers of `model` mostly have.
+        Raises RateLimitError.
+        """
+
+    @abstractmethod
+    def follow(self, usage: Callable[[], Usage]) -> None:
+        """The answer has begun; `usage` says what it has used so far."""
+
+    @abstractmethod
+    def headers(self) -> dict[str, str]:
+        """What the client is told of its limits."""
+
+    @abstractmethod
+    def close(self, outcome: Outcome) -> None:
+        """The request is over."""
 
 
 @dataclass(frozen=True, slots=True)

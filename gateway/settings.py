@@ -84,6 +84,27 @@ class RequestLimits(_Section):
     template_seconds: Annotated[float, Field(gt=0)] = 1.0
 
 
+_Quota = Annotated[int, Field(gt=0, le=1_000_000_000)] | None
+
+
+class QuotaSettings(_Section):
+    """Requests and tokens (prompt and answer) per minute, and requests at once; None: no limit."""
+
+    rpm: _Quota = None
+    tpm: _Quota = None
+    concurrent: _Quota = None
+
+
+class Quotas(_Section):
+    """What callers may use. `each`: of those without quotas of their own, by key or by address; `models`: what each of
+    them may use of one model; `all`: everybody together.
+    """
+
+    each: QuotaSettings = QuotaSettings()
+    all: QuotaSettings = QuotaSettings()
+    models: dict[str, QuotaSettings] = Field(default_factory=dict)
+
+
 class Timeouts(_Section):
     """Seconds. `first_token` includes waiting in the engine's queue; `idle` is between two chunks of the engine;
     `client` is how long a client may leave its answer unread; `header` and `body` are what it has to send those;
@@ -121,6 +142,13 @@ class StoredResponses(_Section):
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
 
+def _redis_url(url: str | None) -> str | None:
+    if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
+        # not shown: it may have a password
+        raise ValueError("this is not the URL of a Redis or Valkey, such as redis://127.0.0.1:6379/0")
+    return url
+
+
 def _grpc_address(address: str) -> str:
     host, _, port = address.rpartition(":")
     known = address.startswith(_GRPC_SCHEMES)
@@ -142,6 +170,8 @@ class GatewaySettings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
     limits: RequestLimits = RequestLimits()
+    quotas: Quotas = Quotas()
+    redis: Annotated[str | None, AfterValidator(_redis_url), Field(repr=False)] = None
     timeouts: Timeouts = Timeouts()
     sampling: SamplingSettings = SamplingSettings()
     responses: StoredResponses = StoredResponses()

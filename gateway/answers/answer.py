@@ -57,6 +57,8 @@ class Answer:
         # seconds in `next` and `start`: until tokens came, and until they were text
         self.waited = self.detokenised = 0.0
         self._clock = Watchdog(stream, meter, timeouts)
+        if context.grant is not None:
+            context.grant.follow(lambda: self.usage)
 
     @property
     def completion_tokens(self) -> int:

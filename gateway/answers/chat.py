@@ -122,6 +122,10 @@ async def _start(
     wanted, field = _wanted_length(body)
     default = service.default_tokens
     length = output_length(wanted, len(plan.input_ids), model.card, default=default, param=field, fit=fit)
+    if context.grant is not None:
+        n, bounded = body.n or 1, wanted is not None
+        allowed = await context.grant.tokens(model.name, len(plan.input_ids), n * length, n, bounded)
+        length = allowed // n
     endings = endings_of(body, model.card, service.limits)
     request = EngineRequest(
         request_id=answer_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmops.gateway.answers.answer import Answer
@@ -24,7 +25,7 @@ from llmops.gateway.answers.sizes import check_ids, check_length, check_text
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import EngineRequest, Guide
+from llmops.gateway.messages import EngineRequest, Grant, Guide
 from llmops.gateway.openai.completions import CompletionRequest
 from llmops.gateway.settings import RequestLimits
 
@@ -103,6 +104,8 @@ async def _start(
     context.mark("tokenise")
     endings = endings_of(body, model.card, service.limits)
     requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context.caller.share)
+    if context.grant is not None:
+        requests = await _granted(context.grant, requests, model.name)
     choices = [
         Choice(
             at * request.n + sequence,
@@ -120,6 +123,15 @@ async def _start(
     context.mark("submit")
     meter = service.metrics.meter(model.name, context.started, prompt_tokens)
     return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context)
+
+
+async def _granted(grant: Grant, requests: list[EngineRequest], model: str) -> list[EngineRequest]:
+    """With answers as long as the caller can pay for. Without `max_tokens` they are short: a bound as well."""
+    prompt, most = sum(len(one.input_ids) for one in requests), sum(one.n * one.max_tokens for one in requests)
+    allowed = await grant.tokens(model, prompt, most, sum(one.n for one in requests))
+    if allowed == most:
+        return requests
+    return [replace(one, max_tokens=max(one.max_tokens * allowed // most, 1)) for one in requests]
 
 
 def _guide(body: CompletionRequest, model: ServedModel, service: Service) -> Guide | None:

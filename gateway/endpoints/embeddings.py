@@ -40,6 +40,8 @@ class Embeddings:
         rows = await self._service.text_threads.run(
             lambda: _rows(inputs, body, model), context.size, context.caller.share
         )
+        if context.grant is not None:
+            await context.grant.tokens(model.name, sum(map(len, rows)))
         vectors = _shortened(await model.embed(rows), body.dimensions)
         context.usage = Usage(sum(map(len, rows)))
         return json_response(_answer(body, vectors, context.usage))

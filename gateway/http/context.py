@@ -12,7 +12,7 @@ from time import perf_counter
 from starlette.requests import Request
 from starlette.types import Scope
 
-from llmops.gateway.messages import Caller, Usage
+from llmops.gateway.messages import Caller, Grant, Usage
 
 KEY = "llmops"
 NOBODY = Caller()
@@ -30,6 +30,8 @@ class RequestContext:
     `stages` are the seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
     `overhead`: seconds until the answer began that were not spent waiting for the engine; 0 before.
 
+    `grant` is what its caller's quotas leave it, None without any.
+
     `usage` and `finish` say how it ended (see Outcome), as soon as that is known. `later` is work that goes on when the
     answer is written: a request is over when that is over too.
     """
@@ -46,6 +48,7 @@ class RequestContext:
     size: int = 0
     held: int = 0
     overhead: float = 0.0
+    grant: Grant | None = None
     usage: Usage | None = None
     finish: str = ""
     later: asyncio.Task[None] | None = None
@@ -70,6 +73,8 @@ class RequestContext:
             "openai-processing-ms": str(round(total * 1000)),
             "x-llmops-overhead-ms": f"{self.overhead * 1000:.2f}",
         }
+        if self.grant is not None:
+            headers.update(self.grant.headers())
         if self.ignored:
             headers["x-llmops-ignored"] = ", ".join(self.ignored)
         return headers

@@ -1,0 +1,92 @@
+"""Limits at the door: who is bounded by what, and the end of every request that was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.types import Scope
+
+from llmops.errors import InputError
+from llmops.gateway.callers.limits.base import Limiter
+from llmops.gateway.callers.limits.budgets import Costs
+from llmops.gateway.callers.limits.embedded import Embedded, folder
+from llmops.gateway.callers.limits.gate import Gate
+from llmops.gateway.http.anthropic import is_anthropic
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.http.door import Check
+from llmops.gateway.messages import Caller, Outcome, Quota
+from llmops.gateway.settings import GatewaySettings, Quotas, QuotaSettings
+
+
+class LimitCheck(Check):
+    """Requests and places before anything is read; what else was reserved is settled when the request is over."""
+
+    def __init__(self, gate: Gate, quotas: Quotas) -> None:
+        self.gate, self._quotas = gate, quotas
+        self._everybody = tuple(_quotas("all callers", quotas.all))
+
+    async def before(self, scope: Scope, context: RequestContext) -> None:
+        # what only asks for what is there costs nothing that is scarce, and a cancel gives some of it back
+        if scope["method"] != "POST" or context.route.endswith("/cancel"):
+            return
+        quotas = self.of(context.caller)
+        if quotas:
+            context.grant = ticket = self.gate.ticket(quotas, _size(scope), is_anthropic(scope))
+            await ticket.enter()
+
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
+        if context.grant is not None:
+            context.grant.close(outcome)
+
+    def of(self, caller: Caller) -> Sequence[Quota]:
+        """A caller's own quotas, or for one without any those of each; and those of all together, always last."""
+        return (*(caller.quotas or self._each(caller)), *self._everybody)
+
+    def _each(self, caller: Caller) -> Sequence[Quota]:
+        """By the address: what an anonymous client sends as a key is its own to choose."""
+        name = caller.key_id or f"client {caller.share.partition('/')[0]}"
+        by_model = [quota for model, one in self._quotas.models.items() for quota in _quotas(name, one, model)]
+        return (*_quotas(name, self._quotas.each), *by_model)
+
+
+def limits_of(settings: GatewaySettings, own: str = "", costs: Costs | None = None) -> LimitCheck | None:
+    """The check that the settings ask for, None where they ask for none. `own`: this worker's place among others.
+
+    Raises InputError when Redis is asked for and its client is not installed.
+    """
+    if not settings.quotas.model_fields_set and settings.redis is None and costs is None:
+        return None
+    return LimitCheck(Gate(_limiter(settings, own), costs), settings.quotas)
+
+
+def _limiter(settings: GatewaySettings, own: str) -> Limiter:
+    embedded = Embedded(_file(settings, own))
+    if settings.redis is None:
+        return embedded
+    try:
+        from llmops.gateway.callers.limits.redis import Shared
+    except ImportError as error:
+        raise InputError("The setting `redis` needs a client: pip install 'llmops[redis]'.") from error
+    return Shared(settings.redis, embedded)
+
+
+def _file(settings: GatewaySettings, own: str) -> Path | str:
+    """The same for all workers, and for the next start of this gateway; with a port that is new each time, its own."""
+    if settings.port:
+        name = hashlib.sha256(f"{settings.host}:{settings.port}".encode()).hexdigest()[:16]
+        return folder() / f"{name}.db"
+    return Path(own).with_name("limits.db") if own else folder() / f"{os.getpid()}.db"
+
+
+def _quotas(of: str, one: QuotaSettings, model: str | None = None) -> list[Quota]:
+    return [Quota(of, one.rpm, one.tpm, one.concurrent, model=model)] if one.model_fields_set else []
+
+
+def _size(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

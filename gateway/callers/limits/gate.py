@@ -1,0 +1,264 @@
+"""What a request meets: its quotas become reservations, and its end makes them what it really used."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from time import monotonic
+
+from llmops.gateway.callers.limits.base import Limiter
+from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Want
+from llmops.gateway.callers.limits.budgets import Budgets, Costs
+from llmops.gateway.callers.limits.expected import Expected
+from llmops.gateway.callers.limits.headers import Level, anthropic_headers, openai_headers
+from llmops.gateway.callers.limits.refusals import refusal, too_large
+from llmops.gateway.callers.limits.refused import Refused
+from llmops.gateway.messages import Grant, Outcome, Quota, Usage
+
+# Seconds between two looks at answers that grow, and between two signs of life.
+TICK = 0.5
+# Seconds for which a caller with too many open requests is not counted again: one of them may end at any time.
+BUSY = 0.1
+# what an answer that nothing cut short ends with
+_OWN_ENDS = frozenset({"stop", "tool_calls"})
+
+
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+@dataclass(slots=True)
+class Part:
+    """One want of a request. `taken`: what it has reserved so far, by `by`; None before."""
+
+    quota: Quota
+    of: str
+    want: Want
+    taken: int = 0
+    by: Limiter | None = None
+    left: float = 0.0
+
+    @property
+    def level(self) -> Level:
+        return Level(self.of, self.want.limit, self.left)
+
+
+class Gate:
+    """All limits of this process."""
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        costs: Costs | None = None,
+        clock: Callable[[], float] = monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """Without `costs` budgets bound nothing."""
+        self.limiter, self.clock, self.now = limiter, clock, now
+        self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
+        self.expected, self.refused = Expected(), Refused()
+        self.open: set[Ticket] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ticket(self, quotas: Sequence[Quota], size: int = 0, anthropic: bool = False) -> Ticket:
+        """For one request with a body of `size` bytes (0: unknown)."""
+        return Ticket(self, quotas, size, anthropic)
+
+    def watch(self, ticket: Ticket) -> None:
+        self.open.add(ticket)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.budgets is not None:
+            await self.budgets.close()
+        await self.limiter.close()
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK, self._tick) if self.open else None
+        for ticket in self.open:
+            ticket.extend()
+        self.limiter.beat()
+
+
+class Ticket(Grant):
+    """Of one request: `enter`, then `tokens` as soon as its prompt is counted, then `close`, however it ended."""
+
+    __slots__ = (
+        "_answers", "_anthropic", "_bounded", "_closed", "_gate", "_model", "_parts", "_quotas", "_size", "_usage",
+    )  # fmt: skip
+
+    def __init__(self, gate: Gate, quotas: Sequence[Quota], size: int, anthropic: bool) -> None:
+        self._gate, self._quotas, self._size, self._anthropic = gate, quotas, size, anthropic
+        self._parts: list[Part] = []
+        self._usage: Callable[[], Usage] | None = None
+        self._model, self._answers, self._bounded = "", 1, True
+        self._closed = False
+
+    async def enter(self) -> None:
+        """A request more, and one more at once. Raises RateLimitError."""
+        known = self._gate.refused.find(self._quotas[0].of, self._size, self._gate.clock())
+        if known is not None:
+            left, error = known
+            raise error.again(left)
+        parts = [part for quota in self._quotas if quota.model is None for part in _entry(quota)]
+        if parts:
+            await self._reserve(parts, 0)
+
+    async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
+        self._model, self._answers, self._bounded = model, answers, bounded
+        quotas = [quota for quota in self._quotas if quota.model in (None, model)]
+        parts = [part for quota in quotas if quota.model is not None for part in _entry(quota)]
+        rates = [quota for quota in quotas if quota.tpm is not None]
+        if rates:
+            amount = self._amount(rates, prompt, most)
+            parts += [Part(quota, "tokens", _rate(quota, "tpm", quota.tpm or 0, amount)) for quota in rates]
+        money = await self._money(quotas, prompt, most)
+        if parts or money:
+            await self._reserve([*parts, *money], self._size)
+        return min([self._affordable(part.taken, prompt, most) for part in money], default=most)
+
+    def follow(self, usage: Callable[[], Usage]) -> None:
+        self._usage = usage
+        if not self._bounded:
+            self._gate.watch(self)
+
+    def headers(self) -> dict[str, str]:
+        levels = [part.level for part in self._parts if part.want.kind == RATE]
+        return anthropic_headers(levels, self._gate.now()) if self._anthropic else openai_headers(levels)
+
+    def extend(self) -> None:
+        """What the answer has beyond its reservation is owed at once, not at its end."""
+        if self._usage is None or self._bounded:
+            return
+        total = _total(self._usage())
+        for part in self._parts:
+            if part.of == "tokens" and part.by is not None and total > part.taken:
+                part.by.settle([Change(RATE, part.want.key, part.want.limit, 0, total - part.taken)])
+                part.taken = total
+
+    def close(self, outcome: Outcome) -> None:
+        if self._closed:
+            return
+        self._closed, self._usage = True, None
+        self._gate.open.discard(self)
+        usage = outcome.usage
+        if usage is not None and not self._bounded and outcome.finish in _OWN_ENDS:
+            self._gate.expected.note(self._model, usage.completion_tokens // self._answers)
+        if usage is not None and not self._model:
+            # nothing was reserved for it, but it was used
+            self._parts += [
+                Part(quota, "tokens", _rate(quota, "tpm", quota.tpm, 0), by=self._gate.limiter)
+                for quota in self._quotas
+                if quota.tpm is not None and quota.model is None
+            ]
+        for part in self._parts:
+            change = self._change(part, usage)
+            if part.by is not None and change is not None:
+                part.by.settle([change])
+
+    # -- reserving -------------------------------------------------------------------------------------------------
+
+    async def _reserve(self, parts: list[Part], size: int) -> None:
+        reserved = await self._gate.limiter.reserve([part.want for part in parts])
+        decision, wants = reserved.decision, reserved.wants
+        for part, want, left in zip(parts, wants, decision.left, strict=True):
+            # its limit may be a share
+            part.want, part.left = want, left
+        self._parts += parts
+        if decision.lacking is not None:
+            self._refuse(parts[decision.lacking], decision.wait, size)
+        for part, given in zip(parts, decision.given, strict=True):
+            part.taken, part.by = given, reserved.by
+        if any(part.want.kind != RATE for part in parts):
+            self._gate.watch(self)
+
+    def _refuse(self, part: Part, wait: float, size: int) -> None:
+        now = self._gate.now()
+        error = refusal(part.quota, part.of, part.want, part.left, wait, now)
+        if part.quota.model is None and (size or part.of != "tokens"):
+            remembered = BUSY if part.want.kind == PLACES else min(wait, 1.0) if part.want.kind == MONEY else wait
+            self._gate.refused.note(self._quotas[0].of, size, self._gate.clock() + remembered, error)
+        raise error
+
+    def _amount(self, rates: Sequence[Quota], prompt: int, most: int) -> int:
+        """Prompt and answer. What the client bounded is reserved whole; else what answers of this model mostly have,
+        and never more than a full bucket gives."""
+        smallest = min(rates, key=lambda quota: quota.tpm or 0)
+        limit = smallest.tpm or 0
+        if prompt + (most if self._bounded else 0) > limit:
+            raise too_large(smallest, prompt, most if self._bounded else 0)
+        if self._bounded:
+            return prompt + most
+        return min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit)
+
+    async def _money(self, quotas: Sequence[Quota], prompt: int, most: int) -> list[Part]:
+        budgets = self._gate.budgets
+        bound = [quota for quota in quotas if quota.budget is not None]
+        if budgets is None or not bound:
+            return []
+        least = budgets.cost(self._model, Usage(prompt, min(most, self._answers)))
+        amount = budgets.cost(self._model, Usage(prompt, most))
+        return [
+            Part(quota, "money", Want(MONEY, await budgets.key_of(quota), quota.budget.micros, amount, least))
+            for quota in bound
+            if quota.budget is not None and amount
+        ]
+
+    def _affordable(self, micros: int, prompt: int, most: int) -> int:
+        """The tokens of all answers that `micros` pay for, at most `most`."""
+        budgets = self._gate.budgets
+        assert budgets is not None
+        if budgets.cost(self._model, Usage(prompt, most)) <= micros:
+            return most
+        costs = _Costs(budgets, self._model, prompt, most)
+        return bisect_right(costs, micros) - 1
+
+    def _change(self, part: Part, usage: Usage | None) -> Change | None:
+        want, total = part.want, _total(usage) if usage is not None else 0
+        if want.kind == RATE:
+            used = total - part.taken if part.of == "tokens" else 0
+            return Change(RATE, want.key, want.limit, 0, used) if used else None
+        if want.kind == PLACES:
+            return Change(PLACES, want.key, want.limit, part.taken, 0)
+        budgets = self._gate.budgets
+        spent = budgets.cost(self._model, usage) if usage is not None and budgets is not None else 0
+        if budgets is not None:
+            budgets.settled(want.key, spent)
+        return Change(MONEY, want.key, want.limit, part.taken, spent)
+
+
+class _Costs(Sequence[int]):
+    """What each length costs, for a search by halves."""
+
+    def __init__(self, budgets: Budgets, model: str, prompt: int, most: int) -> None:
+        self._budgets, self._model, self._prompt, self._most = budgets, model, prompt, most
+
+    def __len__(self) -> int:
+        return self._most + 1
+
+    def __getitem__(self, tokens: int) -> int:  # type: ignore[override]
+        return self._budgets.cost(self._model, Usage(self._prompt, tokens))
+
+
+def _entry(quota: Quota) -> list[Part]:
+    parts = []
+    if quota.rpm is not None:
+        parts.append(Part(quota, "requests", _rate(quota, "rpm", quota.rpm, 1)))
+    if quota.concurrent is not None:
+        key = f"{quota.of}:{quota.model or ''}"
+        parts.append(Part(quota, "places", Want(PLACES, key, quota.concurrent, 1)))
+    return parts
+
+
+def _rate(quota: Quota, name: str, limit: int, amount: int) -> Want:
+    return Want(RATE, f"{quota.of}:{quota.model or ''}:{name}", limit, amount)
+
+
+def _total(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens

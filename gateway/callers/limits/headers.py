@@ -1,0 +1,59 @@
+"""What clients are told of their limits, in OpenAI's terms and in Anthropic's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from llmops.gateway.callers.limits.buckets import MINUTE
+
+
+class Level(NamedTuple):
+    """What is left of a rate. `of` is "requests" or "tokens"."""
+
+    of: str
+    limit: int
+    left: float
+
+    @property
+    def reset(self) -> float:
+        """Seconds until it is full."""
+        return max(self.limit - self.left, 0.0) * MINUTE / self.limit
+
+
+def tightest(levels: Iterable[Level]) -> dict[str, Level]:
+    """Of several limits on one thing, that of which the least is left."""
+    found: dict[str, Level] = {}
+    for level in levels:
+        if level.of not in found or level.left < found[level.of].left:
+            found[level.of] = level
+    return found
+
+
+def openai_headers(levels: Iterable[Level]) -> dict[str, str]:
+    headers = {}
+    for of, level in tightest(levels).items():
+        headers[f"x-ratelimit-limit-{of}"] = str(level.limit)
+        headers[f"x-ratelimit-remaining-{of}"] = str(max(int(level.left), 0))
+        headers[f"x-ratelimit-reset-{of}"] = duration(level.reset)
+    return headers
+
+
+def anthropic_headers(levels: Iterable[Level], now: datetime) -> dict[str, str]:
+    headers = {}
+    for of, level in tightest(levels).items():
+        headers[f"anthropic-ratelimit-{of}-limit"] = str(level.limit)
+        headers[f"anthropic-ratelimit-{of}-remaining"] = str(max(int(level.left), 0))
+        full = now + timedelta(seconds=level.reset)
+        headers[f"anthropic-ratelimit-{of}-reset"] = full.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: `17ms`, `1.5s`, `6m0s`."""
+    thousandths = round(seconds * 1000)
+    if thousandths < 1000:
+        return f"{thousandths}ms"
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
