@@ -43,9 +43,12 @@ class Rerank:
         rows = await self._service.text_threads.run(
             lambda: _rows(body, texts, model), context.size, context.caller.share
         )
+        tokens = sum(len(row.ids) for row in rows)
+        if context.grant is not None:
+            await context.grant.tokens(model.name, tokens)
         scores = await model.scores(rows)
-        context.usage = Usage(sum(len(row.ids) for row in rows))
-        return json_response(_answer(body, texts, scores, context.usage.prompt_tokens))
+        context.usage = Usage(tokens)
+        return json_response(_answer(body, texts, scores, tokens))
 
 
 def _texts(body: RerankRequest, most: int) -> list[str]:

@@ -7,9 +7,11 @@ import importlib.util
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,8 +20,25 @@ import pytest
 from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.redis import Shared
 
+sys.modules["limits_conftest"] = sys.modules[__name__]  # for the helpers that tests import
+
 # seconds that a test waits for what is to come: only those that fail take it
 GENEROUS = 60.0
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def noon() -> datetime:
+    return datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
 
 class Valkey:

@@ -53,7 +53,9 @@ _SEEN = "INSERT INTO processes VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET seen
 _PATIENCE = 5
 # Seconds: what is older than this is full, or of a period that is over.
 _FULL, _OVER = 120.0, 40 * 86_400.0
-_MEMORY = ":memory:"
+_MEMORY, _LONG_AGO = ":memory:", float("-inf")
+# that wait for a file which cannot be used
+_MOST_CHANGES = 10_000
 
 
 def folder() -> Path:
@@ -74,7 +76,7 @@ class Embedded(Limiter):
     def __init__(self, path: Path | str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = str(path), clock
         self.process = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._seen = self._swept = 0.0
+        self._seen = self._swept = _LONG_AGO
         self._spare: Embedded | None = None
         self._broken_until = 0.0
         self._changes: list[Change] = []
@@ -109,7 +111,7 @@ class Embedded(Limiter):
         self._write(lambda file, now: file.execute(_SPENT_AT_LEAST, (key, at_least, now)))
 
     def beat(self) -> None:
-        self._seen = 0.0
+        self._seen = _LONG_AGO
         self._write(self._tidy)
 
     async def close(self) -> None:
@@ -138,7 +140,7 @@ class Embedded(Limiter):
                 rates[want.key] = rates[want.key].less(given, want.limit)
                 changed.add(want.key)
             else:
-                file.execute(_HOLD, (want.key, self.process, given))
+                file.execute(_HOLD, (_hold(want), self.process, given))
         self._keep(file, rates, changed)
         return decision
 
@@ -149,7 +151,7 @@ class Embedded(Limiter):
             if change.kind == RATE:
                 rates[change.key] = self._rate(file, change, rates, now).less(change.used, change.limit)
                 continue
-            file.execute(_HOLD, (change.key, self.process, -change.held))
+            file.execute(_HOLD, (_hold(change), self.process, -change.held))
             if change.used:
                 file.execute(_SPEND, (change.key, change.used, now))
         self._changes = []
@@ -173,7 +175,7 @@ class Embedded(Limiter):
         return Bucket(*row).at(now, want.limit) if row else Bucket(want.limit, now)
 
     def _room(self, file: sqlite3.Connection, want: Want, now: float) -> float:
-        (held,) = file.execute(_HELD, (want.key, now - LEASE)).fetchone()
+        (held,) = file.execute(_HELD, (_hold(want), now - LEASE)).fetchone()
         row = file.execute(_SPENT, (want.key,)).fetchone() if want.kind == MONEY else None
         return want.limit - held - (row[0] if row else 0)
 
@@ -216,7 +218,7 @@ class Embedded(Limiter):
         self._sweep(file, self._clock())
         file.execute("COMMIT")
         file.execute(f"PRAGMA busy_timeout = {_PATIENCE}")
-        self._broken_until = self._seen = 0.0
+        self._broken_until, self._seen = 0.0, _LONG_AGO
 
     def _sweep(self, file: sqlite3.Connection, now: float) -> None:
         self._swept = now
@@ -237,7 +239,7 @@ class Embedded(Limiter):
             made = write(self._file, self._clock())
             self._file.execute("COMMIT")
         except sqlite3.Error as error:
-            self._changes = waiting
+            self._changes = waiting[-_MOST_CHANGES:]
             self._break(error)
             return None
         return made
@@ -254,3 +256,7 @@ class Embedded(Limiter):
         if self._spare is None:
             self._spare = Embedded(_MEMORY, self._clock)
         return self._spare
+
+
+def _hold(of: Want | Change) -> str:
+    return f"{of.kind}:{of.key}"

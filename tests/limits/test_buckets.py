@@ -1,0 +1,222 @@
+"""The arithmetic, and the three that keep it: in one dict, in SQLite, in a real Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from limits_conftest import Clock, shared
+
+from llmops.gateway.callers.limits.buckets import (
+    BUSY,
+    MONEY,
+    NEVER,
+    PLACES,
+    RATE,
+    Bucket,
+    Change,
+    Want,
+    decide,
+    divided,
+)
+from llmops.gateway.callers.limits.embedded import Embedded
+from llmops.gateway.callers.limits.expected import FIRST, Expected
+from llmops.gateway.callers.limits.headers import Level, anthropic_headers, duration, openai_headers
+
+
+def rate(limit, amount, key="a"):
+    return Want(RATE, key, limit, amount)
+
+
+def test_a_bucket_refills_without_steps_up_to_its_limit():
+    empty = Bucket(0, 100.0)
+    assert empty.at(100.5, 60) == Bucket(0.5, 100.5)
+    assert empty.at(160.0, 60) == Bucket(60, 160.0)
+    assert empty.at(1e6, 60) == Bucket(60, 1e6)
+
+
+def test_debt_is_paid_back_first():
+    assert Bucket(-30, 0.0).at(20.0, 60) == Bucket(-10, 20.0)
+
+
+@pytest.mark.parametrize(("back", "dated"), [(0.5, 100.0), (3600.0, 100.0 - 3600)])
+def test_a_clock_that_goes_back_neither_refills_nor_stops_refilling(back, dated):
+    bucket = Bucket(5, 100.0).at(100.0 - back, 60)
+    assert bucket == Bucket(5, dated)
+    assert bucket.at(dated + 2, 60).level == 7
+
+
+def test_a_limit_that_was_lowered_holds_at_once():
+    assert Bucket(1000, 0.0).at(0.0, 10).level == 10
+
+
+def test_all_or_none_and_the_longest_wait():
+    wants = [rate(60, 1), rate(600, 100), rate(6000, 50)]
+    refused = decide(wants, [0.75, 70, 6000])
+    assert (refused.lacking, refused.wait, refused.given) == (1, 3.0, ())
+    assert refused.left == (0.75, 70, 6000)
+    allowed = decide(wants, [1, 100, 6000])
+    assert (allowed.lacking, allowed.left, allowed.given) == (None, (0, 0, 5950), (1, 100, 50))
+
+
+def test_waiting_as_long_as_told_is_enough():
+    want = rate(7, 3)
+    wait = decide([want], [0.1]).wait
+    assert decide([want], [Bucket(0.1, 0.0).at(wait, 7).level]).lacking is None
+
+
+def test_more_than_a_bucket_holds_is_given_by_a_full_one_as_debt():
+    assert decide([rate(100, 300)], [99.5]).wait == pytest.approx(0.3)
+    assert decide([rate(100, 300)], [100]).left == (-200,)
+
+
+def test_places_are_free_soon_and_money_is_not():
+    assert decide([Want(PLACES, "a", 2, 1)], [0]).wait == BUSY
+    assert decide([Want(MONEY, "a", 100, 50, 10)], [9]).wait == NEVER
+    assert decide([Want(MONEY, "a", 100, 50, 10)], [10]).given == (10,)
+
+
+def test_a_share_of_each_limit_but_not_of_money():
+    wants = [rate(60, 1), Want(PLACES, "a", 2, 1), Want(MONEY, "a", 100, 5)]
+    assert [want.limit for want in divided(wants, 3)] == [20, 1, 100]
+    assert divided(wants, 1) == wants
+
+
+def test_expected_is_the_ninetieth_percentile_of_the_last_answers():
+    expected = Expected()
+    assert expected.of("m") == FIRST
+    for tokens in range(1, 1001):
+        expected.note("m", tokens)
+    assert expected.of("m") == 981  # of 801 … 1000
+    assert expected.of("other") == FIRST
+
+
+# -- headers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_tightest_limit_is_shown_in_openais_terms():
+    levels = [Level("requests", 60, 59), Level("requests", 1000, 12), Level("tokens", 6000, -40.0)]
+    assert openai_headers(levels) == {
+        "x-ratelimit-limit-requests": "1000",
+        "x-ratelimit-remaining-requests": "12",
+        "x-ratelimit-reset-requests": "59.28s",
+        "x-ratelimit-limit-tokens": "6000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "1m0.4s",
+    }
+
+
+def test_anthropics_clients_are_told_in_its_terms(noon):
+    assert anthropic_headers([Level("requests", 60, 30)], noon) == {
+        "anthropic-ratelimit-requests-limit": "60",
+        "anthropic-ratelimit-requests-remaining": "30",
+        "anthropic-ratelimit-requests-reset": "2026-11-22T12:00:30Z",
+    }
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0ms"), (0.017, "17ms"), (1.5, "1.5s"), (360, "6m0s"), (60, "1m0s")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+# -- properties ------------------------------------------------------------------------------------------------------
+
+LIMIT = 100
+
+
+@contextmanager
+def sqlite_on(clock: Clock) -> Iterator[Embedded]:
+    limiter = Embedded(":memory:", clock)
+    yield limiter
+    asyncio.run(limiter.close())
+
+
+@asynccontextmanager
+async def kept() -> AsyncIterator[Embedded]:
+    limiter = Embedded(":memory:", Clock())
+    yield limiter
+    await limiter.close()
+
+
+STEPS = st.lists(
+    st.tuples(st.floats(0, 30), st.integers(1, 80), st.floats(0, 1), st.integers(0, 5)), min_size=1, max_size=60
+)
+
+
+@given(STEPS)
+def test_what_was_used_is_never_more_than_limit_and_refill(steps):
+    """Reservations and refunds in any order: after each, what is used and reserved since the start fits."""
+    clock = Clock()
+    with sqlite_on(clock) as limiter:
+        used, open_ = 0, []
+        for wait, amount, share, later in steps:
+            clock.now += wait
+            if limiter.reserve_now([rate(LIMIT, amount)]).decision.lacking is None:
+                used += amount
+                open_.append((amount, round(amount * share)))
+            if open_ and later < 3:
+                reserved, truth = open_.pop(later % len(open_))
+                limiter.settle([Change(RATE, "a", LIMIT, 0, truth - reserved)])
+                used += truth - reserved
+            assert used <= LIMIT + clock.now * LIMIT / 60 + 1e-3
+
+
+@given(st.lists(st.integers(1, 30), min_size=30, max_size=200))
+@settings(max_examples=30)
+def test_who_waits_as_told_uses_all_of_it(amounts):
+    clock = Clock()
+    with sqlite_on(clock) as limiter:
+        used = 0
+        for amount in amounts:
+            while (decision := limiter.reserve_now([rate(LIMIT, amount)]).decision).lacking is not None:
+                clock.now += decision.wait
+            used += amount
+        # nobody waits where something is left: all of it is used, but for what the last one left
+        assert clock.now == 0 or used == pytest.approx(LIMIT + clock.now * LIMIT / 60, abs=1e-3)
+
+
+def a_want(draw: random.Random) -> Want:
+    """Rates in steps that no refill crosses while the test runs."""
+    key = draw.choice("abc")
+    return draw.choice(
+        [
+            rate(draw.choice([50, 100]), draw.choice([0, 25, 50, 75]), key),
+            Want(PLACES, key, 3, 1),
+            Want(MONEY, key, 500, draw.randint(20, 200), draw.randint(0, 20)),
+        ]
+    )
+
+
+def an_end(want: Want, took: int, draw: random.Random) -> Change:
+    if want.kind == RATE:
+        return Change(RATE, want.key, want.limit, 0, draw.choice([-25, 0, 25]))
+    return Change(want.kind, want.key, want.limit, took, draw.randint(0, took) if want.kind == MONEY else 0)
+
+
+async def test_valkey_decides_as_sqlite_does(redis_url, prefix):
+    draw, seen = random.Random(14), Counter()
+    open_: list[tuple[list[Want], tuple[int, ...]]] = []
+    async with kept() as sqlite, shared(redis_url, prefix) as valkey:
+        for _ in range(300):
+            unique = {(want.kind, want.key): want for want in (a_want(draw) for _ in range(draw.randint(1, 4)))}
+            wants = list(unique.values())
+            mine, theirs = sqlite.reserve_now(wants).decision, await valkey.reserve(wants)
+            assert theirs.by is valkey
+            assert theirs.decision.given == mine.given
+            assert theirs.decision.lacking == mine.lacking
+            assert theirs.decision.left == pytest.approx(mine.left, abs=24)
+            seen[mine.lacking if mine.lacking is None else wants[mine.lacking].kind] += 1
+            if mine.lacking is None:
+                open_.append((wants, mine.given))
+            if open_ and draw.random() < 0.6:
+                ended = open_.pop(draw.randrange(len(open_)))
+                changes = [an_end(want, took, draw) for want, took in zip(*ended, strict=True)]
+                sqlite.settle(changes)
+                valkey.settle(changes)
+    assert {None, RATE, PLACES, MONEY} == set(seen)
