@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +22,8 @@ from llmops.gateway.callers.limits.redis import Shared
 
 sys.modules["limits_conftest"] = sys.modules[__name__]  # for the helpers that tests import
 
+# seconds for which a Valkey may be silent: the machine that tests run on may be busy
+PATIENCE = 1.0
 # seconds that a test waits for what is to come: only those that fail take it
 GENEROUS = 60.0
 
@@ -113,7 +115,7 @@ def prefix() -> str:
 @asynccontextmanager
 async def shared(url: str, prefix: str, path: Path | str = ":memory:") -> AsyncIterator[Shared]:
     """A gateway's limiter; gateways with one file are on one machine."""
-    limiter = Shared(url, Embedded(path), prefix)
+    limiter = Shared(url, Embedded(path), prefix, PATIENCE)
     await limiter.start()
     try:
         yield limiter
@@ -123,3 +125,11 @@ async def shared(url: str, prefix: str, path: Path | str = ":memory:") -> AsyncI
 
 async def until_up(limiter: Shared) -> None:
     await asyncio.wait_for(limiter.up.wait(), GENEROUS)
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(int(GENEROUS * 50)):
+        if await holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not within {GENEROUS} s")

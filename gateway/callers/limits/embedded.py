@@ -49,8 +49,9 @@ _SPEND = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET amo
 _SPENT_AT_LEAST = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET amount = max(amount, ?2)"
 _SEEN = "INSERT INTO processes VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET seen = ?2"
 
-# Milliseconds for which another process may hold the file; a reservation takes hundredths of one.
-_PATIENCE = 5
+# Seconds for which others may hold the file: a reservation takes some 0.00003, unless its process loses its turn.
+# SQLite's own waiting begins with a whole millisecond.
+_PATIENCE, _NAP = 0.05, 0.0001
 # Seconds: what is older than this is full, or of a period that is over.
 _FULL, _OVER = 120.0, 40 * 86_400.0
 _MEMORY, _LONG_AGO = ":memory:", float("-inf")
@@ -206,7 +207,7 @@ class Embedded(Limiter):
 
     def _open(self) -> None:
         """A file of an earlier start of the system has times that mean nothing now: it begins anew."""
-        self._file = file = sqlite3.connect(self._path, isolation_level=None, timeout=_PATIENCE / 1000)
+        self._file = file = sqlite3.connect(self._path, isolation_level=None, timeout=0)
         # opening may meet another one who opens: that takes longer than a reservation
         file.execute("PRAGMA busy_timeout = 1000")
         file.execute("PRAGMA journal_mode = WAL")
@@ -217,7 +218,7 @@ class Embedded(Limiter):
         file.execute("INSERT INTO machine SELECT ? WHERE NOT EXISTS (SELECT 1 FROM machine)", (secrets.token_hex(8),))
         self._sweep(file, self._clock())
         file.execute("COMMIT")
-        file.execute(f"PRAGMA busy_timeout = {_PATIENCE}")
+        file.execute("PRAGMA busy_timeout = 0")
         self._broken_until, self._seen = 0.0, _LONG_AGO
 
     def _sweep(self, file: sqlite3.Connection, now: float) -> None:
@@ -234,7 +235,7 @@ class Embedded(Limiter):
         assert self._file is not None
         waiting = self._changes
         try:
-            self._file.execute("BEGIN IMMEDIATE")
+            _begin(self._file)
             # now: the times are in the order in which they come
             made = write(self._file, self._clock())
             self._file.execute("COMMIT")
@@ -256,6 +257,21 @@ class Embedded(Limiter):
         if self._spare is None:
             self._spare = Embedded(_MEMORY, self._clock)
         return self._spare
+
+
+def _begin(file: sqlite3.Connection) -> None:
+    """Raises sqlite3.OperationalError when others hold the file for too long."""
+    until = 0.0
+    while True:
+        try:
+            file.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            until = until or time.monotonic() + _PATIENCE
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(_NAP)
+        else:
+            return
 
 
 def _hold(of: Want | Change) -> str:

@@ -38,8 +38,10 @@ from llmops.gateway.callers.limits.embedded import Embedded
 log = logging.getLogger(__name__)
 
 PREFIX = "{llmops:limits}"
-# Seconds. A loop that was busy sees the time first and the reply after it: it is asked again before it is given up.
-PATIENCE, AGAIN = 0.004, 0.001
+# Seconds; and turns of the event loop, since one that was busy sees the time first and the reply after it.
+PATIENCE, TURNS = 0.005, 4
+# calls of one command, which holds up Redis for less than a millisecond
+MOST = 64
 CONNECT = 0.5
 SETTLED = 0.05
 PAUSES = (0.2, 0.4, 0.8)
@@ -55,8 +57,8 @@ _Call = tuple[Sequence[Want], "asyncio.Future[Reserved | None]"]
 class Shared(Limiter):
     """Limits in the Redis at `url`, or `own` where it does not answer. Starts at the first reservation."""
 
-    def __init__(self, url: str, own: Embedded, prefix: str = PREFIX) -> None:
-        self._url, self._own, self._prefix = url, own, prefix
+    def __init__(self, url: str, own: Embedded, prefix: str = PREFIX, patience: float = PATIENCE) -> None:
+        self._url, self._own, self._prefix, self._patience = url, own, prefix, patience
         self.machines = 1
         self.up = asyncio.Event()
         self._calls: list[_Call] = []
@@ -114,7 +116,7 @@ class Shared(Limiter):
         if self._task is not None:
             if self._settled and self.up.is_set():
                 self._settle_now()
-                await asyncio.sleep(PATIENCE)
+                await asyncio.sleep(self._patience)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._own.close()
@@ -184,8 +186,10 @@ class Shared(Limiter):
             if not (self._calls or self._settled or self._spent or self._beats):
                 continue
             self._beats = False
-            self._sent, self._calls = self._calls, []
-            late = loop.call_later(PATIENCE, self._late, self._sent)
+            self._sent, self._calls = self._calls[:MOST], self._calls[MOST:]
+            if self._calls:
+                self._wanted.set()
+            late = loop.call_later(self._patience, self._late, self._sent)
             try:
                 replies = await self._run(sha, [wants for wants, _ in self._sent])
             finally:
@@ -194,13 +198,13 @@ class Shared(Limiter):
             for (wants, future), reply in zip(sent, replies, strict=True):
                 self._answer(wants, future, reply)
 
-    def _late(self, sent: list[_Call], again: bool = True) -> None:
+    def _late(self, sent: list[_Call], turns: int = TURNS) -> None:
         if sent is not self._sent:
             return
-        if again:
-            asyncio.get_running_loop().call_later(AGAIN, self._late, sent, False)
+        if turns:
+            asyncio.get_running_loop().call_soon(self._late, sent, turns - 1)
             return
-        self._say(f"nothing for {(PATIENCE + AGAIN) * 1000:g} ms")
+        self._say(f"nothing for {self._patience * 1000:g} ms")
         self._away()
         self._exchanging.cancel()
 

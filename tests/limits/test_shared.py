@@ -1,0 +1,235 @@
+"""Many who ask at once: processes of one machine, gateways on one Valkey, and a Valkey that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from limits_conftest import Clock, eventually, shared, until_up
+
+from llmops.gateway.callers.limits.base import LEASE
+from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Want
+from llmops.gateway.callers.limits.embedded import Embedded
+
+ATTEMPTS = 10_000
+
+# one of several processes: asks `count` times for one token each, and says how many it got, and when it began and ended
+ASKER = """
+import json, sys, time
+from llmops.gateway.callers.limits.buckets import RATE, Want
+from llmops.gateway.callers.limits.embedded import Embedded
+path, count, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+limiter = Embedded(path)
+limiter.reserve_now([])
+print("ready", flush=True)
+sys.stdin.readline()
+began, got = time.monotonic(), 0
+for _ in range(count):
+    reserved = limiter.reserve_now([Want(RATE, "key", limit, 1)])
+    assert reserved.by is limiter, "the file was not used"
+    got += reserved.decision.lacking is None
+print(json.dumps([got, began, time.monotonic()]), flush=True)
+sys.stdin.readline()
+"""
+
+
+def askers(path: Path, count: int, limit: int) -> list[subprocess.Popen]:
+    arguments = [sys.executable, "-c", ASKER, str(path), str(count), str(limit)]
+    started = [subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for process in started:
+        assert process.stdout.readline() == "ready\n"
+    return started
+
+
+def say(processes: Sequence[subprocess.Popen]) -> None:
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+def test_four_workers_get_the_limit_and_what_refills_and_not_one_more(tmp_path):
+    limit = 3000
+    processes = askers(tmp_path / "limits.db", ATTEMPTS // 4, limit)
+    try:
+        say(processes)
+        told = [json.loads(process.stdout.readline()) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+    seconds = max(ended for _, _, ended in told) - min(began for _, began, _ in told)
+    got = sum(count for count, _, _ in told)
+    assert 0.99 * limit <= got <= limit + seconds * limit / 60 + 1
+
+
+async def test_three_gateways_on_one_valkey_get_the_limit_and_what_refills(redis_url, prefix):
+    limit = 3000
+    async with AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(shared(redis_url, prefix)) for _ in range(3)]
+        began = time.monotonic()
+        asked = await asyncio.gather(
+            *(gateways[at % 3].reserve([Want(RATE, "key", limit, 1)]) for at in range(ATTEMPTS))
+        )
+        seconds = time.monotonic() - began
+    assert all(reserved.by in gateways for reserved in asked)
+    got = sum(reserved.decision.lacking is None for reserved in asked)
+    assert 0.99 * limit <= got <= limit + seconds * limit / 60 + 1
+    waits = [reserved.decision.wait for reserved in asked if reserved.decision.lacking is not None]
+    assert 0 < max(waits) <= 60 / limit
+
+
+async def test_what_is_asked_in_one_turn_is_one_command(redis_url, prefix):
+    from redis.asyncio import Redis
+
+    client = Redis.from_url(redis_url)
+    async with shared(redis_url, prefix) as limiter:
+        before = (await client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+        await asyncio.gather(*(limiter.reserve([Want(RATE, "key", 100, 1)]) for _ in range(50)))
+        after = (await client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+    await client.aclose()
+    assert after - before == 1
+
+
+async def test_settlements_travel_and_are_not_lost(redis_url, prefix):
+    async with shared(redis_url, prefix) as one, shared(redis_url, prefix) as other:
+        await one.reserve([Want(RATE, "key", 6, 6), Want(PLACES, "key", 1, 1)])
+        refused = await other.reserve([Want(PLACES, "key", 1, 1)])
+        assert refused.decision.lacking == 0
+        one.settle([Change(RATE, "key", 6, 0, -5), Change(PLACES, "key", 1, 1, 0)])
+
+        async def freed():
+            return (await other.reserve([Want(PLACES, "key", 1, 1)])).decision.lacking is None
+
+        await eventually(freed)
+        assert (await other.reserve([Want(RATE, "key", 6, 5)])).decision.lacking is None
+
+
+async def test_who_leaves_while_it_is_asked_has_nothing(redis_url, prefix):
+    async with shared(redis_url, prefix) as limiter:
+        asking = asyncio.create_task(limiter.reserve([Want(RATE, "key", 5, 5), Want(PLACES, "key", 1, 1)]))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        again = await limiter.reserve([Want(RATE, "key", 5, 0)])
+        again = await limiter.reserve([Want(RATE, "key", 5, 5), Want(PLACES, "key", 1, 1)])
+        assert again.decision.lacking is None
+
+
+@pytest.mark.parametrize("how", ["kill -9", "SIGSTOP"])
+async def test_a_valkey_that_goes_away(valkey, prefix, how):
+    """Everybody is answered all the time; this machine's share is a third of the limit while three are known."""
+    want = [Want(RATE, "key", 300, 1)]
+    async with AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(shared(valkey.url, prefix)) for _ in range(3)]
+        for gateway in gateways:
+            await until_up(gateway)
+            assert (await gateway.reserve([*want, Want(PLACES, "key", 9, 1)])).by is gateway
+        first = gateways[0]
+        await first.reserve(want)
+        assert first.machines == 3
+        valkey.kill() if how == "kill -9" else valkey.signal(signal.SIGSTOP)
+        asked = [await first.reserve(want) for _ in range(120)]
+        assert all(reserved.by is not first for reserved in asked)
+        assert {reserved.wants[0].limit for reserved in asked} == {100}
+        assert sum(reserved.decision.lacking is None for reserved in asked) in range(100, 120)
+        valkey.start() if how == "kill -9" else valkey.signal(signal.SIGCONT)
+        await until_up(first)
+        assert (await first.reserve(want)).by is first
+
+        # what they held they still hold, and nothing twice: as soon as each has given a sign of life
+        async def all_held():
+            for gateway in gateways:
+                gateway.beat()
+            return (await first.reserve([Want(PLACES, "key", 9, 10)])).decision.left == (9 - 3,)
+
+        await eventually(all_held)
+
+
+async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog):
+    async def chatter(reader, writer):
+        writer.write(b"220 mail.example ESMTP\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(chatter, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, shared(f"redis://:secret@127.0.0.1:{port}", prefix) as limiter:
+        reserved = await limiter.reserve([Want(RATE, "key", 10, 1)])
+        assert reserved.decision.lacking is None
+    errors = [record.getMessage() for record in caplog.records if record.name.endswith("limits.redis")]
+    assert len(errors) == 1
+    assert f"127.0.0.1:{port} is not usable" in errors[0]
+    assert "secret" not in caplog.text
+
+
+# -- the embedded one ------------------------------------------------------------------------------------------------
+
+
+async def test_a_restart_refills_nothing(tmp_path):
+    clock = Clock()
+    first = Embedded(tmp_path / "limits.db", clock)
+    first.reserve_now([Want(RATE, "key", 60, 60)])
+    await first.close()
+    second = Embedded(tmp_path / "limits.db", clock)
+    assert second.reserve_now([Want(RATE, "key", 60, 1)]).decision.wait == 1.0
+    await second.close()
+
+
+async def test_what_a_killed_process_held_is_free_after_its_lease(tmp_path):
+    clock = Clock()
+    lost, living = Embedded(tmp_path / "limits.db", clock), Embedded(tmp_path / "limits.db", clock)
+    for limiter in (lost, living):
+        limiter.reserve_now([Want(PLACES, "key", 2, 1), Want(MONEY, "key", 100, 50)])
+    clock.now += LEASE - 1
+    living.beat()
+    assert living.reserve_now([Want(PLACES, "key", 2, 1)]).decision.lacking == 0
+    clock.now += 1
+    assert living.reserve_now([Want(PLACES, "key", 2, 1), Want(MONEY, "key", 100, 50)]).decision.lacking is None
+    await living.close()
+    await lost.close()
+
+
+async def test_a_file_that_cannot_be_used_stops_nobody(tmp_path, caplog):
+    """A process that was stopped in the middle of a transaction holds it."""
+    clock = Clock()
+    holder, limiter = Embedded(tmp_path / "limits.db", clock), Embedded(tmp_path / "limits.db", clock)
+    want = [Want(RATE, "key", 2, 1)]
+    assert limiter.reserve_now(want).by is limiter
+    holder.reserve_now([])
+    holder._file.execute("BEGIN IMMEDIATE")
+    alone = [limiter.reserve_now(want) for _ in range(3)]
+    assert [reserved.decision.lacking for reserved in alone] == [None, None, 0]
+    assert all(reserved.by is not limiter for reserved in alone)
+    holder._file.execute("ROLLBACK")
+    clock.now += 1
+    assert limiter.reserve_now(want).by is limiter
+    assert caplog.text.count("cannot be used") == 1
+    await holder.close()
+    await limiter.close()
+
+
+async def test_a_file_that_is_none(tmp_path, caplog):
+    (tmp_path / "limits.db").write_bytes(b"not a database, but long enough to be looked at" * 100)
+    limiter = Embedded(tmp_path / "limits.db")
+    assert limiter.reserve_now([Want(RATE, "key", 2, 1)]).decision.lacking is None
+    assert "file is not a database" in caplog.text
+    await limiter.close()
+
+
+async def test_what_the_ledger_knows_counts_and_never_less_than_was_seen(tmp_path):
+    limiter = Embedded(tmp_path / "limits.db", Clock())
+    limiter.spent("key", 60)
+    limiter.spent("key", 40)
+    assert limiter.reserve_now([Want(MONEY, "key", 100, 100, 1)]).decision.given == (40,)
+    await limiter.close()
