@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,7 +77,7 @@ def _file(settings: GatewaySettings, own: str) -> Path | str:
     if settings.port:
         name = hashlib.sha256(f"{settings.host}:{settings.port}".encode()).hexdigest()[:16]
         return folder() / f"{name}.db"
-    return Path(own).with_name("limits.db") if own else folder() / f"{os.getpid()}.db"
+    return Path(own).with_name("limits.db") if own else ":memory:"
 
 
 def _quotas(of: str, one: QuotaSettings, model: str | None = None) -> list[Quota]:

@@ -178,7 +178,7 @@ class Embedded(Limiter):
     def _room(self, file: sqlite3.Connection, want: Want, now: float) -> float:
         (held,) = file.execute(_HELD, (_hold(want), now - LEASE)).fetchone()
         row = file.execute(_SPENT, (want.key,)).fetchone() if want.kind == MONEY else None
-        return want.limit - held - (row[0] if row else 0)
+        return float(want.limit - held - (row[0] if row else 0))
 
     def _live(self, file: sqlite3.Connection, now: float) -> None:
         if now < self._seen + 1 and now >= self._seen:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import Connection
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
@@ -67,7 +67,7 @@ class Shared(Limiter):
         self._spent: dict[str, int] = {}
         self._held: Counter[tuple[str, str, int]] = Counter()
         self._process, self._gone = "", ""
-        self._connection: Connection | None = None
+        self._connection: AbstractConnection | None = None
         self._wanted = asyncio.Event()
         self._beats = False
         self._timer: asyncio.TimerHandle | None = None
@@ -155,10 +155,10 @@ class Shared(Limiter):
         never came nobody knows what it said."""
         pool = Redis.from_url(self._url, protocol=2).connection_pool
         options = {**pool.connection_kwargs, "socket_timeout": None, "socket_connect_timeout": CONNECT}
-        self._connection = pool.connection_class(**options)
-        await self._connection.connect()
-        await self._connection.send_command("SCRIPT", "LOAD", _SCRIPT.read_bytes())
-        sha: str = (await self._connection.read_response()).decode()
+        self._connection = connection = pool.connection_class(**options)
+        await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.send_command("SCRIPT", "LOAD", _SCRIPT.read_bytes())
+        sha: str = (await connection.read_response()).decode()
         self._gone, self._process = self._process, f"{self._own.machine}/{secrets.token_hex(4)}"
         for (kind, _, _), sums in self._settled.items():
             sums[0] = sums[0] if kind == RATE else 0
@@ -292,6 +292,6 @@ def _told(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-async def _closed(connection: Connection) -> None:
+async def _closed(connection: AbstractConnection) -> None:
     with suppress(*_FAILURES):
         await connection.disconnect(nowait=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from llmops.gateway.errors import ApiError
+from llmops.gateway.errors import RateLimitError
 
 MOST = 10_000
 PER_CALLER = 16
@@ -14,9 +14,9 @@ class Refused:
     """What was refused to whom, until when. Requests of at least the same size are refused alike; smaller may pass."""
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[str, OrderedDict[int, tuple[float, ApiError]]] = OrderedDict()
+        self._callers: OrderedDict[str, OrderedDict[int, tuple[float, RateLimitError]]] = OrderedDict()
 
-    def note(self, caller: str, size: int, until: float, error: ApiError) -> None:
+    def note(self, caller: str, size: int, until: float, error: RateLimitError) -> None:
         """`size`: bytes of the body; 0 for a refusal that asks for nothing but the number of requests."""
         refusals = self._callers.setdefault(caller, OrderedDict())
         self._callers.move_to_end(caller)
@@ -26,7 +26,7 @@ class Refused:
         if len(self._callers) > MOST:
             self._callers.popitem(last=False)
 
-    def find(self, caller: str, size: int, now: float) -> tuple[float, ApiError] | None:
+    def find(self, caller: str, size: int, now: float) -> tuple[float, RateLimitError] | None:
         """The seconds that are left, and what was said; the longest of them."""
         refusals = self._callers.get(caller)
         if refusals is None:

@@ -1,0 +1,484 @@
+"""What callers may use, at the door: every way an answer can end leaves exactly what was used."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timezone
+from itertools import count
+
+import anthropic
+import openai
+import pytest
+from gateway_conftest import END, Step, eventually, running
+
+from llmops.errors import InputError
+from llmops.gateway.app import create_app
+from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Want
+from llmops.gateway.callers.limits.check import LimitCheck
+from llmops.gateway.callers.limits.embedded import Embedded
+from llmops.gateway.callers.limits.expected import FIRST
+from llmops.gateway.callers.limits.gate import TICK, Gate
+from llmops.gateway.http.door import Check
+from llmops.gateway.messages import Budget, Caller, Quota
+from llmops.gateway.settings import GatewaySettings, Quotas, load_settings
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+PRICE = 7  # micros for a token of the prompt, and twice that for one of the answer
+BODIES = {
+    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
+    COMPLETIONS: {"model": "tiny", "prompt": "Hello"},
+    RESPONSES: {"model": "tiny", "input": "Hello"},
+    MESSAGES: {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]},
+}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Ledger:
+    """What keys have spent, as a ledger would know it."""
+
+    def __init__(self) -> None:
+        self.known = 0
+        self.asked: list[tuple[str, datetime]] = []
+
+    def cost(self, model, usage) -> int:
+        return PRICE * (usage.prompt_tokens + 2 * usage.completion_tokens)
+
+    async def spent(self, of, since) -> int:
+        self.asked.append((of, since))
+        return self.known
+
+
+class Keys(Check):
+    """Everybody has the key `key-a`, with `quota`."""
+
+    def __init__(self) -> None:
+        self.quotas: tuple[Quota, ...] = ()
+
+    async def before(self, scope, context) -> None:
+        context.caller = Caller("acme", "ann", "key-a", "acme/key-a", quotas=self.quotas)
+
+
+class Bounded:
+    """A gateway whose limits stand still in time, so that what is left is what was not used."""
+
+    def __init__(self, stack, keys: Keys, gate: Gate, clock: Clock, ledger: Ledger) -> None:
+        self.stack, self.keys, self.gate, self.clock, self.ledger = stack, keys, gate, clock, ledger
+        self.post = stack.client.post
+
+    def quota(self, **limits) -> None:
+        self.keys.quotas = (Quota("key-a", **limits),)
+
+    def left(self, name: str, limit: int) -> float:
+        return self.gate.limiter.reserve_now([Want(RATE, f"key-a::{name}", limit, 0)]).decision.left[0]
+
+    def places(self, limit: int) -> float:
+        return self.gate.limiter.reserve_now([Want(PLACES, "key-a:", limit, limit + 1)]).decision.left[0]
+
+    def money(self, limit: int) -> float:
+        key = "key-a::2026-11-01"
+        return self.gate.limiter.reserve_now([Want(MONEY, key, limit, limit + 1, limit + 1)]).decision.left[0]
+
+    async def over(self) -> None:
+        """No request is open any more."""
+        await self.stack.idle()
+        await eventually(lambda: not self.gate.open)
+        # another one hears its end before this one does
+        await self.stack.client.get("/health/live")
+
+
+@pytest.fixture
+async def bounded(card, tokenizer):
+    clock, ledger, keys = Clock(), Ledger(), Keys()
+    gate = Gate(Embedded(":memory:", clock), ledger, clock, lambda: NOON)
+    async with running({**card, "max_batch_size": 8}, tokenizer, checks=[keys, LimitCheck(gate, Quotas())]) as stack:
+        yield Bounded(stack, keys, gate, clock, ledger)
+    await gate.close()
+
+
+def used(body: dict) -> int:
+    usage = body["usage"]
+    return usage.get("total_tokens") or usage["input_tokens"] + usage["output_tokens"]
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_per_minute(bounded):
+    bounded.quota(rpm=2)
+    bounded.stack.say("Hello")
+    for left in ("1", "0"):
+        answer = await bounded.post(CHAT, json=BODIES[CHAT])
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-limit-requests"] == "2"
+        assert answer.headers["x-ratelimit-remaining-requests"] == left
+    assert answer.headers["x-ratelimit-reset-requests"] == "1m0s"
+    refused = await bounded.post(CHAT, json=BODIES[CHAT])
+    assert refused.status_code == 429
+    assert (refused.headers["retry-after"], refused.headers["retry-after-ms"]) == ("30", "30000")
+    assert refused.headers["x-should-retry"] == "true"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert refused.json()["error"] == {
+        "message": "Rate limit of key-a reached on requests per minute: limit 2, left 0, needed 1. Try again in 30s.",
+        "type": "requests",
+        "param": None,
+        "code": "rate_limit_exceeded",
+    }
+    bounded.clock.now = 30.0
+    assert (await bounded.post(CHAT, json=BODIES[CHAT])).status_code == 200
+
+
+async def test_a_refused_storm_costs_no_reservation(bounded, monkeypatch):
+    bounded.quota(rpm=1)
+    bounded.stack.say("Hello")
+    await bounded.post(CHAT, json=BODIES[CHAT])
+    calls, reserve = count(), bounded.gate.limiter.reserve
+    asked = []
+
+    async def counted(wants):
+        asked.append(next(calls))
+        return await reserve(wants)
+
+    monkeypatch.setattr(bounded.gate.limiter, "reserve", counted)
+    waits = []
+    for _ in range(20):
+        waits.append((await bounded.post(CHAT, json=BODIES[CHAT])).headers["retry-after-ms"])
+        bounded.clock.now += 1
+    assert len(asked) == 1
+    assert waits[::5] == ["60000", "55000", "50000", "45000"]
+
+
+async def test_reading_and_cancelling_are_free(bounded):
+    bounded.quota(rpm=1)
+    for _ in range(3):
+        assert (await bounded.stack.client.get("/v1/models")).status_code == 200
+        assert (await bounded.post("/v1/responses/none/cancel")).status_code == 404
+    assert bounded.left("rpm", 1) == 1
+
+
+async def test_open_requests(bounded):
+    bounded.quota(concurrent=1)
+    bounded.stack.steps(Step((9,)), Step(hang=True))
+    body = {**BODIES[CHAT], "stream": True}
+    async with bounded.stack.client.stream("POST", CHAT, json=body) as response:
+        assert response.status_code == 200
+        refused = await bounded.post(CHAT, json=BODIES[CHAT])
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert "At most 1 request of key-a may be open at once" in refused.json()["error"]["message"]
+    await bounded.over()
+    assert bounded.places(1) == 1
+    bounded.clock.now += 1
+    bounded.stack.say("Hello")
+    assert (await bounded.post(CHAT, json=BODIES[CHAT])).status_code == 200
+
+
+async def test_litellm_18730_concurrent_requests_do_not_pass_together(bounded):
+    bounded.quota(concurrent=3)
+    bounded.stack.steps(Step((9,), wait=0.3), Step((END,)), Step(final=True))
+    answers = await asyncio.gather(*(bounded.post(CHAT, json=BODIES[CHAT]) for _ in range(12)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 9
+
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_litellm_34728_41610_every_api_is_counted_streamed_or_not(bounded, path, streaming):
+    """Responses were counted as zero, and streams not at all."""
+    bounded.quota(tpm=1000)
+    bounded.stack.say("Hello world! How are you?")
+    whole = await bounded.post(path, json=BODIES[path])
+    truth = used(whole.json())
+    if streaming:
+        async with bounded.stack.client.stream("POST", path, json={**BODIES[path], "stream": True}) as response:
+            assert [line async for line in response.aiter_lines()]
+        truth *= 2
+    await bounded.over()
+    assert bounded.left("tpm", 1000) == 1000 - truth
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(CHAT, {"n": 4}), (COMPLETIONS, {"n": 2, "prompt": ["Hello", "world"]}), (CHAT, {"stop": "How"})],
+)
+async def test_several_answers_and_stop_strings(bounded, path, fields):
+    bounded.quota(tpm=5000)
+    ids = bounded.stack.tokenizer.encode("Hello world! How are you?")
+    sequences = range(fields.get("n", 1))
+    steps = [Step((one,), sequence=sequence) for one in ids for sequence in sequences]
+    ends = [Step((END,), sequence=sequence) for sequence in sequences]
+    bounded.stack.steps(*steps, *ends, Step(final=True))
+    answer = await bounded.post(path, json={**BODIES[path], **fields})
+    await bounded.over()
+    assert bounded.left("tpm", 5000) == 5000 - used(answer.json())
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"),
+    [
+        ([Step(error="out of memory")], 500),
+        ([Step((9,)), Step((9,)), Step(error="out of memory")], 500),
+        ([Step((9,)), Step(drop=True)], 503),
+    ],
+    ids=["before the first token", "half-way", "engine lost"],
+)
+async def test_answers_that_fail_cost_what_they_had(bounded, steps, status):
+    bounded.quota(tpm=5000)
+    bounded.stack.steps(*steps)
+    answer = await bounded.post(CHAT, json=BODIES[CHAT])
+    assert answer.status_code == status
+    await bounded.over()
+    prompt = len(bounded.stack.tokenizer.encode("<user>Hello\n<assistant>", add_special_tokens=False))
+    assert bounded.left("tpm", 5000) == 5000 - prompt - sum(len(step.tokens) for step in steps)
+
+
+async def test_who_leaves_midway_pays_for_what_came(bounded):
+    bounded.quota(tpm=5000)
+    bounded.stack.steps(Step((9,)), Step((9,)), Step(hang=True))
+    async with bounded.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
+        lines = response.aiter_lines()
+        while "content" not in await anext(lines):
+            pass
+        assert bounded.left("tpm", 5000) <= 5000 - 200
+    await bounded.over()
+    assert 5000 - 30 <= bounded.left("tpm", 5000) < 5000
+
+
+async def test_a_background_response_holds_its_place_until_it_is_done(bounded):
+    bounded.quota(tpm=5000, concurrent=2)
+    go = asyncio.Event()
+
+    async def script(tensors):
+        await go.wait()
+        yield Step((9,))
+        yield Step((END,))
+        yield Step(final=True)
+
+    bounded.stack.triton.script = script
+    begun = (await bounded.post(RESPONSES, json={**BODIES[RESPONSES], "background": True})).json()
+    assert begun["status"] in ("queued", "in_progress")
+    assert bounded.places(2) == 1
+    go.set()
+    await bounded.over()
+    done = (await bounded.stack.client.get(f"{RESPONSES}/{begun['id']}")).json()
+    assert done["status"] == "completed"
+    assert bounded.left("tpm", 5000) == 5000 - used(done)
+    assert bounded.places(2) == 2
+
+
+async def test_litellm_34223_the_length_that_rules_is_reserved(bounded):
+    """738 tokens went through a key of 60 with `max_tokens: 1` beside `max_completion_tokens`."""
+    bounded.quota(tpm=60)
+    bounded.stack.say("Hello world! How are you?")
+    refused = await bounded.post(CHAT, json={**BODIES[CHAT], "max_tokens": 1, "max_completion_tokens": 200})
+    assert refused.status_code == 429
+    assert refused.headers["x-should-retry"] == "false"
+    assert "retry-after" not in refused.headers
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("tokens", "rate_limit_exceeded")
+    assert error["message"].startswith("The request has more tokens than key-a may use in a minute (60): ")
+    assert error["message"].endswith("and up to 200 in the answer; ask for a shorter answer.")
+    assert bounded.left("tpm", 60) == 60
+    assert bounded.stack.triton.requests == []
+
+
+async def test_litellm_29193_a_first_request_without_max_tokens_passes_a_small_limit(bounded):
+    bounded.quota(tpm=40)
+    bounded.stack.say("Hello")
+    answer = await bounded.post(CHAT, json=BODIES[CHAT])
+    assert answer.status_code == 200
+    assert bounded.left("tpm", 40) == 40 - used(answer.json())
+
+
+async def test_without_a_length_what_answers_mostly_have_is_reserved(bounded):
+    bounded.quota(tpm=5000)
+    go = asyncio.Event()
+
+    async def script(tensors):
+        await go.wait()
+        for _ in range(11):
+            yield Step((9,))
+        yield Step((END,))
+        yield Step(final=True)
+
+    bounded.stack.triton.script = script
+    reserved = []
+    for _ in range(2):
+        before = bounded.left("tpm", 5000)
+        asking = asyncio.create_task(bounded.post(CHAT, json=BODIES[CHAT]))
+        await eventually(lambda: bounded.stack.triton.active)
+        reserved.append(before - bounded.left("tpm", 5000))
+        go.set()
+        answer = (await asking).json()
+        await bounded.over()
+        go.clear()
+    prompt = answer["usage"]["prompt_tokens"]
+    room = 256 - prompt
+    assert reserved == [prompt + min(FIRST, room), prompt + 11]
+
+
+async def test_a_longer_answer_is_owed_while_it_grows(bounded):
+    """What it has beyond its reservation is seen by others before it ends."""
+    bounded.quota(tpm=5000)
+    bounded.gate.expected.note("tiny", 1)
+    bounded.stack.steps(*[Step((9,))] * 50, Step(hang=True))
+    async with bounded.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
+        assert response.status_code == 200
+        await eventually(lambda: bounded.left("tpm", 5000) <= 5000 - 50, 20 * TICK)
+    await bounded.over()
+
+
+async def test_tokens_are_refilled_and_smaller_requests_need_not_wait_for_larger(bounded):
+    bounded.quota(tpm=120)
+    bounded.stack.say("Hello")
+    await bounded.post(CHAT, json={**BODIES[CHAT], "max_tokens": 80})
+    left = bounded.left("tpm", 120)
+    large = {**BODIES[CHAT], "max_tokens": 100}
+    refused = await bounded.post(CHAT, json=large)
+    assert refused.status_code == 429
+    prompt = 120 - left - 5
+    needed = int(refused.json()["error"]["message"].partition("needed ")[2].partition(".")[0])
+    assert float(refused.headers["retry-after-ms"]) == pytest.approx((needed - left) / 2 * 1000, abs=1)
+    assert prompt > 0
+    assert (await bounded.post(COMPLETIONS, json={"model": "tiny", "prompt": "a", "max_tokens": 1})).status_code == 200
+
+
+async def test_a_quota_of_one_model(bounded):
+    bounded.keys.quotas = (Quota("key-a", rpm=1, model="tiny"), Quota("key-a", rpm=1, model="other"))
+    bounded.stack.say("Hello")
+    assert (await bounded.post(CHAT, json=BODIES[CHAT])).status_code == 200
+    refused = await bounded.post(CHAT, json=BODIES[CHAT])
+    assert refused.status_code == 429
+    assert refused.json()["error"]["message"].startswith("Rate limit of key-a for the model 'tiny' reached on requests")
+
+
+async def test_a_key_and_its_tenant_bound_both_or_nothing_is_taken(bounded):
+    bounded.keys.quotas = (Quota("key-a", rpm=10), Quota("tenant acme", rpm=1))
+    bounded.stack.say("Hello")
+    answers = [await bounded.post(CHAT, json=BODIES[CHAT]) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+    assert "of tenant acme" in answers[1].json()["error"]["message"]
+    assert answers[0].headers["x-ratelimit-limit-requests"] == "1"
+    assert bounded.left("rpm", 10) == 9
+
+
+# -- money -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_budget_shortens_the_answer_and_then_ends(bounded):
+    body = {**BODIES[CHAT], "max_tokens": 50}
+    bounded.quota(budget=Budget(10**9, "month"))
+    bounded.stack.steps(*[Step((9,))] * 6, Step(final=True))
+    prompt = (await bounded.post(CHAT, json=body)).json()["usage"]["prompt_tokens"]
+    await bounded.over()
+    spent = PRICE * (prompt + 2 * 6)
+    assert bounded.money(10**9) == 10**9 - spent
+    budget = spent + PRICE * (prompt + 2 * 6) + 3
+    bounded.quota(budget=Budget(budget, "month"))
+    answer = await bounded.post(CHAT, json=body)
+    assert bounded.stack.triton.requests[-1]["request_output_len"] == [6]
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    await bounded.over()
+    assert bounded.money(budget) == 3
+    refused = await bounded.post(CHAT, json=body)
+    assert refused.status_code == 429
+    assert refused.headers["x-should-retry"] == "false"
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert error["message"] == "The budget of key-a, $0.00 a month, is used up; it begins anew on 2026-12-01 (UTC)."
+
+
+async def test_litellm_25374_budgets_come_from_the_ledger(bounded):
+    """A restart is no free refill; nor is a ledger that is away."""
+    bounded.ledger.known = 990
+    bounded.quota(budget=Budget(1000, "day"))
+    bounded.stack.say("Hello")
+    assert (await bounded.post(CHAT, json=BODIES[CHAT])).json()["error"]["code"] == "insufficient_quota"
+    assert bounded.ledger.asked == [("key-a", datetime(2026, 11, 22, tzinfo=timezone.utc))]
+
+
+def test_periods():
+    month, week, day = (Budget(1, period) for period in ("month", "week", "day"))
+    at = datetime(2026, 12, 31, 23, 59, tzinfo=timezone.utc)  # a Thursday
+    assert (month.begins(at).day, month.ends(at)) == (1, datetime(2027, 1, 1, tzinfo=timezone.utc))
+    assert (week.begins(at).day, week.ends(at)) == (28, datetime(2027, 1, 4, tzinfo=timezone.utc))
+    assert (day.begins(at).day, day.ends(at)) == (31, datetime(2027, 1, 1, tzinfo=timezone.utc))
+
+
+# -- who, and in whose terms -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def open_gateway(card, tokenizer):
+    """Without keys; limits by the settings alone."""
+    async with running(card, tokenizer, port=0, quotas=Quotas(each={"rpm": 1}, all={"rpm": 1000})) as stack:
+        stack.say("Hello")
+        yield stack
+
+
+async def test_a_client_cannot_choose_who_it_is(open_gateway):
+    """AIBrix bounds by a header that clients write, and without it nobody."""
+    first = await open_gateway.chat()
+    assert (first.status_code, first.headers["x-ratelimit-limit-requests"]) == (200, "1")
+    for name in ("authorization", "x-api-key", "user"):
+        headers = {name: "Bearer another"}
+        answer = await open_gateway.client.post(CHAT, json=open_gateway.chat_body, headers=headers)
+        assert answer.status_code == 429
+        assert answer.json()["error"]["message"].startswith("Rate limit of client 127.0.0.1 reached")
+
+
+async def test_openais_client_raises_what_it_knows(open_gateway):
+    client = openai.AsyncOpenAI(base_url=f"{open_gateway.client.base_url}/v1", api_key="none", max_retries=0)
+    async with client:
+        await client.chat.completions.create(**open_gateway.chat_body)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.chat.completions.create(**open_gateway.chat_body)
+    assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "requests")
+    assert 0 < int(caught.value.response.headers["retry-after-ms"]) <= 60_000
+
+
+async def test_anthropics_client_raises_what_it_knows(open_gateway):
+    client = anthropic.AsyncAnthropic(base_url=str(open_gateway.client.base_url), api_key="none", max_retries=0)
+    body = BODIES[MESSAGES]
+    async with client:
+        raw = await client.messages.with_raw_response.create(**body)
+        assert raw.headers["anthropic-ratelimit-requests-remaining"] == "0"
+        with pytest.raises(anthropic.RateLimitError) as caught:
+            await client.messages.create(**body)
+    assert caught.value.body["error"]["type"] == "rate_limit_error"
+    assert caught.value.response.headers["anthropic-ratelimit-requests-limit"] == "1"
+    assert "retry-after" in caught.value.response.headers
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_without_quotas_nothing_of_it_is_made(monkeypatch):
+    monkeypatch.setattr("llmops.gateway.callers.limits.check.LimitCheck", None)
+    create_app(GatewaySettings(triton="127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("quotas: {each: {rpm: 0}}", r"`quotas\.each\.rpm`.*greater than 0"),
+        ("quotas: {each: {tpm: -5}}", r"`quotas\.each\.tpm`.*greater than 0"),
+        ("quotas: {all: {concurrent: 10000000000}}", r"`quotas\.all\.concurrent`.*less than or equal to 1000000000"),
+        ("quotas: {models: {tiny: {rmp: 5}}}", r"did you mean `rpm`"),
+        ("redis: http://u:secret@host", r"`redis`.*not the URL of a Redis"),
+    ],
+)
+def test_settings_that_cannot_be_meant(tmp_path, text, said):
+    config = tmp_path / "gateway.yaml"
+    config.write_text(text)
+    with pytest.raises(InputError, match=said) as caught:
+        load_settings(config)
+    assert "secret" not in str(caught.value)
