@@ -27,7 +27,7 @@ import json, sys, time
 from llmops.gateway.callers.limits.buckets import RATE, Want
 from llmops.gateway.callers.limits.embedded import Embedded
 path, count, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-limiter = Embedded(path)
+limiter = Embedded(path, patience=30)
 limiter.reserve_now([])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -51,7 +51,7 @@ _SEEN = "INSERT INTO processes VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET seen
 
 # Seconds for which others may hold the file: a reservation takes some 0.00003, unless its process loses its turn.
 # SQLite's own waiting begins with a whole millisecond.
-_PATIENCE, _NAP = 0.05, 0.0001
+PATIENCE, _NAP = 0.05, 0.0001
 # Seconds: what is older than this is full, or of a period that is over.
 _FULL, _OVER = 120.0, 40 * 86_400.0
 _MEMORY, _LONG_AGO = ":memory:", float("-inf")
@@ -74,8 +74,10 @@ class Embedded(Limiter):
     """Limits in the file at `path`. Where it cannot be used (a full disk, a process that stopped in the middle), this
     process counts for itself until it can."""
 
-    def __init__(self, path: Path | str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = str(path), clock
+    def __init__(
+        self, path: Path | str, clock: Callable[[], float] = time.monotonic, patience: float = PATIENCE
+    ) -> None:
+        self._path, self._clock, self._patience = str(path), clock, patience
         self.process = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._seen = self._swept = _LONG_AGO
         self._spare: Embedded | None = None
@@ -235,7 +237,7 @@ class Embedded(Limiter):
         assert self._file is not None
         waiting = self._changes
         try:
-            _begin(self._file)
+            _begin(self._file, self._patience)
             # now: the times are in the order in which they come
             made = write(self._file, self._clock())
             self._file.execute("COMMIT")
@@ -259,14 +261,14 @@ class Embedded(Limiter):
         return self._spare
 
 
-def _begin(file: sqlite3.Connection) -> None:
+def _begin(file: sqlite3.Connection, patience: float) -> None:
     """Raises sqlite3.OperationalError when others hold the file for too long."""
     until = 0.0
     while True:
         try:
             file.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            until = until or time.monotonic() + _PATIENCE
+            until = until or time.monotonic() + patience
             if "locked" not in str(error) or time.monotonic() > until:
                 raise
             time.sleep(_NAP)
