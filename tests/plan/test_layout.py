@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llmops.build.formats import FORMATS
@@ -70,6 +72,14 @@ def test_refusals_of_odd_sizes(models):
     assert refusal(narrow, FORMATS["fp8_block"], H100, Layout(tp=1)) is None
     assert refusal(narrow, FORMATS["fp8_block"], H100, Layout(tp=2)) is None
     assert refusal(narrow, FORMATS["fp8_block"], H100, Layout(tp=4)) == words.replace("384", "192")
+
+
+def test_the_dense_mlp_counts_where_a_layer_has_one(models):
+    """All layers of Qwen3 30B have experts, three of DeepSeek V3's have none."""
+    without = replace(models.QWEN3_30B, intermediate_size=6145)
+    assert refusal(without, FORMATS["none"], H100, Layout(tp=2)) is None
+    some = replace(models.DEEPSEEK_V3, intermediate_size=18433)
+    assert refusal(some, FORMATS["none"], H100, Layout(tp=2)) == "intermediate_size 18433 does not divide by tp 2"
 
 
 def test_what_is_tried(models):

@@ -100,6 +100,7 @@ def test_a_decode_worker_reads_no_prompts(models):
     worker = decode_worker(machine(models, Workload(1000, 200)))
     assert worker.rate == pytest.approx(32)
     assert worker.latency == worker.latency_p95 == pytest.approx(0.01)
+    assert (worker.service, worker.unloaded) == (0, 0)
     assert decode_worker(machine(models, Workload(1000, 200, tpot_p95=0.01))) is not None
     assert decode_worker(machine(models, Workload(1000, 200, tpot_p95=0.0099))) is None
 

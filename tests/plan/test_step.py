@@ -124,6 +124,15 @@ def test_element_wise_kernels_of_one_token(models):
     assert amount(models.LLAMA31_8B, "memory", 1, 10) == pytest.approx(32 * layer + 4 * 4096 + 4 * 4 * 128256)
 
 
+def test_element_wise_kernels_with_latent_attention(models):
+    """DeepSeek V3: the rotary embedding is that of 128 queries and one key; three layers are dense, 58 have a shared
+    expert."""
+    layer = 2 * 4 * 7168 * 2 + 4 * 192 * (128 + 1)
+    activations = 3 * 2 * (3 * 18432 + 58 * 2048)
+    expected = 61 * layer + activations + 4 * 7168 + 4 * 4 * 129280
+    assert amount(models.DEEPSEEK_V3, "memory", 1, 10) == pytest.approx(expected)
+
+
 def test_stages_send_the_stream_on(models):
     layout = Layout(pp=2)
     assert amount(models.LLAMA31_8B, "send", 3, 10, layout=layout) == pytest.approx(3 * 4096 * 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from llmops.build.plan.speed.measured import Measured, StepTime
 from llmops.errors import InputError
@@ -40,6 +41,8 @@ def test_what_is_saved_is_read_again(tmp_path):
     assert text.splitlines()[1].startswith('  "')
     assert written.layout.model_dump() == {"tp_size": 1, "pp_size": 1, "ep_size": 1}
     assert written.steps[0].samples == 1
+    with pytest.raises(ValidationError):
+        written.device = "another"
 
 
 @pytest.mark.parametrize(

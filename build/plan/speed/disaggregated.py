@@ -79,9 +79,7 @@ def decode_worker(replica: Replica) -> Worker | None:
     point = highest(alone.at, alone.full_batch, lambda at: load.tpot_p95 is None or at.tpot_p95 <= load.tpot_p95)
     if point is None:
         return None
-    return Worker(
-        replica.steps.layout, point.rate, point.tpot, point.tpot_p95, point.gpus, math.ceil(point.concurrency)
-    )
+    return Worker(replica.steps.layout, point.rate, point.tpot, point.tpot_p95, point.gpus)
 
 
 @dataclass(frozen=True)
