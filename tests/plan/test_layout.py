@@ -80,6 +80,10 @@ def test_the_dense_mlp_counts_where_a_layer_has_one(models):
     assert refusal(without, FORMATS["none"], H100, Layout(tp=2)) is None
     some = replace(models.DEEPSEEK_V3, intermediate_size=18433)
     assert refusal(some, FORMATS["none"], H100, Layout(tp=2)) == "intermediate_size 18433 does not divide by tp 2"
+    # no MLP to quantise: 6145 is no multiple of 128, nor 14340 of 32, and MXFP4 is for experts
+    assert refusal(without, FORMATS["int4_awq"], H100, Layout()) is None
+    narrow = replace(models.LLAMA31_8B, intermediate_size=14340)
+    assert refusal(narrow, FORMATS["mxfp4"], H100, Layout()) is None
 
 
 def test_what_is_tried(models):
