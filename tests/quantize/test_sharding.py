@@ -100,6 +100,9 @@ def test_stages_are_equal_and_at_most_as_many_as_layers():
 def test_all_sizes_up_to_16_are_offered():
     with pytest.raises(InputError, match=r"; tp 1, 2, 4, 8, 16 would do\.$"):
         check_sharding(LLAMA_70B, 3, 1)
+    seventeen = dataclasses.replace(LLAMA_70B, num_heads=17, num_kv_heads=17, intermediate_size=17 * 512)
+    with pytest.raises(InputError, match=r"; tp 1 would do\.$"):
+        check_sharding(seventeen, 2, 1)
     none = dataclasses.replace(LLAMA_70B, intermediate_size=28673)
     with pytest.raises(InputError, match=r"; no tp would do with group size 64; use --quant fp8\.$"):
         choose_group_size(none, 2, None, (128, 64))
