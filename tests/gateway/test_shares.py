@@ -51,3 +51,9 @@ def test_places_given_back_can_be_taken_again_and_leave_nothing_behind(path):
 def test_no_places():
     assert not Shares(0).take(["a"])
     assert Shares(1).take(["a"])
+
+
+def test_free_places_come_before_those_that_are_shared():
+    """All four free ones and half of two; all ten and half of 96."""
+    assert taken(Shares(2, free=4), ["a"]) == 5
+    assert taken(Shares(96, free=10), ["a"]) == 58
