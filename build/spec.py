@@ -55,7 +55,7 @@ class BuildSpec:
         for flag in ("max_batch_size", "max_seq_len", "max_num_tokens", "group_size", "calib_size", "calib_seq_len"):
             value = getattr(self, flag)
             if value is not None and value < 1:
-                raise InputError(f"--{flag.replace('_', '-')} {value} makes no sense; it must be at least 1.")
+                raise InputError(f"--{flag.replace('_', '-')} {value}: must be at least 1.")
         self._check_parallelism()
 
     def _check_parallelism(self) -> None:

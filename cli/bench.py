@@ -26,26 +26,32 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.option(
     "-c", "--concurrency", type=click.IntRange(1), help="Closed loop: users who wait for their answers.  [default: 4]"
 )
-@click.option("-r", "--rate", type=POSITIVE, help="Open loop: so many new requests/s, whatever the server does.")
+@click.option("-r", "--rate", type=POSITIVE, help="Open loop: new requests/s, regardless of the server.")
 @click.option("--arrival", type=click.Choice(["constant", "poisson", "bursty"]), default="poisson", show_default=True)
 @click.option("--burstiness", type=POSITIVE, default=0.25, show_default=True, help="Gamma shape; 1 is Poisson.")
-@click.option("--max-concurrency", type=click.IntRange(1), help="Open loop: the rest waits, its clock runs.")
+@click.option(
+    "--max-concurrency",
+    type=click.IntRange(1),
+    help="Open loop: most requests at once; others wait, and their clock runs.",
+)
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
 @click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start. Default: 100.")
-@click.option("-d", "--duration", type=POSITIVE, help="Seconds to go on starting sessions; per step of a sweep (30).")
-@click.option("--warmup", type=click.IntRange(0), help="Sessions left out beforehand. Default: one per user.")
+@click.option("-d", "--duration", type=POSITIVE, help="Seconds during which sessions start; per step of a sweep (30).")
+@click.option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted. Default: one per user.")
 @click.option("-i", "--input", "input_", default="64", show_default=True, help="Prompt tokens, a distribution.")
 @click.option("-o", "--output", default="64", show_default=True, help="Answer tokens, a distribution.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Own prompts, JSONL or lines of text.")
 @click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Shared system prompt of this many tokens.")
-@click.option("--prefix-groups", type=click.IntRange(1), default=1, show_default=True, help="How many such prefixes.")
+@click.option(
+    "--prefix-groups", type=click.IntRange(1), default=1, show_default=True, help="Number of different prefixes."
+)
 @click.option("--turns", help="Turns per conversation, a distribution.")
 @click.option(
     "--think-time", type=click.FloatRange(0), default=0.0, help="Seconds between an answer and the next turn."
 )
 @click.option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
-@click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests that leave midway.")
+@click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests cancelled midway.")
 @click.option("--slo", multiple=True, help="Objective in ms: ttft:200, tpot:50, itl:100, e2e:5000. Repeatable.")
 @click.option("--sweep", is_flag=True, help="Find the highest rate that holds the objectives.")
 @click.option("--slo-share", type=click.FloatRange(0, 1), default=0.99, show_default=True, help="Share to hold them.")

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option("--calib-size", type=int, help="Samples for calibration.")
 @click.option("--calib-seq-len", type=int, help="Tokens per calibration sample.")
 @click.option("--calib-batch-size", type=int, help="Samples calibrated at a time.")
-@click.option("--calib-seed", type=int, help="Which samples are drawn when there are more than --calib-size.")
+@click.option("--calib-seed", type=int, help="Seed for drawing samples when there are more than --calib-size.")
 @click.option("--max-ppl-ratio", type=float, help="Fail when quantising raises perplexity by more than this factor.")
 @click.option("--min-top1", type=float, help="Fail when the most likely token stays the same less often than this.")
 @click.option("--max-mean-kl", type=float, help="Fail when the mean KL divergence per token is larger (nats).")

@@ -25,7 +25,7 @@ HELP = "/reset forgets the conversation, /system TEXT changes the system prompt,
 @click.option("--url", envvar=["LLMOPS_URL", "OPENAI_BASE_URL"], default=DEFAULT_URL, show_default=True)
 @click.option("--model", help="Which model to talk to.  [default: the first that is served]")
 @click.option("--system", help="A system prompt.")
-@click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and leave.")
+@click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and exit.")
 @click.option("--temperature", type=click.FloatRange(0, 2))
 @click.option("--top-p", type=click.FloatRange(0, 1))
 @click.option("--max-tokens", type=click.IntRange(1), help=f"Longest answer, in tokens.  [default: {DEFAULT_TOKENS}]")
@@ -73,7 +73,7 @@ class Chat:
     def answer_once(self, text: str) -> None:
         """Print the answer and nothing else."""
         if not text.strip():
-            raise InputError("--once needs a text to answer; it is empty.")
+            raise InputError("--once needs a text to answer; got an empty one.")
         self.messages.append({"role": "user", "content": text})
         self._stream()
         click.echo()

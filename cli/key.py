@@ -35,7 +35,7 @@ def spec_options(command: Any) -> Any:
         click.option("--expires", type=MomentType(never=True), help="When: 90d, 12h, 2027-01-31 (UTC), or never."),
         click.option("--models", type=NamesType(everything=True), help="Only these models; or all."),
         click.option("--scopes", type=NamesType(), help="inference, usage, admin.  [default: inference,usage]"),
-        click.option("--tier", help="What its requests are worth; names of your own.  [default: the user's, or free]"),
+        click.option("--tier", help="Tier of its requests, any name you use.  [default: the user's, or free]"),
         click.option("--name", help="What it is for."),
     ):
         command = option(command)
@@ -51,8 +51,8 @@ def command() -> None:
 
 
 @command.command("create")
-@click.option("--tenant", required=True, help="Who pays; `llmops tenant create` makes one.")
-@click.option("--user", required=True, metavar="EMAIL", help="Whose it is; a new address is a new user.")
+@click.option("--tenant", required=True, help="The tenant who pays; `llmops tenant create` makes one.")
+@click.option("--user", required=True, metavar="EMAIL", help="Its user; a new address creates one.")
 @spec_options
 @store_options
 def create(tenant: str, user: str, store: str | None, as_json: bool, **given: Any) -> None:
@@ -132,7 +132,7 @@ def show(key: str, store: str | None, as_json: bool) -> None:
 def update(key: str, store: str | None, as_json: bool, **given: Any) -> None:
     """Change what is named, and nothing else; `none`, `all` and `never` take a limit away."""
     if all(value is None for value in given.values()):
-        raise click.UsageError("Nothing to change; name what, e.g. --rpm 120.")
+        raise click.UsageError("Nothing to change; give an option, e.g. --rpm 120.")
     by = myself()
 
     async def work(connection: AsyncConnection) -> KeyRow:
@@ -151,7 +151,7 @@ def update(key: str, store: str | None, as_json: bool, **given: Any) -> None:
 @command.command("rotate")
 @click.argument("key")
 @click.option(
-    "--overlap", type=DurationType(), default="24h", show_default=True, help="How long the present one works on."
+    "--overlap", type=DurationType(), default="24h", show_default=True, help="How long the old secret keeps working."
 )
 @store_options
 def rotate(key: str, overlap: timedelta, store: str | None, as_json: bool) -> None:
@@ -179,7 +179,7 @@ def rotate(key: str, overlap: timedelta, store: str | None, as_json: bool) -> No
 @click.argument("key")
 @store_options
 def revoke(key: str, store: str | None, as_json: bool) -> None:
-    """Refuse a key from now on, for good."""
+    """Revoke a key permanently."""
     by = myself()
 
     async def work(connection: AsyncConnection) -> KeyRow:

@@ -75,10 +75,13 @@ class Seconds(click.ParamType):
     "--acceptance", type=float, default=0.7, show_default=True, help="… and the probability that one is accepted."
 )
 @click.option(
-    "--chunked-prefill/--no-chunked-prefill", default=True, show_default=True, help="Cut long prompts over steps."
+    "--chunked-prefill/--no-chunked-prefill", default=True, show_default=True, help="Split long prompts over steps."
 )
 @click.option(
-    "--disaggregated/--no-disaggregated", default=True, show_default=True, help="Also show prefill and decode apart."
+    "--disaggregated/--no-disaggregated",
+    default=True,
+    show_default=True,
+    help="Also show prefill and decode on separate GPUs.",
 )
 @click.option("--price", multiple=True, metavar="GPU=$/H", help="Price of a GPU-hour; repeat or separate by commas.")
 @click.option(

@@ -32,7 +32,7 @@ def command() -> None:
 @command.command("set")
 @click.argument("model")
 @click.option("--input", "into", type=DollarsType(), required=True, help="Per million prompt tokens.")
-@click.option("--cached", type=DollarsType(), help="Those that were in the engine's cache.  [default: as --input]")
+@click.option("--cached", type=DollarsType(), help="Prompt tokens found in the engine's cache.  [default: as --input]")
 @click.option("--output", type=DollarsType(), required=True, help="Per million tokens of an answer.")
 @click.option("--from", "begins", type=MomentType(), help="When: 7d, 2027-01-01 (UTC).  [default: now]")
 @store_options

@@ -92,7 +92,7 @@ def show(name: str, store: str | None, as_json: bool) -> None:
 def update(name: str, store: str | None, as_json: bool, **given: Any) -> None:
     """Change the limits that are named; `none` takes one away."""
     if all(value is None for value in given.values()):
-        raise click.UsageError("Nothing to change; name what, e.g. --rpm 120.")
+        raise click.UsageError("Nothing to change; give an option, e.g. --rpm 120.")
     by = myself()
 
     async def work(connection: AsyncConnection) -> Tenant:

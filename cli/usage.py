@@ -27,7 +27,7 @@ COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 
 
 @click.command("usage")
-@click.option("--tenant", help="Only this tenant's, also a deleted one's.")
+@click.option("--tenant", help="Only this tenant's, even if deleted.")
 @click.option("--user", metavar="EMAIL", help="Only this user's.")
 @click.option("--key", help="Only this key's.")
 @click.option("--model", help="Only this model's.")

@@ -16,10 +16,10 @@ from llmops.perf.verify.base import PARTS
 @click.option(
     "--engine",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Engine folder whose promises are held; without --triton and --url it is served for the checks.",
+    help="Engine folder to check against; served for the checks unless --triton or --url is given.",
 )
 @click.option("--triton", metavar="HOST:PORT", help="A running Triton's gRPC address.")
-@click.option("--url", metavar="GATEWAY", help="A running gateway: what can be said through the OpenAI surface.")
+@click.option("--url", metavar="GATEWAY", help="A running gateway: checks what its OpenAI API shows.")
 @click.option("-m", "--model", help="Served model.  [default: the only one]")
 @click.option("--metrics", metavar="URL", help="Triton's metrics page.  [default: port 8002 of --triton's host]")
 @click.option("--only", multiple=True, type=click.Choice(PARTS), help="One part; repeat for several.")

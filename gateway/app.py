@@ -89,7 +89,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
         version=__version__,
         description="OpenAI's API, and Anthropic's messages, over models on NVIDIA Triton Inference Server.",
         lifespan=lifespan,
-        # a redirect is no answer that an OpenAI client knows; its own 404 is
+        # OpenAI clients do not expect a redirect; they know the API's 404
         redirect_slashes=False,
         checks=[intake, RequestCounts(metrics), *named, *checks, *([limits] if limits else [])],
         own=siblings.own,

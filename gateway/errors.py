@@ -2,7 +2,7 @@
 and whether trying again makes sense.
 
 `body()` is OpenAI's envelope, `headers()` what its clients read (`x-should-retry`, `retry-after`, `retry-after-ms`).
-The same body is the data object of a stream that fails half-way.
+The same body is the data object of a stream that fails midway.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class GatewaySettings(BaseSettings):
 
 
 class _File(YamlConfigSettingsSource):
-    """The file of `load_settings`. Raises InputError for what is no mapping, of which a dict could still be made."""
+    """The file of `load_settings`. Raises InputError unless it holds a mapping, even where dict() would accept it."""
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:
         data: Any = super()._read_file(file_path)
@@ -221,7 +221,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> GatewaySettings:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"The configuration {config} is not valid YAML: {error}") from error
     except SettingsError as error:
-        raise InputError(f"An environment variable does not hold JSON: {error}.") from error
+        raise InputError(f"An environment variable is not valid JSON: {error}.") from error
     except ValidationError as error:
         raise InputError(_explain(error, config)) from error
 

@@ -44,10 +44,10 @@ def _private() -> Path:
         found = folder.lstat()
     except OSError as error:
         raise ResourceError(
-            f"There is no folder for llmops' cache ({error}); set LLMOPS_CACHE to one that can be written."
+            f"The cache folder cannot be used ({error}); set LLMOPS_CACHE to a writable folder."
         ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ResourceError(
-            f"{folder} is not a folder of yours alone, so nothing is run from it; set LLMOPS_CACHE to one that is."
+            f"{folder} is not yours alone, so nothing is run from it; set LLMOPS_CACHE to a folder of your own."
         )
     return folder

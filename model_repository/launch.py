@@ -228,7 +228,7 @@ def _model_died(model: str) -> str:
     # Triton 2.51 neither starts it again nor ends its streams, and goes on calling the model ready
     return (
         f"The process of model {model} ended unexpectedly (see the log above), and Triton would let its requests wait "
-        "for ever, so all of it ends now. Start it again; systemd or Kubernetes does so by itself."
+        "forever, so all of it ends now. Start it again; systemd or Kubernetes does so by itself."
     )
 
 

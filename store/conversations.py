@@ -121,7 +121,7 @@ async def delete_conversation(connection: AsyncConnection, user_id: str, convers
 
 
 async def purge_conversations(connection: AsyncConnection, before: datetime, limit: int = 1000) -> int:
-    """Delete for good, with their messages, up to `limit` of those deleted before `before`; how many they were."""
+    """Purge up to `limit` conversations deleted before `before`, with their messages; returns how many."""
     due = select(conversations.c.id).where(conversations.c.deleted_at < before).limit(limit)
     return (await connection.execute(conversations.delete().where(conversations.c.id.in_(due)))).rowcount
 

@@ -24,7 +24,7 @@ async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> 
         found = await connection.run_sync(_version)
     if found == newest:
         return
-    # whoever comes second waits for the first, however long its migration takes
+    # the second process waits for the first, however long its migration takes
     async with connect(store.place, 1, WAIT_SECONDS) as patient, patient.write() as connection:
         await connection.run_sync(_upgrade, str(store.place), folder, newest)
 

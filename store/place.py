@@ -56,15 +56,17 @@ class Place:
     def create(self) -> None:
         """Make the SQLite file for its owner alone, as it holds conversations. One that is there is looked at.
 
-        Raises InputError where there is no folder for it, or it is none that can be read; ResourceError where it cannot
+        Raises InputError when its folder is missing or the file is unreadable; ResourceError when it cannot
         be written.
         """
         if self.file is None:
             return
         if self.file.is_dir() or (self.file.exists() and not os.access(self.file, os.R_OK)):
-            raise InputError(f"The store {self.file} cannot be opened: it is a folder, or not this user's to read.")
+            raise InputError(f"The store {self.file} cannot be opened: it is a folder, or this user may not read it.")
         if not self.file.parent.is_dir():
-            raise InputError(f"{self.file} cannot be made: there is no folder {self.file.parent}; make it first.")
+            raise InputError(
+                f"{self.file} cannot be created: the folder {self.file.parent} does not exist; create it first."
+            )
         if not self.file.exists():
             self._touch(self.file)
 
@@ -85,9 +87,9 @@ def _asyncpg(url: URL) -> URL:
         query["ssl"] = query.pop("sslmode")
     _refuse_options(query, _OPTIONS)
     if query.get("ssl", _TLS[0]) not in _TLS:
-        raise InputError(f"The store's URL has an sslmode that there is not; write one of {', '.join(_TLS)}.")
+        raise InputError(f"The store's URL has an unknown sslmode; use one of {', '.join(_TLS)}.")
     if not query.get("prepared_statement_cache_size", "0").isdecimal():
-        raise InputError("The store's URL has a prepared_statement_cache_size that is no number.")
+        raise InputError("The store's URL has a prepared_statement_cache_size that is not a number.")
     return url.set(drivername="postgresql+asyncpg", query=query)
 
 
@@ -95,4 +97,4 @@ def _refuse_options(query: Mapping[str, object], known: tuple[str, ...]) -> None
     unknown = sorted(set(query) - set(known))
     if unknown:
         names = " and ".join(known) or "none"
-        raise InputError(f"The store's URL has options that are not known ({', '.join(unknown)}); it can have {names}.")
+        raise InputError(f"The store's URL has unknown options ({', '.join(unknown)}); known are {names}.")

@@ -72,7 +72,7 @@ class _Reader:
         for _ in range(pair_count):
             key = self.string()
             if key in metadata:
-                raise IndexError(f"{key} stands there twice")
+                raise IndexError(f"{key} occurs twice")
             metadata[key] = self.value(self.scalar("<I"))
         check_metadata(self.path, metadata)
         rows = self.tensor_rows(tensor_count)
@@ -117,7 +117,7 @@ class _Reader:
         for _ in range(count):
             name = self.string()
             if name in rows:
-                raise IndexError(f"{name} stands there twice")
+                raise IndexError(f"{name} occurs twice")
             rows[name] = self.tensor_row()
         return rows
 

@@ -44,7 +44,7 @@ def existing_parent(path: Path) -> Path:
 def followed(output: Path) -> Path:
     """Where a build for `output` writes: a symbolic link stays, and what it points to is made or replaced.
 
-    Raises InputError for links that go in a circle.
+    Raises InputError for symlink loops.
     """
     if not output.is_symlink():
         return output

@@ -84,7 +84,7 @@ class _ExportedWeights(ModelWeights):
         if missing:
             raise _lacks(missing[0])
         if foreign:
-            raise BuildError(f"{_UNFIT}: it has {foreign[0]}, which the architecture has not.")
+            raise BuildError(f"{_UNFIT}: it has {foreign[0]}, which the architecture does not have.")
         for name, shape in shapes.items():
             if tuple(found.weights[name].shape) != shape:
                 raise BuildError(

@@ -38,10 +38,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class Gates(Loss):
-    """Limits, inclusive; None leaves one out. `max_weight_error` is no matter of taste: beyond it the files are wrong;
+    """Limits, inclusive; None leaves one out. `max_weight_error` is not a preference: beyond it the files are wrong;
     nor is `min_range`, the part of what the evaluation texts reach that calibration must have seen in every layer.
 
-    The worst token has no limit of its own accord: it was 1.1 to 5.6 nats among equally sound FP8 models.
+    The worst token has no limit by default: it was 1.1 to 5.6 nats among equally sound FP8 models.
     """
 
     max_token_kl: float | None = None
@@ -66,7 +66,7 @@ class Gates(Loss):
         if error is not None and self.max_weight_error is not None and error > self.max_weight_error:
             raise BuildError(
                 f"the exported {quality.weight_error_at} is off by {error:.0%}, where rounding moves it by less than "
-                f"{self.max_weight_error:.1%}: a fault in the export, no cost of quantising. Build again; if it stays, "
+                f"{self.max_weight_error:.1%}: an export fault, not a cost of quantising. Build again; if it stays, "
                 "report it."
             )
         self._check_ranges(quality)
@@ -164,5 +164,7 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError):
         raise InputError(f"{flag} {value!r} is not a number.") from None
     if not number >= 0 or (name == "min_top1" and number > 1):
-        raise InputError(f"{flag} {value} cannot be; give a number from 0{' to 1' if name == 'min_top1' else ' on'}.")
+        raise InputError(
+            f"{flag} {value} is out of range; give a number from 0{' to 1' if name == 'min_top1' else ' on'}."
+        )
     return number

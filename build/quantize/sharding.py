@@ -76,11 +76,11 @@ def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None 
     """Raises InputError naming what does not divide and the values that would do."""
     reason = refusal(arch, tp, group_size)
     if reason is not None:
-        raise InputError(f"--tp {tp} cannot be: {reason}; {_tp_values(arch, group_size)}.")
+        raise InputError(f"--tp {tp} cannot work: {reason}; {_tp_values(arch, group_size)}.")
     if pp > arch.num_layers:
         raise InputError(f"--pp {pp} is more than the {arch.num_layers} layers; give at most that.")
     if arch.num_layers % pp:
-        raise InputError(f"--pp {pp} cannot be: ModelOpt cuts {arch.num_layers} layers into equal stages only.")
+        raise InputError(f"--pp {pp} cannot work: ModelOpt cuts {arch.num_layers} layers into equal stages only.")
 
 
 def _no_group(arch: Architecture, tp: int, wanted: int | None, sizes: tuple[int, ...]) -> str:

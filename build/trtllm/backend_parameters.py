@@ -71,7 +71,7 @@ def checked_parameters(given: Mapping[str, Any]) -> dict[str, str]:
 def _check(name: str, value: str) -> None:
     parameter = PARAMETERS.get(name)
     if parameter is None:
-        raise InputError(f"the tensorrtllm backend knows no serve.{name}; it has {', '.join(PARAMETERS)}.")
+        raise InputError(f"the tensorrtllm backend has no parameter serve.{name}; it has {', '.join(PARAMETERS)}.")
     if not value:
         return
     pattern, wanted = _PATTERNS[parameter.kind]

@@ -124,6 +124,6 @@ def check_installed(target: str, tensorrt_llm: str, installed: str) -> None:
         return
     why = "which no longer has TensorRT engines" if removed else "which cannot load it"
     raise VersionMismatchError(
-        f"the engine (target {target}) was made for TensorRT-LLM {tensorrt_llm}, but {installed} is installed, {why}: "
+        f"the engine (target {target}) was built for TensorRT-LLM {tensorrt_llm}, but {installed} is installed, {why}: "
         f"use {image_for(target, tensorrt_llm).reference}."
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmops.store.accounts.tenants import Tenant
     from llmops.store.prices import Price
 
-# a pipe has no width, and a name that is cut is no name
+# a pipe has no width, and a truncated name is useless
 PIPED = 400
 WIDE = 150
 

@@ -1,4 +1,4 @@
-"""What `key`, `tenant`, `price` and `usage` are told: limits, budgets, ends, amounts. Each refuses in one sentence."""
+"""Option types of `key`, `tenant`, `price` and `usage`: limits, budgets, expiry, amounts. Errors are one sentence."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class NamesType(_Typed):
 
 
 def micro_dollars(text: str) -> int | None:
-    """Exactly; None for what is no amount, is negative, or has more decimals than are kept."""
+    """Exact; None if the text is not an amount, is negative, or has more decimals than are kept."""
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or len(text) > 20:
         return None
     try:

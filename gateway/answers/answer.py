@@ -40,7 +40,7 @@ class Answer:
         leave: Callable[[], None],
         context: RequestContext,
     ) -> None:
-        """`leave` gives back its places among the sequences in progress; `context` is told of the end."""
+        """`leave` releases its places among the sequences in progress; `context` gets usage and outcome at the end."""
         self._stream = stream
         self.choices = choices
         self.meter = meter
@@ -48,13 +48,13 @@ class Answer:
         self.prompt_tokens = prompt_tokens
         self._leave = leave
         self._context = context
-        # what ended it early, as an Outcome calls it; the error itself would hold these frames
+        # what ended it early, in an Outcome's terms; keeping the error itself would keep these frames alive
         self.broken = ""
         self._open = len(choices)
         self._ended: list[Choice] = []
         self._over = self._left = False
         self._first: Delta | None = None
-        # seconds in `next` and `start`: until tokens came, and until they were text
+        # seconds spent in `next` and `start`: waiting for tokens, and turning them into text
         self.waited = self.detokenised = 0.0
         self._clock = Watchdog(stream, meter, timeouts)
         if context.grant is not None:
@@ -75,12 +75,12 @@ class Answer:
 
     @property
     def finish(self) -> str:
-        """How it ended, as an Outcome calls it."""
+        """How it ended, in an Outcome's terms."""
         done = all(choice.done for choice in self.choices)
         return self.broken or (self.choices[0].finish_reason if done else "cancelled")
 
     async def start(self) -> None:
-        """Wait for the first tokens. Raises what the engine says instead of them."""
+        """Wait for the first tokens. Raises the engine's error if it sends one instead."""
         try:
             self._first = await self._next_delta()
         except UnsupportedError as error:
@@ -91,25 +91,25 @@ class Answer:
             raise
 
     async def next(self) -> Delta | None:
-        """The next delta, None when all choices have ended. Raises ApiError when the engine fails half-way."""
+        """The next delta, None when all choices have ended. Raises ApiError when the engine fails midway."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
         return await self._next_delta()
 
     def attach(self, sink: TokenSink) -> None:
-        """Offer tokens to `sink` before `next` gives them; it turns them into text with `take`."""
+        """Offer tokens to `sink` first; the ones it takes, with `take`, do not come from `next`."""
         self._stream.attach(sink)
 
     def cancel(self) -> None:
-        """The client is gone, or is dropped and then seen to be gone."""
+        """The client has left, or was dropped."""
         if not self._over and not self._left:
             self._left = True
             self.meter.cancelled()
             self._stream.cancel()
 
     def close(self) -> None:
-        """Free everything; after this the answer is over whatever happened."""
+        """Free everything; the answer is over after this, whatever happened."""
         self._over = True
         self._clock.stop()
         self._stream.cancel()
@@ -193,7 +193,7 @@ class Watchdog:
     def _check(self) -> None:
         wait = self._wait()
         if wait > 0:
-            # before the first token the long limit is set; a stream that has begun is looked at again sooner
+            # the limit is long before the first token; a stream that has begun is checked again sooner
             self._handle = self._loop.call_later(min(wait, self._timeouts.idle), self._check)
             return
         silent = perf_counter() - (self._meter.last or self._started)

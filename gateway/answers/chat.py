@@ -44,7 +44,7 @@ from llmops.gateway.settings import RequestLimits
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A rendered and tokenised request. `processor` makes one choice's, None when all of its text is content.
+    """A rendered and tokenised request. `processor` makes one per choice; None when all of its text is content.
 
     `marker_ids`: the thinking's markers that are one token, with the length of their text; None without thinking.
     """
@@ -58,7 +58,7 @@ class ChatPlan:
 
 
 def check_chat(body: ChatRequest, model: ServedModel, limits: RequestLimits) -> None:
-    """What can be refused without rendering the prompt."""
+    """The checks that do not need the rendered prompt."""
     if body.functions or body.function_call:
         raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
     if body.audio or set(body.modalities or ["text"]) != {"text"}:
@@ -88,7 +88,7 @@ async def start_chat(
     *,
     fit: bool = False,
 ) -> Answer:
-    """Submit the request. Raises what is wrong with it, or UnavailableError when too many wait already.
+    """Submit the request. Raises InvalidRequestError, or UnavailableError when too many are waiting.
 
     `fit`: a length for which the context has no room is cut to what there is, instead of refused.
     """
@@ -101,8 +101,8 @@ async def start_chat(
 
 
 async def plan_in_turn(service: Service, body: ChatRequest, model: ServedModel, context: RequestContext) -> ChatPlan:
-    """`plan_chat` on a worker thread, when it is the caller's turn."""
-    # a message costs its template some work however short it is; earlier ones may not have come with this body
+    """`plan_chat` on a text thread, when it is the caller's turn."""
+    # each message costs template time however short it is; earlier ones may not be part of this body
     size = max(context.size, characters(body.messages)) + 64 * len(body.messages)
     size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
     caller = context.caller.share

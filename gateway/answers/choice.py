@@ -83,7 +83,7 @@ class Choice:
         return self._starts.count(self._processor.thinking)
 
     def feed(self, batch: TokenBatch) -> str:
-        """The text that may be sent after these tokens. Sets `done` at an ending token or a stop string."""
+        """The text that can be sent after these tokens. Sets `done` at an end token or a stop string."""
         if self.done:
             return ""
         tokens = batch.tokens
@@ -102,17 +102,17 @@ class Choice:
         """The rest of the text, once the engine's stream is over."""
         if self.done:
             return ""
-        # the engine may keep the ending token to itself: then it stopped before the length was reached
+        # the engine may not send the end token: then it stopped before the length was reached
         return self._end("stop" if self._received < self._max_tokens else "length")
 
     def take_logprobs(self, text: str) -> list[TokenLogprob] | None:
-        """Those of `text`, the stretch that `feed` or `finish` just gave; None when they were not asked for."""
+        """The logprobs of `text`, which `feed` or `finish` just returned; None unless requested."""
         if self.logprobs is None:
             return None
         return self.logprobs.take(text, ended=self.done, cut=isinstance(self.stop_reason, str))
 
     def sort(self, text: str) -> list[Piece]:
-        """Run text through the processor; after the end, also what it held back."""
+        """Run text through the processor; at the end, flush it too."""
         if self._processor is None:
             return [Text(text)] if text else []
         pieces = list(self._processor.feed(text)) if text else []
@@ -153,7 +153,7 @@ class Choice:
 
 
 class TokenStarts:
-    """Where each token's text starts in the choice's text, to count the tokens of a stretch of it."""
+    """Where each token's text starts in the choice's text, to count the tokens of any part of it."""
 
     def __init__(self, markers: Mapping[int, int]) -> None:
         """`markers`: the ids of those that are one token, and how long their text is."""
@@ -161,7 +161,7 @@ class TokenStarts:
         self._starts: list[int] = []
 
     def note(self, token: int, decoded: int, size: int) -> None:
-        """`token` came after `decoded` characters and brought `size` more."""
+        """`token` arrived after `decoded` characters and added `size`."""
         # text that a detokenizer held back comes out with the marker, but in front of it
         own = self._markers.get(token)
         self._starts.append(decoded if own is None else max(decoded, decoded + size - own))

@@ -35,7 +35,7 @@ Prompt = str | list[int]
 
 
 def check_completion(body: CompletionRequest, model: ServedModel) -> None:
-    """What can be refused without tokenising the prompts."""
+    """The checks that do not need the prompts' tokens."""
     if body.prompt is None or body.prompt == []:
         raise missing("prompt")
     if body.echo and body.logprobs is not None:
@@ -174,7 +174,7 @@ def _engine_requests(
 
 
 def prompts_of(body: CompletionRequest, limits: RequestLimits) -> list[Prompt]:
-    """The prompts as a list, whichever of the four forms came. Raises InvalidRequestError for too many or too long."""
+    """The prompts as a list, from any of the four forms. Raises InvalidRequestError for too many or too long ones."""
     prompt = body.prompt
     assert prompt is not None
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
@@ -187,7 +187,7 @@ def prompts_of(body: CompletionRequest, limits: RequestLimits) -> list[Prompt]:
 async def echoes_of(
     body: CompletionRequest, model: ServedModel, service: Service, context: RequestContext
 ) -> list[str]:
-    """What stands before each choice's text: its prompt where `echo` asks for it."""
+    """The text before each choice's own: its prompt if `echo` is set."""
     if not body.echo:
         return []
     prompts = prompts_of(body, service.limits)

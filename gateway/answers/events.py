@@ -50,7 +50,7 @@ class AnswerEvents(EventSource):
             self._over = True
             return self.failed(error)
         except Exception:
-            # the 200 is out: a bug can only be told inside the stream
+            # the 200 is already sent: a bug can only be reported inside the stream
             log.exception("request %s: the stream failed", current_request.get())
             self._over = True
             self._answer.broken = "error"
@@ -59,7 +59,7 @@ class AnswerEvents(EventSource):
         return self.end()
 
     def attach(self, writer: ChunkedWriter) -> None:
-        """Tokens become bytes in `writer` by one plain call, without waking this stream's coroutine."""
+        """Render and write tokens in one plain call, without waking this stream's coroutine."""
 
         def sink(batch: TokenBatch) -> bool:
             if writer.blocked:
@@ -89,7 +89,7 @@ class AnswerEvents(EventSource):
 
 @contextmanager
 def timed(answer: Answer, context: RequestContext) -> Iterator[None]:
-    """Whatever happens, `context` knows what of the time was not the gateway's."""
+    """Record in `context`, whatever happens, how much of the time was not the gateway's."""
     try:
         yield
     finally:

@@ -169,7 +169,7 @@ def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: RequestLimits) -> 
         )
     if max(ids, default=0) >= card.vocab_size:
         raise InvalidRequestError(
-            f"The stop_token_ids are token ids from 0 to {card.vocab_size - 1}.", param="stop_token_ids"
+            f"The stop_token_ids must be token ids from 0 to {card.vocab_size - 1}.", param="stop_token_ids"
         )
     return ids
 
@@ -192,10 +192,10 @@ def _bias_of(body: SamplingFields, card: ModelCard) -> dict[int, float] | None:
     try:
         biases = {int(token): value for token, value in body.logit_bias.items()}
     except ValueError as error:
-        raise InvalidRequestError("The keys of logit_bias are token ids.", param="logit_bias") from error
+        raise InvalidRequestError("The keys of logit_bias must be token ids.", param="logit_bias") from error
     if not 0 <= min(biases) <= max(biases) < card.vocab_size:
         raise InvalidRequestError(
-            f"The keys of logit_bias are token ids from 0 to {card.vocab_size - 1}.", param="logit_bias"
+            f"The keys of logit_bias must be token ids from 0 to {card.vocab_size - 1}.", param="logit_bias"
         )
     return biases
 

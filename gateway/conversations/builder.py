@@ -89,7 +89,7 @@ class ResponseBuilder:
         return [*events, self._end("incomplete" if cut else "completed")]
 
     def fail(self, error: ApiError) -> list[Event]:
-        """The engine broke half-way."""
+        """The engine failed midway."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         events = self._close("incomplete")
         self.response["error"] = {"code": code, "message": error.public}

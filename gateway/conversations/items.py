@@ -50,7 +50,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
 def _add_message(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
-        raise InvalidRequestError(f"'{role}' is no role of a message.", param=f"{param}.role")
+        raise InvalidRequestError(f"'{role}' is not a valid message role.", param=f"{param}.role")
     text = _text(item.get("content"), f"{param}.content")
     last = messages[-1] if messages else None
     if role == "assistant" and last and last["role"] == "assistant" and last.get("content") is None:

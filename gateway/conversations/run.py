@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Running:
-    """The responses that this worker generates now, under its name; the store has what is over."""
+    """The responses that this worker is generating, by id; finished ones are in the store."""
 
     def __init__(self, worker: str, store: ResponseStore) -> None:
         self.worker = worker
@@ -31,7 +31,7 @@ class Running:
         return run if run is not None and run.owner == owner else None
 
     def begin(self, run: ResponseRun) -> Future[None]:
-        """When that is done, it can be found in every worker."""
+        """Once this returns, every worker can find it."""
         self._runs[run.id] = run
         return self.store.put_soon(run.entry(self.worker))
 
@@ -126,7 +126,7 @@ class ResponseRun(AnswerEvents):
     # -- without a stream ------------------------------------------------------------------------------------------
 
     async def collect(self) -> dict[str, object]:
-        """The whole response. Raises what the engine fails on."""
+        """The whole response. Raises the engine's errors."""
         try:
             while (delta := await self._answer.next()) is not None:
                 self._publish(self._events(delta))
@@ -143,7 +143,7 @@ class ResponseRun(AnswerEvents):
         return self._builder.response
 
     async def in_background(self) -> None:
-        """To the end, whoever reads."""
+        """Run to the end, with or without readers."""
         try:
             await self._answer.start()
             await self.collect()
@@ -174,7 +174,7 @@ class ResponseRun(AnswerEvents):
         return data
 
     def _publish(self, events: list[Event]) -> None:
-        """As above, where nobody waits for the bytes."""
+        """The same when nobody is waiting for the bytes."""
         if self._followers:
             self._published(events)
 

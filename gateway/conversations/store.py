@@ -39,7 +39,7 @@ class StoredResponse:
         return str(self.response["id"])
 
     def to_row(self) -> Row:
-        # each item by itself: encoding holds the interpreter's lock, so others get it between two of them
+        # one item at a time: encoding holds the GIL, and others get it in between
         items = ",".join([_json(item) for item in self.items])
         body = f"[{_json(self.response)},[{items}],{_json(self.cuts)}]"
         return Row(self.id, self.owner, self.response.get("previous_response_id"), self.worker, body)
@@ -56,22 +56,22 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The table, from a thread of its own: whatever is asked happens in the order in which it was asked."""
+    """The table on its own thread: calls run in the order in which they were made."""
 
     def __init__(self, table: ResponseTable) -> None:
         self._table = table
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmops-responses")
 
     async def put(self, entry: StoredResponse) -> None:
-        """An answer must not fail because it cannot be kept: that is logged."""
+        """Failures are only logged: an answer must not fail because it cannot be stored."""
         await asyncio.wrap_future(self.put_soon(entry))
 
     def put_soon(self, entry: StoredResponse) -> Future[None]:
-        """The same without waiting. `entry` must not change any more."""
+        """The same without waiting. `entry` must not change afterwards."""
         return self._thread.submit(self._put, entry)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
-        """Raises NotFoundError; another owner's response is not there either."""
+        """Raises NotFoundError, for another owner's response as well."""
         entry = await self._run(lambda: _read(self._table.find(response_id, owner)))
         if entry is None:
             raise NotFoundError(f"Response with id '{response_id}' not found.")
@@ -105,7 +105,7 @@ class ResponseStore:
         return await self._run(lambda: self._table.delete(response_id, owner))
 
     def close(self) -> None:
-        """What was asked before is still done."""
+        """Pending calls still complete."""
         self._thread.submit(self._table.close)
         self._thread.shutdown(wait=True)
 

@@ -35,7 +35,7 @@ SELECT id, previous FROM chain ORDER BY place
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """At most so many responses, bytes of JSON, and seconds since a response was stored."""
+    """Maximum number of responses, bytes of JSON, and age in seconds."""
 
     entries: int = 2_000
     size: int = 64_000_000
@@ -43,7 +43,7 @@ class Bounds:
 
 
 class Row(NamedTuple):
-    """A response as it is stored; `worker` generates it now, None when nobody does any more."""
+    """A stored response; `worker` is generating it, None once it is finished."""
 
     id: str
     owner: str
@@ -58,13 +58,13 @@ class ResponseTable:
     def __init__(self, path: str = ":memory:", bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
         self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        # nothing has to survive a crash, so nothing waits for the disk
+        # nothing must survive a crash, so nothing waits for the disk
         for pragma in ("journal_mode=WAL", "synchronous=OFF", "foreign_keys=ON"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.executescript(_TABLES)
 
     def put(self, row: Row, item_ids: Iterable[str]) -> None:
-        """Store it, in place of an earlier state of the same response, and drop what is over the bounds."""
+        """Insert or replace it, then evict what exceeds the bounds."""
         now = time.monotonic()  # the same clock in all processes of a machine
         with self._transaction():
             self._db.execute("DELETE FROM responses WHERE id = ? OR stored < ?", (row.id, self._since()))
@@ -82,7 +82,7 @@ class ResponseTable:
         return next(iter(self._rows([response_id], owner)), None)
 
     def find_by_item(self, item_id: str, owner: str) -> Row | None:
-        """The response that has the item, among what was sent or what was answered."""
+        """The response that has the item in its input or output."""
         query = "SELECT response FROM items WHERE owner = ? AND id = ?"
         found = self._db.execute(query, (owner, item_id)).fetchone()
         return self.find(found[0], owner) if found else None
@@ -106,7 +106,7 @@ class ResponseTable:
         self._db.close()
 
     def _rows(self, ids: list[str], owner: str) -> list[Row]:
-        """Those of `ids` that are there, now used."""
+        """Those of `ids` that exist; marks them as used."""
         now, since, rows = time.monotonic(), self._since(), []
         query = "SELECT id, owner, previous, worker, body FROM responses WHERE id = ? AND owner = ? AND stored >= ?"
         with self._transaction():

@@ -84,7 +84,7 @@ def _ids(one: str | list[int], model: EmbeddingModel, at: int, wanted: int | Non
     if not one:
         raise InvalidRequestError("A list of token ids must not be empty.", param=f"input[{at}]")
     if max(one) >= model.card.vocab_size:
-        raise InvalidRequestError(f"There is no token {max(one)} in this model.", param=f"input[{at}]")
+        raise InvalidRequestError(f"Token {max(one)} is not in this model's vocabulary.", param=f"input[{at}]")
     return one
 
 

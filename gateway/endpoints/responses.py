@@ -219,7 +219,7 @@ def _asked_stream(request: Request) -> int | None:
     query = request.query_params
     stream, after = query.get("stream", "false").lower(), query.get("starting_after")
     if stream not in ("true", "false", "1", "0"):
-        raise InvalidRequestError("stream is true or false.", param="stream")
+        raise InvalidRequestError("stream must be true or false.", param="stream")
     if stream in ("false", "0"):
         if after is not None:
             raise InvalidRequestError("starting_after needs stream to be true.", param="starting_after")
@@ -227,7 +227,7 @@ def _asked_stream(request: Request) -> int | None:
     if after is None:
         return -1
     if not after.isdecimal() or len(after) > 9:
-        raise InvalidRequestError("starting_after is the sequence number of an event.", param="starting_after")
+        raise InvalidRequestError("starting_after must be the sequence number of an event.", param="starting_after")
     return int(after)
 
 

@@ -39,7 +39,7 @@ class Refresher:
             try:
                 await self._look()
             except Exception:
-                # what is known is better than nothing; a bug must not stop the watch for ever
+                # stale knowledge is better than none; a bug must not end the watch
                 log.exception("%s: reading from Triton failed", self._name)
             self._looked.set()
             await asyncio.sleep(self._seconds)

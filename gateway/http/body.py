@@ -95,7 +95,7 @@ class Intake(Check):
         self.held += size
         if self.held > self.limits.held_bytes and self.held > context.held:
             raise UnavailableError(
-                "The gateway holds as many requests as it may; try again.", code="overloaded", retry_after=1.0
+                "The gateway is holding as many requests as it can; try again.", code="overloaded", retry_after=1.0
             )
 
 

@@ -1,7 +1,7 @@
-"""The short way of event streams to the client: past the middlewares, and without a coroutine per write.
+"""The short path of event streams to the client: around the middlewares, without a coroutine per write.
 
-Middlewares have no business with single tokens, and ASGI's `send` is a coroutine that looks at every message anew.
-uvicorn's own connection is written to instead, in the one encoding that event streams have.
+Middlewares have nothing to do with single tokens, and ASGI's `send` is a coroutine that examines every message.
+This writes to uvicorn's connection directly, in the one encoding that event streams use.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ SEND, BURST = "llmops.server_send", "llmops.burst"
 
 
 class Burst:
-    """Writes of one turn of the event loop, done at its end: what an engine step says to all clients is first rendered,
-    then written. Each of the two stays in the processor's caches, and clients on this machine do not cut in as often.
+    """Collects the writes of one event loop iteration: what an engine step sends to all clients is first rendered,
+    then written. Each phase stays in the CPU caches, and clients on this machine preempt it less often.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Burst:
 
 
 class ServerSend:
-    """Outermost of all: leaves the server's own `send` in the scope. Starts and errors still go through every layer."""
+    """The outermost layer: puts the server's own `send` into the scope. Starts and errors still pass every layer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,7 +46,7 @@ class ServerSend:
         try:
             await self._app(scope, receive, send)
         finally:
-            # the server's `send` belongs to an object that has this scope: a circle that only the collector would free
+            # the server's `send` belongs to an object that holds this scope: a reference cycle
             del scope[SEND]
 
 
@@ -66,12 +66,12 @@ class ChunkedWriter:
         self._flow = cycle.flow
         self._write = cycle.transport.write
         self._burst = burst
-        # whoever asks whether something was written lately sets it back
+        # reset by the reader who checks for recent writes
         self.wrote = False
 
     @property
     def blocked(self) -> bool:
-        """The client does not read, so the buffer is full (`send` waits for it), or is gone (`send` does nothing)."""
+        """The client is not reading, so the buffer is full (`send` waits), or has left (`send` does nothing)."""
         return self._flow.write_paused or self._cycle.disconnected
 
     def write(self, data: bytes) -> None:
@@ -80,17 +80,17 @@ class ChunkedWriter:
         self._burst.add(self._write, b"%x\r\n%b\r\n" % (len(data), data))
 
     def flush(self) -> None:
-        """Have done what was asked of `write`. Needed before `send`: the coroutine that calls it may have been woken
-        before the write, in the same turn of the loop, and would overtake it."""
+        """Perform the pending writes. Needed before `send`: the coroutine that calls it may have been woken
+        before the write, in the same loop iteration, and would overtake it."""
         self._burst.flush()
 
     def abort(self) -> None:
-        """Drop the connection with all that the client has not taken."""
+        """Drop the connection and everything the client has not read."""
         self._cycle.transport.abort()
 
 
 def writer_of(scope: Scope) -> ChunkedWriter | None:
-    """That of the server's own `send`; None unless the server is uvicorn with httptools and the body goes in chunks."""
+    """A writer around the server's own `send`; None unless it is uvicorn's with httptools and the body is chunked."""
     cycle = getattr(scope.get(SEND), "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding and scope["method"] != "HEAD":
         return ChunkedWriter(cycle, scope[BURST])

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 LOG_EVERY, REFUSED, LINGER = 10.0, 1.0, 10.0
 # what a client has to take of an answer that waits for it
 LEAST_BYTES_PER_SECOND = 1024
-# connections that are being told that there is no place
+# connections being refused because the server is full
 MOST_REFUSED = 64
 # descriptors that are kept for Triton, workers, files; what is above that is not for clients
 RESERVED = 64
@@ -60,7 +60,7 @@ class Bounds:
     _logged: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def full(self, descriptor: int, address: str) -> str | None:
-        """Why there is no place for another connection, whose descriptor is `descriptor`: always the lowest free."""
+        """Why another connection cannot be accepted; its `descriptor` is always the lowest free one."""
         if descriptor >= self.descriptors - RESERVED:
             return f"the process has nearly all of its {self.descriptors} file descriptors in use"
         if self.open >= self.connections:
@@ -118,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         bounds = self.bounds
-        # the workers' own sockets, where they ask each other, are no place for clients
+        # the sockets on which workers ask each other are not for clients
         if self.client is not None:
             address = client_of(self.client[0])
             why = bounds.full(transport.get_extra_info("socket").fileno(), address)
@@ -256,7 +256,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         bounds.refused += 1
-        error = UnavailableError("The gateway has as many connections as it may; try again.", code="overloaded")
+        error = UnavailableError("The gateway has no free connections; try again.", code="overloaded")
         self._answer(error)
         self.loop.call_later(REFUSED, self._turned_away)
 
@@ -265,7 +265,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _leave_answering(self) -> bool:
-        """Whoever answers an earlier request of this connection learns that nobody listens. Whether it had begun to."""
+        """Tell the handler of an earlier request on this connection that the client left; whether it had begun."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return False

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from starlette.types import Receive
 
-# Seconds until somebody listens: a task is a good part of what a short answer costs. A client that leaves is noticed so
-# much later.
+# Seconds before listening starts: creating a task is a good part of the cost of a short answer. A client that leaves is
+# noticed that much later.
 DELAY = 0.1
 
 
@@ -33,7 +33,7 @@ class ClientWatch:
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
-            # a cancelled task holds its frames, and they this: a circle that only the collector would free
+            # a cancelled task holds its frames, and they hold this object: a reference cycle
             self._task = None
 
     def _begin(self) -> None:

@@ -54,7 +54,7 @@ def suspicious(body: bytes) -> bool:
 
 
 async def _weigh(body: bytes, values: int, characters: int) -> None:
-    """Commas, colons and brackets of texts are no values: they are left out as soon as all of them are too many."""
+    """Commas, colons and brackets inside strings are not values: they are excluded once the total is over the limit."""
     total = text = 0
     for start in range(0, len(body), SLICE):
         piece = body[start : start + SLICE]
@@ -100,7 +100,7 @@ def _refuse_infinite(piece: bytes) -> None:
         for literal in _BETWEEN.split(piece):
             if len(literal) > 2 and not _finite(literal):
                 shown = literal.decode() if len(literal) <= 20 else literal[:20].decode() + "…"
-                raise InvalidRequestError(f"The body is not valid JSON: {shown} is no number that JSON can hold.")
+                raise InvalidRequestError(f"The body is not valid JSON: {shown} is not a valid JSON number.")
 
 
 def _finite(literal: bytes) -> bool:
@@ -126,7 +126,7 @@ def _outside(body: bytes) -> Iterator[bytes]:
 
 
 def _characters(piece: bytes) -> int:
-    """Those of its texts at the least, and of everything else; an escape stands for one."""
+    """A lower bound for its strings, exact for everything else; an escape counts as one."""
     return len(piece.decode("utf-8", "ignore")) - 5 * piece.count(b"\\u") - piece.count(b"\\")
 
 

@@ -59,7 +59,7 @@ def spend(characters: int) -> None:
     """Count so many characters. Raises SecurityError when the rendering has none left."""
     _left.characters -= characters
     if _left.characters < 0:
-        raise SecurityError("the text it makes is too long")
+        raise SecurityError("the text it produces is too long")
 
 
 def reserve(characters: int) -> None:
@@ -69,7 +69,7 @@ def reserve(characters: int) -> None:
 
 
 def _too_long() -> SecurityError:
-    return SecurityError("a text or list it makes is too long")
+    return SecurityError("a text or list it produces is too long")
 
 
 def times(count: Any) -> int:

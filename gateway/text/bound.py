@@ -40,7 +40,7 @@ class TokenBound:
         self._composed = np.where(self._weights > 0, lightest / COMPOSED, 0.0) if composes else self._weights
 
     def least(self, text: str, enough: int) -> int:
-        """Tokens that `text` has at the least; counting stops above `enough`."""
+        """A lower bound of the tokens in `text`; counting stops above `enough`."""
         if len(text) * 4 <= enough:
             return 0
         weights = self._weights if text.isascii() else self._composed

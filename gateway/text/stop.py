@@ -23,7 +23,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that may be sent now. Empty for ever after a match."""
+        """The text that may be sent now; always empty after a match."""
         if self.matched is not None:
             return ""
         text = self._held + text

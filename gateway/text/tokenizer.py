@@ -66,7 +66,7 @@ class TextTokenizer:
         return self.controls
 
     def least_tokens(self, text: str, enough: int) -> int:
-        """Tokens that `text` has at the least, told without tokenising it; counting stops above `enough`."""
+        """A lower bound of the tokens in `text`, without tokenising it; counting stops above `enough`."""
         return self._bound.least(text, enough) if self._bound is not None else 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

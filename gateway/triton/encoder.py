@@ -100,5 +100,5 @@ def _joined(answers: Sequence[Any], dimensions: int) -> NDArray[np.float32]:
 
     raw = b"".join(content for answer in answers for content in answer.raw_output_contents)
     if len(raw) % (4 * dimensions):
-        raise EngineError("the encoder's answer has another size than it announced.")
+        raise EngineError("the encoder's answer does not have the size it announced.")
     return np.frombuffer(raw, dtype=np.float32).reshape(-1, dimensions)

@@ -108,7 +108,7 @@ async def _broken(call: Any, error: Exception) -> ApiError:
 def _error_of_status(error: aio.AioRpcError) -> ApiError:
     detail = error.details() or error.code().name
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
-        return UnavailableError("Triton cannot be reached or went away.", detail=detail)
+        return UnavailableError("Triton cannot be reached or has gone away.", detail=detail)
     if error.code() == grpc.StatusCode.CANCELLED:
         return UnavailableError("Triton ended the stream: the request was cancelled on its side.")
     return error_of(detail)

@@ -75,7 +75,7 @@ class StepWriter:
         return message, tensors
 
     def _message(self) -> tuple[service_pb2.ModelInferRequest, MessageTensors]:
-        """A message that is no request of its own; the two tensors that NVIDIA's contract requires are 0 then."""
+        """A message without a request; the two tensors that NVIDIA's contract requires are 0."""
         message = service_pb2.ModelInferRequest(model_name=self._requests.model)
         tensors = MessageTensors(message)
         tensors.scalar(contract.INPUT_LENGTHS, 0)

@@ -71,7 +71,7 @@ class StepStreams(Transport):
 
 
 class StepReceiver:
-    """One subscription's life: connect, read steps, reconnect, end. `ended` once nothing more comes of it."""
+    """One subscription's life: connect, read steps, reconnect, end. `ended` once it delivers nothing more."""
 
     def __init__(self, start_call: Callable[[], Any], requests: RequestWriter) -> None:
         self.ended = False
@@ -87,7 +87,7 @@ class StepReceiver:
         # submissions that no message has taken up yet, by slot
         self._outbox: dict[int, Submission] = {}
         self._submitting = False
-        # slots whose cancel was said and whose last entry has not come
+        # slots that were cancelled and whose last entry has not arrived
         self._leaving: set[int] = set()
         self._sends: set[asyncio.Task] = set()
 

@@ -1,1 +1,1 @@
-"""Reports as one HTML file each, for bench, plan and whoever has figures: the page, its tables, its plots."""
+"""Reports as self-contained HTML files (bench, plan, …): the page, its tables, its plots."""

@@ -34,7 +34,7 @@ def _check_model(folder: Path) -> Any:
         raise InputError(f"{folder} is not a Triton model: it has no config.pbtxt. Make the repository again.")
     config = parse_config(path.read_text(errors="replace"), str(path))
     if config.name and config.name != folder.name:
-        raise InputError(f'{path} says name: "{config.name}", but the folder is {folder.name}: they must agree.')
+        raise InputError(f'{path} says name: "{config.name}", but the folder is {folder.name}: they must match.')
     if not any(child.is_dir() and child.name.isdigit() for child in folder.iterdir()):
         raise InputError(f"{folder} has no version folder (1/): the repository was edited; make it again.")
     if config.backend == "python" and not any(folder.glob("*/model.py")):

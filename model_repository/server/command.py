@@ -29,7 +29,7 @@ class Ports:
 class ServerOptions:
     """What every rank of a server is started with. `exit_timeout` in seconds; `shm_prefix` names its shared memory;
     `backends` is empty for the binary's own backend folder; `http_host` is empty for no HTTP server. `secret` would
-    open the restricted APIs: nobody needs them, so nobody is told."""
+    open the restricted APIs: nobody needs them, so it is never disclosed."""
 
     binary: str
     repository: str

@@ -25,7 +25,7 @@ def exposure(host: str, http_host: str, metrics: bool) -> str:
     parts = []
     if open_to_all:
         parts.append(
-            f"Open to whoever reaches {host}, without a key: {_and(open_to_all)} (closed by: --host 127.0.0.1)."
+            f"Open to anyone who reaches {host}, without a key: {_and(open_to_all)} (closed by: --host 127.0.0.1)."
         )
     if local:
         parts.append(f"Open to this machine only: {_and(local)}.")
@@ -36,7 +36,7 @@ def exposure(host: str, http_host: str, metrics: bool) -> str:
 
 def stack_exposure(host: str, url: str, grpc: str, metrics: str) -> str:
     """For `llmops up`."""
-    who = "this machine only" if is_loopback(host) else f"whoever reaches {host}, without a key"
+    who = "this machine only" if is_loopback(host) else f"anyone who reaches {host}, without a key"
     flag = "--host opens it to others" if is_loopback(host) else "closed by: --host 127.0.0.1"
     return (
         f"Open to {who}: the gateway {url} ({flag}). To this machine only: Triton's gRPC {grpc} and metrics {metrics}; "

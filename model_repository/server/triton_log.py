@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # glog: level, month+day, time, thread id, file:line] "message"
 _GLOG = re.compile(r"^(?P<level>[IWEF])\d{4} (?P<time>[\d:]{8})\.\d+ +\d+ (?P<where>[\w./]+:\d+)\] (?P<message>.*)$")
 _LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
-# said at each start, of no use to whoever reads the log
+# logged at each start, of no use to a reader
 _NOISE = (
     "Collecting metrics for GPU",
     "Collecting CPU metrics",

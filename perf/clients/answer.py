@@ -74,7 +74,7 @@ class Answer:
             self._token(now)
 
     def _learn(self, payload: bytes) -> None:
-        # whoever wants to read the text or the calls gets every event parsed
+        # a reader of text or calls gets every event parsed
         if not (self._request.keep_text or self._request.tools or self._record.finish):
             self._shape = Shape.of(payload)
 

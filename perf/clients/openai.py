@@ -51,7 +51,7 @@ class OpenAIClient:
             await self._exchange(connection, data, request, record)
             if record.error != "disconnected" or connection.answered:
                 return record
-            record.error = None  # the server had closed the idle connection: that is no failure of this request
+            record.error = None  # the server had closed the idle connection: not a failure of this request
         try:
             connection = await self._http.connect()
         except OSError:
@@ -109,7 +109,7 @@ async def first_model(url: str, headers: dict[str, str], verify: bool = True) ->
         hint = "is it an OpenAI endpoint? --model NAME skips this."
         if not base.endswith("/v1"):
             hint = f"did you mean {base}/v1?"
-        raise ServerError(f"{base}/models gave no list of models ({why}); {hint}") from error
+        raise ServerError(f"{base}/models did not return a list of models ({why}); {hint}") from error
     if not models:
         raise InputError(f"{url} lists no models; name one with --model.")
     return models[0]

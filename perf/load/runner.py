@@ -38,7 +38,7 @@ class Run:
 
     @property
     def stayed(self) -> list[Record]:
-        """Without those that the load generator left midway, which are no answers."""
+        """Without the requests that the load generator cancelled on purpose."""
         return [record for record in self.records if not record.cancelled]
 
 

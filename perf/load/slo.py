@@ -31,7 +31,7 @@ def parse_slo(text: str) -> Slo:
     except ValueError:
         seconds = -1.0
     if metric not in METRICS or seconds <= 0:
-        raise InputError(f"SLO {text!r} is not understood; write METRIC:MILLISECONDS with one of {', '.join(METRICS)}.")
+        raise InputError(f"SLO {text!r} is invalid; write METRIC:MILLISECONDS with one of {', '.join(METRICS)}.")
     return Slo(metric, seconds)
 
 

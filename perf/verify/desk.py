@@ -49,7 +49,7 @@ class Desk:
         heard = await self.probe.ask(self.prompt, PLAIN)
         self.plain = heard.ids
         if not self.plain:
-            raise WrongError("the engine answers a plain greedy request without any token")
+            raise WrongError("the engine answers a plain greedy request with no tokens")
 
     def _ids(self, text: str, otherwise: list[int]) -> list[int]:
         ids = self.tokenizer.encode(text) if self.tokenizer else otherwise

@@ -153,7 +153,7 @@ class Probe:
             try:
                 response = await asyncio.wait_for(call.read(), PATIENCE)
             except asyncio.TimeoutError:
-                raise WrongError(f"the engine said nothing for {PATIENCE:.0f} s, and the request did not end") from None
+                raise WrongError(f"the engine sent nothing for {PATIENCE:.0f} s, and the request did not end") from None
             if response is aio.EOF:
                 return
             if response.error_message:

@@ -60,7 +60,7 @@ class VerifyOptions:
     def check(self) -> None:
         """Raises InputError for what does not go together."""
         if self.triton and self.url:
-            raise InputError("--triton and --url exclude each other; give the one that is to be looked at.")
+            raise InputError("--triton and --url exclude each other; give the one to check.")
         if not (self.engine or self.triton or self.url):
             raise InputError("give --engine ENGINE, --triton HOST:PORT or --url GATEWAY.")
         if self.calibrate and self.url:
@@ -69,7 +69,7 @@ class VerifyOptions:
         for part in self.only:
             if part not in of:
                 through = "a gateway" if self.url else "Triton"
-                raise InputError(f"--only {part} cannot be looked at through {through}; choose of {', '.join(of)}.")
+                raise InputError(f"--only {part} cannot be checked through {through}; choose from {', '.join(of)}.")
 
     def has(self, part: str) -> bool:
         return not self.only or part in self.only
@@ -214,7 +214,7 @@ async def _prepare(desk: Desk) -> None:
     try:
         await desk.prepare()
     except WrongError as error:
-        raise LlmopsError(f"{desk.probe.model} does not answer at all: {error}.") from error
+        raise LlmopsError(f"{desk.probe.model} does not answer: {error}.") from error
 
 
 async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, progress: Progress) -> Report:
@@ -229,7 +229,7 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
         try:
             await http.get("/models")
         except httpx.HTTPError as error:
-            raise LlmopsError(f"{base} cannot be asked: {error or type(error).__name__}.") from error
+            raise LlmopsError(f"{base} cannot be reached: {error or type(error).__name__}.") from error
         with contextlib.suppress(_EndedError):
             await _carry_out("gateway", surface.CHECKS, desk, report, progress, lambda: _answers(http))
         report.model = desk.model or report.model

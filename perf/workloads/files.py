@@ -34,7 +34,7 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path}, line {number}: not JSON ({error}).") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}, line {number}: a JSON object is needed.")
+        raise InputError(f"{path}, line {number}: not a JSON object.")
     return value
 
 
@@ -52,7 +52,7 @@ class PromptFile:
             return {"prompt": line}
         value = _json_line(path, number, line)
         if "messages" not in value and "prompt" not in value:
-            raise InputError(f'{path}, line {number}: neither "messages" nor "prompt" is there.')
+            raise InputError(f'{path}, line {number}: "messages" or "prompt" is missing.')
         if self._form == "prompt" and "prompt" not in value:
             raise InputError(f'{path}, line {number}: "messages" need a chat endpoint; give "prompt" instead.')
         return value
@@ -92,7 +92,7 @@ def _entry(path: Path, number: int, line: str, speed: float) -> TraceEntry:
         hashes = [int(item) for item in value.get("hash_ids", [])]
     except (KeyError, TypeError, ValueError) as error:
         needed = "timestamp (ms), input_length and output_length (tokens)"
-        raise InputError(f"{path}, line {number}: {needed} are needed as numbers.") from error
+        raise InputError(f"{path}, line {number}: {needed} must be numbers.") from error
     if at < 0 or min(lengths) < 1:
         raise InputError(f"{path}, line {number}: a time below 0 or a length below 1.")
     return TraceEntry(at, *lengths, hashes)

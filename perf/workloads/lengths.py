@@ -32,7 +32,7 @@ def parse_lengths(text: str) -> Lengths:
             return _fixed(text, int(kind))
         return Lengths(text, _KINDS[kind](rest))
     except (KeyError, ValueError) as error:
-        raise InputError(f"Length {text!r} is not understood; write one of: {FORMS}.") from error
+        raise InputError(f"Length {text!r} is invalid; write one of: {FORMS}.") from error
 
 
 def _fixed(text: str, value: int) -> Lengths:

@@ -171,7 +171,7 @@ async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by
 
 
 async def revoke_key(connection: AsyncConnection, key: KeyRow, by: By) -> None:
-    """For good, all its secrets. Raises InputError for a key that was revoked already."""
+    """Permanently, all its secrets. Raises InputError for a key that is already revoked."""
     _refuse_revoked(key)
     await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(revoked_at=by.at))
     hashed = select(api_keys.c.hash).where(api_keys.c.id == key.id).scalar_subquery()

@@ -42,7 +42,7 @@ async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
     if done.rowcount == 0:
         found = await find_tenant(connection, tenant_id)
         hint = f"; `llmops tenant restore {tenant_id}` brings it back" if found and found.deleted_at else ""
-        raise InputError(f"There is a tenant {tenant_id} already{', deleted' if hint else ''}{hint}.")
+        raise InputError(f"The tenant {tenant_id} already exists{', deleted' if hint else ''}{hint}.")
     await record(connection, by, "tenant.create", tenant_id, tenant_id, limits.data())
     return made
 

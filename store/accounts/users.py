@@ -1,4 +1,4 @@
-"""Who asks. A user belongs to one tenant for good."""
+"""Who asks. A user belongs to one tenant permanently."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ensure_user(
 ) -> User:
     """The user of this address, made where there is none.
 
-    Raises InputError for what is no address, and for a user of another tenant.
+    Raises InputError for an invalid address, and for a user of another tenant.
     """
     email = email.lower()
     if not _EMAIL.fullmatch(email) or len(email) > 255:
@@ -47,8 +47,8 @@ async def ensure_user(
         await record(connection, by, "user.create", email, tenant_id, {"tier": tier})
     found = await require_user(connection, email)
     if found.tenant_id != tenant_id:
-        # not whose: an admin of one tenant is told nothing of another
-        raise InputError(f"{email} belongs to another tenant; a user belongs to one for good, so use another address.")
+        # not whose: an admin of one tenant must learn nothing about another
+        raise InputError(f"{email} belongs to another tenant; a user cannot change tenants, so use another address.")
     return found
 
 

@@ -114,7 +114,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
             {"type": "object", "properties": {"a": {"enum": [1], "type": "string"}}, "required": ["a"]},
             "no value of 'enum'",
         ),
-        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "nothing is allowed by all that holds"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "the combined schemas allow nothing"),
         ({**OBJECT, "required": ["b"]}, "'false' allows nothing at '#/properties/b'"),
         (
             {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},

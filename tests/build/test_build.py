@@ -272,7 +272,7 @@ def test_json_output_is_the_manifest(spec: BuildSpec, tiny: Path) -> None:
     ("fields", "sentence"),
     [
         ({"name": "a b"}, "--name 'a b' cannot name a Triton model"),
-        ({"max_batch_size": 0}, "--max-batch-size 0 makes no sense"),
+        ({"max_batch_size": 0}, "--max-batch-size 0: must be at least 1"),
         ({"tp": 8, "ep": 3}, "--ep 3 must divide --tp 8"),
         ({"tp": 0}, "--tp must be at least 1"),
     ],

@@ -13,7 +13,7 @@ from llmops.gateway.triton.tensors import error_of
     [
         ("drain: the engine is shutting down and takes no new requests", UnavailableError, 503),
         ("Request for unknown model: 'tiny-tensorrt_llm' is not found", UnavailableError, 503),
-        ("unavailable for new grammars: 256 wait already", UnavailableError, 503),
+        ("unavailable for new grammars: 256 are already waiting", UnavailableError, 503),
         ("embedding_bias: not supported by target openvino", UnsupportedError, 400),
         ("the engine failed: out of memory", EngineError, 500),
         ("no_such_tensor: whatever", EngineError, 500),

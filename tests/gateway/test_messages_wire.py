@@ -443,7 +443,7 @@ def block(**fields):
         (block(type="text"), "Missing required parameter: 'messages[0].content[0].text'"),
         (block(type="image", source={}), "'messages[0].content[0]' is of type 'image', which is not supported"),
         (block(type="document", source={}), "'messages[0].content[0]' is of type 'document', which is not supported"),
-        (block(**CALLED, input={}), "belongs into a message of the assistant"),
+        (block(**CALLED, input={}), "belongs in a message of the assistant"),
         (block(type="tool_result", content="x"), "Missing required parameter: 'messages[0].content[0].tool_use_id'"),
         (
             block(type="tool_result", tool_use_id="t", content=[{"type": "image"}]),
@@ -451,7 +451,7 @@ def block(**fields):
         ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
-            "belongs into a message of the user",
+            "belongs in a message of the user",
         ),
         (
             {
@@ -465,7 +465,7 @@ def block(**fields):
             {"messages": [{"role": "assistant", "content": [CALLED]}]},
             "Missing required parameter: 'messages[0].content[0].input'",
         ),
-        ({"messages": [{"role": "assistant", "content": ""}]}, "'messages' needs a message that is not empty"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "'messages' must contain a non-empty message"),
         ({"system": [{"type": "image"}]}, "'system[0]' is of type 'image'"),
         ({"system": 5}, "Invalid value for 'system'"),
         ({"temperature": 3}, "Invalid value for 'temperature'"),

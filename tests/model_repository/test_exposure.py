@@ -141,11 +141,11 @@ LINES = {
         "Open to this machine only: gRPC and metrics. Metrics are closed by --no-metrics. HTTP is off; --http opens it."
     ),
     ("0.0.0.0", "", True): (
-        "Open to whoever reaches 0.0.0.0, without a key: gRPC and metrics (closed by: --host 127.0.0.1). "
+        "Open to anyone who reaches 0.0.0.0, without a key: gRPC and metrics (closed by: --host 127.0.0.1). "
         "Metrics are closed by --no-metrics. HTTP is off; --http opens it."
     ),
     ("0.0.0.0", "127.0.0.1", False): (
-        "Open to whoever reaches 0.0.0.0, without a key: gRPC (closed by: --host 127.0.0.1). "
+        "Open to anyone who reaches 0.0.0.0, without a key: gRPC (closed by: --host 127.0.0.1). "
         "Open to this machine only: HTTP. Metrics are off. HTTP is closed without --http."
     ),
 }
@@ -159,7 +159,8 @@ def test_the_line_of_serve(host: str, http_host: str, metrics: bool) -> None:
 def test_the_line_of_up() -> None:
     told = stack_exposure("0.0.0.0", "http://0.0.0.0:90", "127.0.0.1:41", "http://127.0.0.1:42/metrics")
     assert told == (
-        "Open to whoever reaches 0.0.0.0, without a key: the gateway http://0.0.0.0:90 (closed by: --host 127.0.0.1). "
+        "Open to anyone who reaches 0.0.0.0, without a key: the gateway http://0.0.0.0:90 "
+        "(closed by: --host 127.0.0.1). "
         "To this machine only: Triton's gRPC 127.0.0.1:41 and metrics http://127.0.0.1:42/metrics; its HTTP is off."
     )
 

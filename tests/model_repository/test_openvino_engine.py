@@ -183,10 +183,10 @@ def test_no_more_than_so_many_grammars_wait(start: Callable[..., Engine]) -> Non
         threading.Event().wait(0.01)
     waiting = [engine.ask(8, bounded(251 + at, 30), caller="a/key") for at in range(2)]
     third = engine.ask(8, bounded(254, 30), caller="a").finish()
-    assert third.error == "unavailable for new grammars: 2 of this client wait already"
+    assert third.error == "unavailable for new grammars: 2 of this client are already waiting"
     others = engine.ask(8, bounded(255, 30), caller="b")
     fourth = engine.ask(8, bounded(256, 30), caller="c").finish()
-    assert fourth.error == "unavailable for new grammars: 3 wait already"
+    assert fourth.error == "unavailable for new grammars: 3 are already waiting"
     assert engine.ask(8).finish().error is None, "what needs no grammar goes on"
     for sink in (working, *waiting, others):
         sink.cancelled = True

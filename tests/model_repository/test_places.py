@@ -55,7 +55,7 @@ def test_a_link_is_not_followed(places: Path) -> None:
 
 def test_no_place_at_all(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", NOWHERE)
-    with pytest.raises(ResourceError, match=r"no folder for llmops' cache .*set LLMOPS_CACHE"):
+    with pytest.raises(ResourceError, match=r"cache folder cannot be used .*set LLMOPS_CACHE"):
         cache_dir()
 
 

@@ -162,7 +162,7 @@ def test_lists_are_taken_as_they_are() -> None:
         ({"embedding_bias": ["a", "b"]}, "embedding_bias: must be float32"),
         ({"guided_decoding_guide": "a\ud800"}, "guided_decoding_guide: must be text in UTF-8"),
         ({"guided_decoding_guide": 5}, "guided_decoding_guide: must be text in UTF-8"),
-        ({"no_such_tensor": 1}, "no_such_tensor: is no input of this model"),
+        ({"no_such_tensor": 1}, "no_such_tensor: not an input of this model"),
     ],
 )
 def test_a_value_that_its_datatype_cannot_hold_ends_its_own_request_only(values: dict[str, Any], said: str) -> None:

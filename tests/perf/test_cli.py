@@ -95,8 +95,8 @@ def test_secrets_stay_out_of_the_report(tmp_path):
         (["ftp://x/v1", "-m", "m"], "not an http:// or https:// address"),
         (["http://127.0.0.1:1/v1", "-m", "m", "-c", 2, "-r", 3], "--rate (open loop) and --concurrency"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--sweep"], "give at least one --slo"),
-        (["http://127.0.0.1:1/v1", "-m", "m", "-i", "lots"], "Length 'lots' is not understood"),
-        (["http://127.0.0.1:1/v1", "-m", "m", "--slo", "ttft"], "SLO 'ttft' is not understood"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "-i", "lots"], "Length 'lots' is invalid"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--slo", "ttft"], "SLO 'ttft' is invalid"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--extra", "[1]"], "--extra must be a JSON object"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/nowhere/at/all.json"], "does not exist; create it first"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--trace", "/nowhere.jsonl"], "cannot be read"),
@@ -132,7 +132,9 @@ def test_an_address_without_its_v1(tmp_path):
         result = bench(base)
         server.kill()
     assert result.returncode == 1
-    assert result.stderr == f"Error: {base}/models gave no list of models (status 404); did you mean {base}/v1?\n"
+    assert (
+        result.stderr == f"Error: {base}/models did not return a list of models (status 404); did you mean {base}/v1?\n"
+    )
 
 
 def test_a_server_that_is_not_there_is_said_before_the_load():

@@ -120,7 +120,7 @@ def test_update_changes_what_is_named_and_none_takes_away(acme):
     assert after == {name: value for name, value in key.items() if name != "key"} | {"rpm": None, "tpm": 10}
     gone = acme("key", "update", key["id"], "--budget", "none", "--models", "all", "--expires", "never", "--json").json
     assert gone == after | {"budget": None, "models": None, "expires_at": None}
-    assert acme("key", "update", key["id"]).err.endswith("Nothing to change; name what, e.g. --rpm 120.\n")
+    assert acme("key", "update", key["id"]).err.endswith("Nothing to change; give an option, e.g. --rpm 120.\n")
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
@@ -266,7 +266,7 @@ def test_what_a_key_cannot_be_is_one_sentence(acme, arguments, said):
         (("usage", "--from", "yesterday"), "'yesterday' is not a day; write 2026-11-30."),
         (("usage", "--from", "2026-02-02", "--to", "2026-02-01"), "--from 2026-02-02 is after --to 2026-02-01."),
         (("usage", "--json", "--csv"), "--json and --csv exclude each other."),
-        (("tenant", "create", "acme"), "There is a tenant acme already."),
+        (("tenant", "create", "acme"), "The tenant acme already exists."),
         (("tenant", "update", "acme"), "Nothing to change"),
         (("key", "rotate", "key-none", "--overlap", "1y"), "'1y' is not a duration of at most ten years"),
         (("key", "list", "--store", "mysql://u:hunter2@h/d"), "The store cannot be mysql; write sqlite:///FILE"),

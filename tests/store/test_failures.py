@@ -32,11 +32,11 @@ async def refused(url: str) -> LlmopsError:
         ("sqlite:///:memory:", "names no file"),
         ("sqlite://etc/store.db", "names no file; write .*four slashes"),
         ("postgresql://user:hunter2@host:port/db", "The store is not a URL"),
-        ("sqlite:///store.db?mode=ro", r"options that are not known \(mode\); it can have none"),
+        ("sqlite:///store.db?mode=ro", r"unknown options \(mode\); known are none"),
         ("postgresql://h/d?password=hunter2", r"not known \(password\); it can have ssl and prepared_"),
-        ("postgresql://h/d?sslmode=hunter2", "an sslmode that there is not; write one of disable, allow"),
-        ("postgresql://h/d?prepared_statement_cache_size=hunter2", "that is no number"),
-        ("sqlite:////nowhere/at/all/store.db", "there is no folder /nowhere/at/all; make it first"),
+        ("postgresql://h/d?sslmode=hunter2", "an unknown sslmode; use one of disable, allow"),
+        ("postgresql://h/d?prepared_statement_cache_size=hunter2", "that is not a number"),
+        ("sqlite:////nowhere/at/all/store.db", "the folder /nowhere/at/all does not exist; create it first"),
     ],
 )
 async def test_urls_that_are_none(url, said):

@@ -87,7 +87,7 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
         ({"kv_cache_host_memory_bytes": "1e10"}, "must be a whole number, not 1e10"),
         ({"max_attention_window_size": "4096, 1024"}, "must be numbers with commas between"),
         ({"decoding_mode": "medusa"}, "must be top_k or top_p"),
-        ({"kv_cache_free_gpu_memory_fraction": "0.9"}, "knows no serve.kv_cache_free_gpu_memory_fraction"),
+        ({"kv_cache_free_gpu_memory_fraction": "0.9"}, "has no parameter serve.kv_cache_free_gpu_memory_fraction"),
     ],
 )
 def test_what_it_would_only_warn_about_is_refused(given: dict[str, str], says: str) -> None:

@@ -80,9 +80,9 @@ def test_step_times_that_plan_can_read(verify, served, engine_dir: Path, tmp_pat
     ("arguments", "code", "sentence"),
     [
         (["--triton", "127.0.0.1:1"], 1, "No Triton answers at 127.0.0.1:1: is `llmops serve` running there"),
-        (["--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1/v1 cannot be asked"),
+        (["--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1/v1 cannot be reached"),
         (["--triton", "a:1", "--url", "http://b"], 2, "--triton and --url exclude each other"),
-        (["--triton", "a:1", "--only", "gateway"], 2, "--only gateway cannot be looked at through Triton"),
+        (["--triton", "a:1", "--only", "gateway"], 2, "--only gateway cannot be checked through Triton"),
         (["--url", "http://b", "--calibrate", "host.json"], 2, "--calibrate measures an engine"),
         (["--triton", "a:1", "--html", "/nowhere/r.html"], 2, "The folder of /nowhere/r.html does not exist"),
     ],

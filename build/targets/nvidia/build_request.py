@@ -227,4 +227,4 @@ def unknown_options(spec: BuildSpec, known: frozenset[str], prefixes: tuple[str,
         if name not in known and not name.startswith(prefixes):
             near: list[Any] = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}" if near else f"it knows {', '.join(sorted(known))}"
-            raise InputError(f"--target {spec.target} knows no --set {name}; {hint}.")
+            raise InputError(f"--target {spec.target} has no setting --set {name}; {hint}.")

@@ -157,4 +157,4 @@ def check_engine(engine: Path, ranks: int, log_path: Path) -> None:
     wanted = ["config.json", *(f"rank{rank}.engine" for rank in range(ranks))]
     bad = [name for name in wanted if not (engine / name).is_file() or (engine / name).stat().st_size == 0]
     if bad:
-        raise BuildError(f"{PROGRAM} ended well but left no {bad[0]} in {engine.name}; see {log_path}.")
+        raise BuildError(f"{PROGRAM} succeeded but wrote no {bad[0]} to {engine.name}; see {log_path}.")

@@ -107,7 +107,7 @@ def _check_flags(spec: BuildSpec) -> None:
     if spec.deterministic and spec.kv_cache not in ("auto", "f32"):
         raise InputError(f"--deterministic needs a float32 KV cache; leave out --kv-cache {spec.kv_cache}.")
     if spec.options:
-        raise InputError(f"--target openvino knows no --set {next(iter(spec.options))}.")
+        raise InputError(f"--target openvino has no setting --set {next(iter(spec.options))}.")
 
 
 def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:

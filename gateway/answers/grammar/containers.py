@@ -20,7 +20,7 @@ _COMMA, _COLON = f'"," {SPACE}', f'":" {SPACE}'
 
 
 class Compiler(Protocol):
-    """Who writes what is inside a container: `schema.Compiler`."""
+    """Compiles what is inside a container: `schema.Compiler`."""
 
     rules: Rules
 
@@ -89,7 +89,7 @@ def _listed(rules: Rules, names: list[str], item: str | None, tail: str, least: 
 
 
 def _repeated(rules: Rules, item: str, least: int, most: int | None) -> str:
-    """`item` at least and at most so often, the rest of it nested so that each comes only after the one before."""
+    """`item` repeated within bounds; optional repeats are nested so that each follows the one before."""
     if most is None:
         name = rules.reserve()
         rules.define(name, f'"" | {item} {name}')
@@ -118,7 +118,7 @@ def object_rule(compiler: Compiler, flat: Flat, path: str) -> str:
 
 
 def _properties_of(compiler: Compiler, flat: Flat) -> dict[str, Schema]:
-    """The declared ones and what is required without being declared, each with the patterns that its name matches."""
+    """Declared and required properties, each combined with the patterns that its name matches."""
     spend(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
     properties = dict(flat.get("properties", {}))
@@ -149,7 +149,7 @@ def _name_allowed(compiler: Compiler, names: Schema, name: str) -> bool:
 
 
 def _within(flat: Flat, properties: Mapping[str, Schema], required: Set[str]) -> list[str]:
-    """The properties that may be there; of the optional ones, as many as 'maxProperties' has room for."""
+    """The properties that may occur; of the optional ones, as many as 'maxProperties' leaves room for."""
     most = flat.get("maxProperties")
     if not required <= properties.keys() or (most is not None and most < len(required)):
         raise NothingError("the required properties are not allowed")
@@ -173,8 +173,8 @@ def _if_possible(make: Callable[[], str]) -> str | None:
 
 
 def _extra(compiler: Compiler, flat: Flat, path: str, properties: Mapping[str, Schema]) -> str | None:
-    """A member with another name than the declared ones. None where there may be none, or where the schema does not
-    ask for any: then only what is declared is written, as OpenAI does."""
+    """A member with an undeclared name. None where the schema forbids them or does not mention them: then only declared
+    ones are written, as OpenAI does."""
     rules, patterns, names = compiler.rules, flat.get("patternProperties", {}), flat.get("propertyNames", True)
     # a function without arguments is declared with no properties; an object that may be anything has no such keyword
     anything = not properties and ("properties" not in flat or bool(flat.get("minProperties")))

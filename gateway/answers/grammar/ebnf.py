@@ -1,11 +1,11 @@
-"""What can be said about an EBNF text in one pass; the rest that can be wrong with it, the engine says."""
+"""Errors in EBNF that one pass can find; the engine reports the others."""
 
 from __future__ import annotations
 
 import re
 
-# Nothing is read twice: no alternative can match in two ways, and one that looked for its closing mark in vain leaves
-# `open` to the next, which ends the pass.
+# Nothing is read twice: no alternative can match in two ways, and one that finds no closing mark leaves the rest to
+# `open`, which ends the pass.
 _PART = re.compile(
     r"""(?P<literal>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\]|\{[^}]*\})"""
     r"""|(?P<open>["'\[\]{])"""
@@ -18,7 +18,7 @@ _PART = re.compile(
 
 
 def grammar_problem(text: str) -> str | None:
-    """Rules that are used must be there, and what is opened closed."""
+    """Rules that are used must be defined, and brackets and quotes closed."""
     if "\0" in text:
         return "it has the character U+0000"
     used: dict[str, None] = {}

@@ -50,7 +50,7 @@ def _language_grammar(language: Language) -> str:
 
 
 class Memory:
-    """What was made, and why something was not, up to `size` characters; what was not asked for longest goes first."""
+    """An LRU cache of grammars and of reasons why there is none, up to `size` characters."""
 
     def __init__(self, size: int) -> None:
         self._left = size
@@ -92,7 +92,7 @@ def _remembered(key: _Key, make: Callable[[], str]) -> str:
 
 
 def _tried(make: Callable[[], str]) -> _Made:
-    """Raises TooLongError where it should be brief and is not."""
+    """Raises TooLongError when it must be brief and is not."""
     brief = is_brief()
     try:
         with metered(min(BRIEF, STEPS), BRIEF_SECONDS) if brief else metered(STEPS):

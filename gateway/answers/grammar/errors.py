@@ -2,7 +2,7 @@
 
 
 class NotEnforceableError(Exception):
-    """Something asked for that no grammar made here can hold an answer to. The text says what."""
+    """A request feature that these grammars cannot enforce. The message names it."""
 
 
 class NothingError(NotEnforceableError):

@@ -112,7 +112,7 @@ def _types(first: Any, second: Any) -> list[str]:
         if "number" in one and "integer" in other:
             both.add("integer")
     if not both:
-        raise NothingError("no type is allowed by all that holds")
+        raise NothingError("the combined schemas allow no type")
     return sorted(both)
 
 
@@ -120,7 +120,7 @@ def _values(first: Any, second: Any) -> list[Any]:
     allowed = {canonical(value) for value in second}
     found = [value for value in first if canonical(value) in allowed]
     if not found:
-        raise NothingError("no value is allowed by all that holds")
+        raise NothingError("the combined schemas allow no value")
     return found
 
 
@@ -161,7 +161,7 @@ class Ways:
         """Raises NothingError when there is none, and NotEnforceableError."""
         spend()
         if depth > _DEEPEST:
-            raise NotEnforceableError("it refers to itself in a way that has no end")
+            raise NotEnforceableError("it refers to itself endlessly")
         given = own(schema)
         base = {key: value for key, value in given.items() if key not in APPLIED}
         if "const" in base:
@@ -173,7 +173,7 @@ class Ways:
             if len(found) > _MOST_WAYS:
                 raise NotEnforceableError(f"it combines alternatives in more than {_MOST_WAYS} ways")
         if not found:
-            raise NothingError("nothing is allowed by all that holds")
+            raise NothingError("the combined schemas allow nothing")
         return found
 
     def _parts(self, given: Flat, depth: int) -> Iterator[list[Flat]]:

@@ -78,7 +78,7 @@ def parsed(pattern: str) -> list[Any]:
         tree: Any = parser.parse(pattern)
         return list(tree)
     except (re.error, RecursionError, OverflowError) as error:
-        raise NotEnforceableError(f"the pattern is no regular expression: {error}") from None
+        raise NotEnforceableError(f"the pattern is not a regular expression: {error}") from None
 
 
 def finds(pattern: str, text: str) -> bool:

@@ -23,7 +23,7 @@ from llmops.gateway.answers.grammar.language import (
 from llmops.gateway.answers.grammar.work import spend
 
 SPACE = "space"
-# Some models go on with white space for ever. An engine keeps a mask of the vocabulary for each state, and after each
+# Some models write white space endlessly. An engine keeps a mask of the vocabulary for each state, and after each
 # character of an indentation the whole vocabulary is open: with {0,20} of them a grammar took ten times the memory.
 _SPACE = '"" | " "'
 _MAX_STATES = 4000
@@ -69,7 +69,7 @@ class Rules:
         self._size += len(body)
         spend(len(body) // _CHARACTERS_PER_STEP)
         if self._size > _MAX_TEXT:
-            raise TooCostlyError("it would take a grammar that is too large")
+            raise TooCostlyError("its grammar would be too large")
         self._bodies[name] = body
 
     def language(self, language: Language) -> str:
@@ -112,7 +112,7 @@ class Rules:
             if state in edges:
                 continue
             if len(edges) >= _MAX_STATES:
-                raise NotEnforceableError("it would take a grammar that is too large")
+                raise NotEnforceableError("its grammar would be too large")
             targets: dict[Language, tuple[int, ...]] = {}
             for at, group in enumerate(groups):
                 target = after(state, group[0][0])

@@ -169,7 +169,7 @@ class Compiler:
     def _enum(self, flat: Flat) -> Language:
         values = [value for value in flat["enum"] if self._allowed(value, flat)]
         if not values:
-            raise NothingError("no value of 'enum' is allowed by what else holds")
+            raise NothingError("no value of 'enum' satisfies the rest of the schema")
         return words(strings.json_literal(value) for value in values)
 
     def _allowed(self, value: Any, flat: Flat) -> bool:

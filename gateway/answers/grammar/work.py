@@ -50,4 +50,4 @@ def spend(steps: int = 1) -> None:
 def _look() -> None:
     _meter.clock = _meter.left - _LOOKED_AT
     if _meter.left < 0 or thread_time() > _meter.deadline:
-        raise TooCostlyError("it is too complex: making a grammar of it takes too much work")
+        raise TooCostlyError("it is too complex: compiling a grammar from it takes too much work")

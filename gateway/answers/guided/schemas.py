@@ -1,6 +1,6 @@
 """JSON Schemas from clients: checked before any engine sees them, and put together for forced tool calls.
 
-The checks keep out what a grammar compiler would choke on (size, depth, references that lead nowhere or in a circle)
+The checks keep out what a grammar compiler would choke on (size, depth, dangling or circular references)
 and say which part is wrong; what is enforced, and what cannot be, is up to the grammar (`grammar/`).
 """
 

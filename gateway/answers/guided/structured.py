@@ -117,7 +117,7 @@ def _from_regex(value: str, param: str, limits: SchemaLimits) -> Guide:
 
 def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
     if not isinstance(value, list) or not all(isinstance(choice, str) and choice for choice in value):
-        raise InvalidRequestError(f"'{param}' must be a list of texts that are not empty.", param=param)
+        raise InvalidRequestError(f"'{param}' must be a list of non-empty strings.", param=param)
     if not 0 < len(value) <= limits.choices or sum(map(len, value)) > limits.size:
         raise InvalidRequestError(
             f"'{param}' must have 1 to {limits.choices} choices and {limits.size} characters at most.", param=param

@@ -172,7 +172,7 @@ class CallObject:
 
 
 def _as_object_text(text: str) -> str:
-    """Arguments that are no object: some models write JSON inside a string, some write null."""
+    """Arguments that are not an object: some models write JSON inside a string, some write null."""
     value = _loads(text)
     if not value:
         return "{}"

@@ -48,7 +48,7 @@ def input_of(arguments: str) -> dict[str, Any]:
     """
     try:
         value = from_json(arguments or "{}", allow_partial=True)
-        json.dumps(value, allow_nan=False)  # 1e999 is no number that an answer can hold
+        json.dumps(value, allow_nan=False)  # 1e999 cannot be written as JSON
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {"INVALID_JSON": arguments}

@@ -50,7 +50,7 @@ def _limit(given: str | None) -> int:
     if given is None:
         return _DEFAULT
     if not given.isdecimal() or not 1 <= int(given[:5]) <= _MOST:
-        raise InvalidRequestError(f"limit is a number from 1 to {_MOST}.", param="limit")
+        raise InvalidRequestError(f"limit must be a number from 1 to {_MOST}.", param="limit")
     return int(given[:5])
 
 

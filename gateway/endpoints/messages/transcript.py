@@ -62,14 +62,14 @@ class _Transcript:
             return True
         self.messages.pop()
         if not self.messages:
-            raise InvalidRequestError("'messages' needs a message that is not empty.", param="messages")
+            raise InvalidRequestError("'messages' must contain a non-empty message.", param="messages")
         return False
 
     def _add(self, role: str, block: Block, where: str) -> None:
         wanted = _ROLES.get(block.type, role)
         if wanted != role:
             raise InvalidRequestError(
-                f"A block of type '{block.type}' belongs into a message of the {wanted}.", param=f"{where}.type"
+                f"A block of type '{block.type}' belongs in a message of the {wanted}.", param=f"{where}.type"
             )
         if block.type == "tool_result":
             self.messages.append(_result(block, where))

@@ -74,7 +74,7 @@ def _strings(given: dict[str, np.ndarray], tensor: contract.Tensor) -> list[str]
     try:
         return [value.decode() if isinstance(value, bytes) else str(value) for value in values.reshape(-1)]
     except UnicodeDecodeError:
-        raise ValueError(f"{_PUBLIC[tensor]}: is not valid UTF-8") from None
+        raise ValueError(f"{_PUBLIC[tensor]}: not valid UTF-8") from None
 
 
 def _one(value: int) -> np.ndarray:

@@ -21,7 +21,7 @@ def problem_of(answer: httpx.Response, refusals: Collection[int] = ()) -> str | 
     try:
         if answer.headers["content-type"].startswith("text/event-stream"):
             return _stream_problem(answer.text)
-        return None if isinstance(answer.json(), dict) else "the answer is no object"
+        return None if isinstance(answer.json(), dict) else "the answer is not an object"
     except ValueError as error:
         return f"the answer is not JSON ({error})"
 

@@ -16,7 +16,7 @@ _kept: Path | None = None
 
 def keep(path: Path) -> None:
     """From now on this process writes its section to `path` after every figure, so that one that is ended has not
-    measured in vain."""
+    measured for nothing."""
     global _kept
     _kept = path
 

@@ -55,7 +55,7 @@ def main(engine: Path, output: Path, only: tuple[str, ...], child: str | None) -
 
 
 def _prepare(engine: Path, peers: set[str]) -> None:
-    """What is downloaded or built once and is no part of the measured time."""
+    """Download and build what is needed once, outside the measured time."""
     if not (engine / "engine.json").is_file():
         engine.parent.mkdir(parents=True, exist_ok=True)
         program = str(Path(sys.executable).parent / "llmops")

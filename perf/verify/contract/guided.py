@@ -89,7 +89,7 @@ for _kind in GUIDES:
     CHECKS.append(Check(f"guided: {_kind}", _guided(_kind)))  # type: ignore[arg-type]
 
 
-@check(CHECKS, "guided: a guide that is no grammar")
+@check(CHECKS, "guided: a guide that is not a grammar")
 async def broken(desk: Desk) -> Finding:
     if "regex" not in desk.card.capabilities.guided:
         return refused("regex is not announced")

@@ -186,7 +186,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _other(self) -> bool:
-        """A literal that is no plain string: collected up to the comma or bracket that ends it."""
+        """A literal other than a plain string: collected up to the comma or bracket that ends it."""
         match = _VALUE_STEP.search(self._buffer, self._pos)
         end = match.start() if match else len(self._buffer)
         self._literal.append(self._buffer[self._pos : end])

@@ -233,7 +233,7 @@ class GlmParser(TaggedParser):
         return self._end_arguments(self._pos)
 
     def _arg_key(self, start: int) -> bool:
-        """The key and the tag before its value; what is no such thing ends the call."""
+        """The key and the tag before its value; anything else ends the call."""
         middle = _GLM_KEY.match(self._buffer, start)
         if middle:
             return self._key(middle[1].strip(), middle.end())

@@ -197,7 +197,7 @@ def text(tensors: Tensors, tensor: Tensor) -> str:
     try:
         return raw.decode() if isinstance(raw, bytes) else str(raw)
     except UnicodeDecodeError:
-        raise Refused(f"{tensor}: is not valid UTF-8") from None
+        raise Refused(f"{tensor}: not valid UTF-8") from None
 
 
 def flag(tensors: Tensors, tensor: Tensor) -> bool:

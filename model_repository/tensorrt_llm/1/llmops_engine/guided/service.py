@@ -91,10 +91,10 @@ class GrammarService:
         name = caller.split("/")[0]
         if sum(lane.waiting(name) for lane in self._lanes) >= self._limits.waiting_per_caller:
             raise Refused(
-                f"unavailable for new grammars: {self._limits.waiting_per_caller} of this client wait already"
+                f"unavailable for new grammars: {self._limits.waiting_per_caller} of this client are already waiting"
             )
         if sum(lane.waiting() for lane in self._lanes) >= self._limits.waiting:
-            raise Refused(f"unavailable for new grammars: {self._limits.waiting} wait already")
+            raise Refused(f"unavailable for new grammars: {self._limits.waiting} are already waiting")
 
     def _forget_oldest(self) -> None:
         if len(self._known) > REMEMBERED:

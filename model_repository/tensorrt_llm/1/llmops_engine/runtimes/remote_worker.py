@@ -48,7 +48,7 @@ def _turn(connection: Connection, runtime: TrtllmRuntime) -> None:
 
 
 def _obey(runtime: TrtllmRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:
-    """What is told of a request that cannot be started, None of all others."""
+    """Why a request cannot be started; None when it can."""
     if action == "cancel":
         runtime.cancel(key)
         return None

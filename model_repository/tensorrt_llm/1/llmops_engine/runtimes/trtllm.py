@@ -190,7 +190,7 @@ class TrtllmRuntime(EngineRuntime):
             await asyncio.sleep(_STATS_PERIOD)
 
     def _without_stats(self, error: Exception) -> None:
-        """Old figures would lie; a later step asks again, and only the first fault is told."""
+        """Stale figures would mislead; a later step asks again, and only the first fault is logged."""
         self._latest = {}
         if not self._stats_failed:
             self._stats_failed = True

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-# 1.3 reports usage over HTTP unless it is told not to; whoever wants that sets it to 0
+# 1.3 reports usage over HTTP unless disabled; set it to 0 to allow that
 _QUIET = ("TRTLLM_NO_USAGE_STATS", "1")
 # capabilities that differ between releases and samplers
 _SAMPLING = ("min_p", "seed", "penalties")

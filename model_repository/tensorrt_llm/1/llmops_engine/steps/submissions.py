@@ -81,7 +81,7 @@ class Submissions:
     def _array(self, name: str, value: Any) -> np.ndarray:
         data_type = self._types.get(name)
         if data_type is None:
-            raise Refused(f"{name}: is no input of this model")
+            raise Refused(f"{name}: not an input of this model")
         return _text(name, value) if data_type == "TYPE_STRING" else _numbers(name, value, _DATATYPES[data_type])
 
 

@@ -50,7 +50,7 @@ class _Entry:
 
 
 class Subscription:
-    """`lost` once the gateway is given up; its requests then leave the batch. `open`: what runs, by slot."""
+    """`lost` once the gateway is given up on; its requests then leave the batch. `open`: running requests by slot."""
 
     def __init__(self, window: int = WINDOW, grace: float = GRACE) -> None:
         self.lost = False
@@ -134,7 +134,7 @@ class Subscription:
             self._heard = now
 
     def close(self, error: str = "") -> None:
-        """End the stream for good."""
+        """End the stream permanently."""
         self.lost = True
         if self._sender is not None:
             self._sender.finish(error)
