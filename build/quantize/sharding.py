@@ -87,7 +87,7 @@ def _no_group(arch: Architecture, tp: int, wanted: int | None, sizes: tuple[int,
     group = wanted or sizes[-1]
     fitting = [g for g in sizes if refusal(arch, tp, g) is None]
     what = f"--group-size {wanted} with --tp {tp}" if wanted else f"--tp {tp} with group-wise quantisation"
-    reason = f"{what} cannot be: {refusal(arch, tp, group)}"
+    reason = f"{what} cannot work: {refusal(arch, tp, group)}"
     if not fitting:
         return f"{reason}; {_tp_values(arch, group)}."
     return f"{reason}; --group-size {' or '.join(map(str, fitting))} would do with --tp {tp}."

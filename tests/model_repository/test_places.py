@@ -42,7 +42,7 @@ def test_the_first_that_can_be_written_is_taken(places: Path, monkeypatch: pytes
 def test_a_folder_that_others_may_write_is_not_used(places: Path) -> None:
     (places / f"llmops-cache-{os.getuid()}").mkdir()
     (places / f"llmops-cache-{os.getuid()}").chmod(0o777)
-    with pytest.raises(ResourceError, match=r"not a folder of yours alone.*set LLMOPS_CACHE"):
+    with pytest.raises(ResourceError, match=r"is not yours alone.*set LLMOPS_CACHE"):
         cache_dir()
 
 

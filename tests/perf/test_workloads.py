@@ -145,7 +145,7 @@ def test_a_trace_keeps_times_lengths_and_shared_blocks(tmp_path):
     ("line", "message"),
     [
         ("{", "line 2: not JSON"),
-        ("[1]", "line 2: a JSON object"),
+        ("[1]", "line 2: not a JSON object"),
         ({"timestamp": 1, "input_length": 4}, "line 2: timestamp"),
         ({"timestamp": -1, "input_length": 4, "output_length": 1}, "line 2: a time below 0"),
     ],

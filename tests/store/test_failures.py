@@ -33,7 +33,7 @@ async def refused(url: str) -> LlmopsError:
         ("sqlite://etc/store.db", "names no file; write .*four slashes"),
         ("postgresql://user:hunter2@host:port/db", "The store is not a URL"),
         ("sqlite:///store.db?mode=ro", r"unknown options \(mode\); known are none"),
-        ("postgresql://h/d?password=hunter2", r"not known \(password\); it can have ssl and prepared_"),
+        ("postgresql://h/d?password=hunter2", r"unknown options \(password\); known are ssl and prepared_"),
         ("postgresql://h/d?sslmode=hunter2", "an unknown sslmode; use one of disable, allow"),
         ("postgresql://h/d?prepared_statement_cache_size=hunter2", "that is not a number"),
         ("sqlite:////nowhere/at/all/store.db", "the folder /nowhere/at/all does not exist; create it first"),

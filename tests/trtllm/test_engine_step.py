@@ -188,7 +188,7 @@ def test_without_the_program_the_image_is_named(folder, monkeypatch):
 
 def test_another_version_is_refused(folder, program, monkeypatch):
     monkeypatch.setattr(trtllm_build, "installed_version", lambda: "1.2.0")
-    with pytest.raises(VersionMismatchError, match=r"made for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):
+    with pytest.raises(VersionMismatchError, match=r"built for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):
         resume(folder)
 
 
@@ -199,7 +199,7 @@ def test_a_build_hears_of_another_version_before_it_quantises(program, tmp_path,
     monkeypatch.setattr(trtllm_build, "installed_version", lambda: "1.2.0")
     spec = BuildSpec(str(tmp_path), tmp_path / "e", "tensorrt")
     job = tensorrt.target.prepare(spec, open_checkpoint(str(tmp_path), weights=False))
-    with pytest.raises(VersionMismatchError, match=r"made for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):
+    with pytest.raises(VersionMismatchError, match=r"built for TensorRT-LLM 1.2.1, but 1.2.0 is installed"):
         job.check()
     assert any("but 1.2.0 is installed" in line for line in dry_run(spec).missing)
 
