@@ -72,6 +72,8 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await catalogue.start()
+        if limits is not None:
+            await limits.gate.limiter.start()
         lag = LagWatch(metrics)
         try:
             yield

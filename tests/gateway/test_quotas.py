@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timezone
 from itertools import count
+from types import SimpleNamespace
 
 import anthropic
+import numpy as np
 import openai
 import pytest
 from gateway_conftest import END, Step, eventually, running
+from starlette.requests import Request
 
 from llmops.errors import InputError
 from llmops.gateway.app import create_app
@@ -18,9 +21,15 @@ from llmops.gateway.callers.limits.check import LimitCheck
 from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.expected import FIRST
 from llmops.gateway.callers.limits.gate import TICK, Gate
+from llmops.gateway.endpoints.embeddings import Embeddings
+from llmops.gateway.endpoints.rerank import Rerank
+from llmops.gateway.errors import TokenRateLimitError
+from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
-from llmops.gateway.messages import Budget, Caller, Quota
-from llmops.gateway.settings import GatewaySettings, Quotas, load_settings
+from llmops.gateway.messages import Budget, Caller, Outcome, Quota
+from llmops.gateway.openai.embeddings import EmbeddingRequest
+from llmops.gateway.openai.rerank import RerankRequest
+from llmops.gateway.settings import GatewaySettings, Quotas, RequestLimits, load_settings
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -189,20 +198,18 @@ async def test_litellm_18730_concurrent_requests_do_not_pass_together(bounded):
 # -- tokens ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_litellm_34728_41610_every_api_is_counted_streamed_or_not(bounded, path, streaming):
+async def test_litellm_34728_41610_every_api_is_counted_streamed_or_not(bounded):
     """Responses were counted as zero, and streams not at all."""
-    bounded.quota(tpm=1000)
+    bounded.quota(tpm=10_000)
     bounded.stack.say("Hello world! How are you?")
-    whole = await bounded.post(path, json=BODIES[path])
-    truth = used(whole.json())
-    if streaming:
-        async with bounded.stack.client.stream("POST", path, json={**BODIES[path], "stream": True}) as response:
+    for path, body in BODIES.items():
+        before = bounded.left("tpm", 10_000)
+        truth = used((await bounded.post(path, json=body)).json())
+        assert before - bounded.left("tpm", 10_000) == truth
+        async with bounded.stack.client.stream("POST", path, json={**body, "stream": True}) as response:
             assert [line async for line in response.aiter_lines()]
-        truth *= 2
-    await bounded.over()
-    assert bounded.left("tpm", 1000) == 1000 - truth
+        await bounded.over()
+        assert before - bounded.left("tpm", 10_000) == 2 * truth
 
 
 @pytest.mark.parametrize(
@@ -368,6 +375,57 @@ async def test_a_key_and_its_tenant_bound_both_or_nothing_is_taken(bounded):
     assert "of tenant acme" in answers[1].json()["error"]["message"]
     assert answers[0].headers["x-ratelimit-limit-requests"] == "1"
     assert bounded.left("rpm", 10) == 9
+
+
+@pytest.mark.parametrize("what", ["embeddings", "rerank"])
+async def test_encoders_reserve_what_they_read(tokenizer, what):
+    """What they use is known before they run: a request too many never reaches the engine."""
+    clock, ran = Clock(), []
+    gate = Gate(Embedded(":memory:", clock), None, clock)
+
+    async def run(rows):
+        ran.append(rows)
+        return np.zeros((len(rows), 4), dtype=np.float32) if what == "embeddings" else np.zeros(len(rows))
+
+    card = SimpleNamespace(dimensions=4, max_seq_len=256, vocab_size=tokenizer.vocab_size)
+    model = SimpleNamespace(name="tiny", card=card, tokenizer=tokenizer, embed=run, scores=run, reads_pairs=True)
+    model.room = lambda query: 200
+    model.rows = lambda query, documents: [SimpleNamespace(ids=[*query, *one]) for one in documents]
+    body = EmbeddingRequest(model="tiny", input=["Hello world", "How are you?"])
+    if what == "rerank":
+        body = RerankRequest(model="tiny", query="Hello", documents=["Hello world", "How are you?"])
+
+    async def load(kind, request):
+        return body
+
+    async def at_once(work, size, caller):
+        return work()
+
+    service = SimpleNamespace(
+        intake=SimpleNamespace(load=load),
+        metrics=None,
+        limits=RequestLimits(),
+        text_threads=SimpleNamespace(run=at_once),
+    )
+    models = SimpleNamespace(get=lambda name: model)
+    endpoint = Embeddings(service, models) if what == "embeddings" else Rerank(service, models)
+    quota = (Quota("key-a", tpm=1000),)
+
+    async def ask() -> RequestContext:
+        context = RequestContext("req", grant=gate.ticket(quota))
+        await endpoint.handle(Request({"type": "http", "llmops": context}))
+        context.grant.close(Outcome(200, usage=context.usage))
+        return context
+
+    truth = (await ask()).usage.prompt_tokens
+    assert truth > 4
+    key = Want(RATE, "key-a::tpm", 1000, 1000 - truth)
+    assert gate.limiter.reserve_now([key._replace(amount=0)]).decision.left == (1000 - truth,)
+    gate.limiter.reserve_now([key])
+    with pytest.raises(TokenRateLimitError):
+        await ask()
+    assert len(ran) == 1
+    await gate.close()
 
 
 # -- money -----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,10 @@ class Reserved(NamedTuple):
 class Limiter(ABC):
     """Reserves in all or in none, for everybody who keeps the same things."""
 
+    async def start(self) -> None:
+        """Connect, where there is something to connect to; without it the first reservation does."""
+        return
+
     @abstractmethod
     async def reserve(self, wants: Sequence[Want]) -> Reserved: ...
 
