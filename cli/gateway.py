@@ -12,6 +12,8 @@ import click
 @click.option("--triton", metavar="HOST:PORT", help="Triton's gRPC endpoint.  [default: 127.0.0.1:8001]")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any.  [default: 9000]")
+@click.option("--store", metavar="URL", help="Whose keys are asked for: sqlite:///FILE or postgresql://….")
+@click.option("--open", "open_", is_flag=True, default=None, help="Ask nobody for a key, whoever reaches the gateway.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes on the same port.  [default: 1]")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to log.  [default: info]"
@@ -21,6 +23,8 @@ def command(
     triton: str | None,
     host: str | None,
     port: int | None,
+    store: str | None,
+    open_: bool | None,
     workers: int | None,
     log_level: str | None,
 ) -> None:
@@ -30,9 +34,16 @@ def command(
     """
     from llmops.gateway.settings import load_settings
 
-    settings = load_settings(config, triton=triton, host=host, port=port, workers=workers, log_level=log_level)
+    settings = load_settings(
+        config, triton=triton, host=host, port=port, store=store, open=open_, workers=workers, log_level=log_level
+    )
+    from llmops.gateway.callers.access.guard import told
     from llmops.gateway.logs import configure_logging
     from llmops.gateway.server import run
 
     configure_logging(settings.log_level)
-    run(settings, lambda url: click.echo(f"llmops gateway listens on {url} (Triton at {settings.triton})"))
+
+    def announce(url: str, asked: bool) -> None:
+        click.echo(f"llmops gateway listens on {url} (Triton at {settings.triton}), {told(settings, asked)}.")
+
+    run(settings, announce)

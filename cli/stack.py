@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.target_names import TARGETS, TargetName
+from llmops.cli.accounts.first_key import first_key
+from llmops.cli.accounts.store import default_store
 from llmops.errors import InputError, ServerError
 
 
@@ -46,13 +48,25 @@ def _make_folder(place: Path) -> None:
         raise InputError(f"{place} cannot be written ({error.strerror}); give --dir another folder.") from error
 
 
-def make_repository(engine: Path, folder: Path | None) -> Path:
-    """A Triton model repository in `folder`, or beside the engine."""
+@dataclass(frozen=True)
+class Ready:
+    """What `llmops up` tells when all of it runs; `exposure` is the line that says what is open to whom, `asked`
+    whether for a key."""
+
+    url: str
+    model: str
+    exposure: str
+    asked: bool
+
+
+def make_repository(engine: Path, folder: Path | None) -> tuple[Path, str]:
+    """A Triton model repository in `folder`, or beside the engine; and the model's name."""
     from llmops.model_repository.generate import generate_repository, read_engines
 
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
-    generate_repository(read_engines((str(engine),)), repository)
-    return repository
+    engines = read_engines((str(engine),))
+    generate_repository(engines, repository)
+    return repository, engines[0].name
 
 
 def _slug(checkpoint: str) -> str:
@@ -62,13 +76,22 @@ def _slug(checkpoint: str) -> str:
 class Stack:
     """Triton and the gateway. Leaving the block ends both, whatever the reason. SIGTERM is as good as Ctrl-C."""
 
-    def __init__(self, host: str, port: int, config: Path | None) -> None:
+    def __init__(self, host: str, port: int, config: Path | None, store: str | None, open_: bool | None) -> None:
+        """`first_key` is the one that was made, as none was there and the host is not this machine's alone."""
+        from llmops.gateway.callers.access.guard import keys_asked
         from llmops.gateway.server import bind
         from llmops.gateway.settings import load_settings
+        from llmops.hosts import is_loopback
 
-        self._settings = load_settings(config, host=host, port=port, log_level="warning")
-        # a port that is taken should be known before minutes of building
+        self._settings = load_settings(config, host=host, port=port, store=store, open=open_, log_level="warning")
+        # a port that is taken, or a store that cannot be opened, should be known before minutes of building
         bind(host, port).close()
+        self.first_key = ""
+        if not self._settings.open and not is_loopback(host):
+            url = self._settings.store or default_store()
+            self._settings = self._settings.model_copy(update={"store": url})
+            self.first_key = first_key(url)
+        keys_asked(self._settings)
         self._exit = contextlib.ExitStack()
         self._failure: ServerError | None = None
         self._leaving = threading.Event()
@@ -95,11 +118,8 @@ class Stack:
         self._triton.wait_ready()
         threading.Thread(target=self._watch_triton, name="watch-triton", daemon=True).start()
 
-    def run_gateway(self, on_ready: Callable[[str, str, str], None]) -> None:
-        """Serve until Ctrl-C, SIGTERM, or the end of Triton (then ServerError).
-
-        `on_ready` gets the URL, the model's name and the line that says what is open to whom.
-        """
+    def run_gateway(self, model: str, on_ready: Callable[[Ready], None]) -> None:
+        """Serve until Ctrl-C, SIGTERM, or the end of Triton (then ServerError)."""
         from llmops.gateway.logs import configure_logging
         from llmops.gateway.server import run
 
@@ -107,27 +127,30 @@ class Stack:
         settings = self._settings.model_copy(update={"triton": self._triton.grpc_address})
         # uvicorn handles both itself, and raises them once more when it is done
         _on_signals(_ignore)
-        self._forced = run(settings, lambda url: self._announce_when_ready(url, on_ready))
+
+        def listening(url: str, asked: bool) -> None:
+            self._announce_when_ready(Ready(url, model, self._exposure(url, asked), asked), on_ready)
+
+        self._forced = run(settings, listening)
         if self._failure is not None:
             raise self._failure
 
-    def _announce_when_ready(self, url: str, on_ready: Callable[[str, str, str], None]) -> None:
+    def _announce_when_ready(self, ready: Ready, on_ready: Callable[[Ready], None]) -> None:
         def wait() -> None:
             while not self._leaving.is_set():
-                with contextlib.suppress(urllib.error.URLError, OSError, IndexError):
-                    with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
-                        model = json.load(answer)["data"][0]["id"]
-                    urllib.request.urlopen(f"{url}/health/ready", timeout=30).close()
-                    on_ready(url, model, self._exposure(url))
+                with contextlib.suppress(urllib.error.URLError, OSError):
+                    urllib.request.urlopen(f"{ready.url}/health/ready", timeout=30).close()
+                    on_ready(ready)
                     return
                 self._leaving.wait(0.1)
 
         threading.Thread(target=wait, name="announce", daemon=True).start()
 
-    def _exposure(self, url: str) -> str:
+    def _exposure(self, url: str, asked: bool) -> str:
         from llmops.model_repository.server.exposure import stack_exposure
 
-        return stack_exposure(self._settings.host, url, self._triton.grpc_address, str(self._triton.metrics_url))
+        grpc, metrics = self._triton.grpc_address, str(self._triton.metrics_url)
+        return stack_exposure(self._settings.host, url, grpc, metrics, keys=asked)
 
     def _watch_triton(self) -> None:
         try:

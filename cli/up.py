@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from llmops.build.target_names import NAMES, TargetName
+
+if TYPE_CHECKING:
+    from llmops.cli.stack import Ready
+
+FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 
 
 @click.command()
@@ -24,6 +30,8 @@ from llmops.build.target_names import NAMES, TargetName
     type=click.Path(path_type=Path),
     help="Where engine and repository go.  [default: ~/.cache/llmops/up; the repository of an ENGINE: beside it]",
 )
+@click.option("--store", metavar="URL", help="Whose keys are asked for: sqlite:///FILE or postgresql://….")
+@click.option("--open", "open_", is_flag=True, default=None, help="Ask nobody for a key, whoever reaches the gateway.")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Gateway settings (YAML).")
 def command(
     checkpoint: str,
@@ -34,28 +42,37 @@ def command(
     host: str,
     port: int,
     folder: Path | None,
+    store: str | None,
+    open_: bool | None,
     config: Path | None,
 ) -> None:
     """From CHECKPOINT to a running OpenAI endpoint: build, repository, Triton, gateway.
 
     CHECKPOINT is what `llmops build` takes, or an engine folder that it made. What was built before is used again.
     Ctrl-C ends all of it: open answers are finished first, unless there is a second one.
+
+    On a --host that others reach the gateway asks for keys (--store, or store.db in the cache folder); where there is
+    none yet, it makes the first and prints it once.
     """
     from llmops.cli.stack import Stack, build_engine, make_repository
 
     started = time.monotonic()
-    with Stack(host, port, config) as stack:
+    with Stack(host, port, config, store, open_) as stack:
+        if stack.first_key:
+            click.echo(f"{FIRST_KEY}\n{stack.first_key}\n")
         engine = build_engine(checkpoint, target, quant, tp, name, folder)
-        repository = make_repository(engine, folder)
+        repository, model = make_repository(engine, folder)
         click.echo(f"Engine {engine}, repository {repository}. Starting Triton ...", err=True)
         stack.start_triton(repository)
-        stack.run_gateway(lambda url, model, exposure: _announce(url, model, exposure, time.monotonic() - started))
+        stack.run_gateway(model, lambda ready: _announce(ready, time.monotonic() - started))
 
 
-def _announce(url: str, model: str, exposure: str, seconds: float) -> None:
+def _announce(ready: Ready, seconds: float) -> None:
+    url, model = ready.url, ready.model
+    key = " -H 'authorization: Bearer KEY'" if ready.asked else ""
     body = (
         f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
     )
-    click.echo(f"\nReady after {seconds:.0f} s: {url}/v1 serves {model}.\n{exposure}\n\nTry it:\n")
-    click.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n")
-    click.echo(f"  llmops chat --url {url}/v1\n\nCtrl-C ends everything.")
+    click.echo(f"\nReady after {seconds:.0f} s: {url}/v1 serves {model}.\n{ready.exposure}\n\nTry it:\n")
+    click.echo(f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n")
+    click.echo(f"  {'LLMOPS_API_KEY=KEY ' if key else ''}llmops chat --url {url}/v1\n\nCtrl-C ends everything.")

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from llmops import __version__
 from llmops.gateway.answers.service import Service
+from llmops.gateway.callers.access.check import access_of
 from llmops.gateway.callers.limits.check import limits_of
 from llmops.gateway.conversations.run import Running
 from llmops.gateway.conversations.store import ResponseStore
@@ -67,6 +68,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
     text_threads = TextThreads(settings.text_threads, settings.limits.preparing)
     intake = Intake(settings.limits, settings.timeouts.body)
     catalogue = catalogue_of(settings, [settings.triton])
+    access = access_of(settings)
     limits = limits_of(settings, siblings.own)
 
     @asynccontextmanager
@@ -80,6 +82,8 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
         finally:
             lag.close()
             await responses.close()
+            if access is not None:
+                await access.close()
             if limits is not None:
                 await limits.gate.close()
             await catalogue.close()
@@ -93,7 +97,14 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
         lifespan=lifespan,
         # OpenAI clients do not expect a redirect; they know the API's 404
         redirect_slashes=False,
-        checks=[intake, RequestCounts(metrics), *named, *checks, *([limits] if limits else [])],
+        checks=[
+            intake,
+            RequestCounts(metrics),
+            *([access] if access else []),
+            *named,
+            *checks,
+            *([limits] if limits else []),
+        ],
         own=siblings.own,
     )
     add_handlers(app)

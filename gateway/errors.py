@@ -120,6 +120,46 @@ class ContextLengthError(InvalidRequestError):
         self.tokens, self.most = tokens, most
 
 
+class InvalidKeyError(ApiError):
+    """401: no key, or one that is not taken. The message says no more than its sender may know."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+    challenge = 'Bearer realm="llmops", error="invalid_token"'
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "www-authenticate": self.challenge}
+
+
+class MissingKeyError(InvalidKeyError):
+    """401: nothing was sent that could be a key."""
+
+    challenge = 'Bearer realm="llmops"'
+
+    def __init__(self) -> None:
+        super().__init__("No API key was sent; send one as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
+
+
+class ForbiddenError(ApiError):
+    """403: the key is right, and is not for this."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "insufficient_permissions"
+
+
+class ModelNotAllowedError(ForbiddenError):
+    """403: a model that the key does not name, whether there is one or not."""
+
+    code = "model_not_allowed"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"This API key is not for a model '{model}'. GET /v1/models lists what it may use.", param="model"
+        )
+
+
 class NotFoundError(ApiError):
     """404: no such route or object."""
 

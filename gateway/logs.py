@@ -12,4 +12,5 @@ current_request: ContextVar[str] = ContextVar("current_request", default="")
 def configure_logging(level: str) -> None:
     """Set up the process's logging; only command-line entry points call this."""
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for chatty in ("httpx", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

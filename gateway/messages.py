@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ class Caller:
     """Who asks. Without keys everybody is anonymous: `user_id` is then a digest of whatever was sent as a key.
 
     `share` is the path by which what is scarce is divided, `a/b` for `b` of `a`'s; `scopes` what may be asked for;
-    `models` the names that may be used, None for all; `quotas` bound it, the narrowest first.
+    `models` the names that may be used, None for all; `quotas` bound it, the narrowest first; `until`: when what
+    it sent as a key ends (Unix seconds).
     """
 
     tenant_id: str = ""
@@ -95,6 +97,15 @@ class Caller:
     scopes: frozenset[str] = frozenset({"inference"})
     models: frozenset[str] | None = None
     quotas: tuple[Quota, ...] = ()
+    until: float = math.inf
+
+    @property
+    def owner(self) -> str:
+        """Whose what it makes is: its tenant's. Without keys that of whoever sends the same again as a key."""
+        return self.tenant_id or self.user_id
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
 
 
 class Usage(NamedTuple):

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
+from llmops.gateway.callers.access.guard import keys_asked
 from llmops.gateway.conversations.table import ResponseTable
 from llmops.gateway.http.chunked import ServerSend
 from llmops.gateway.http.private import check_uvicorn
@@ -72,17 +73,19 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run(settings: GatewaySettings, on_listening: Callable[[str], None] | None = None) -> bool:
-    """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL as soon as the port is bound.
+def run(settings: GatewaySettings, on_listening: Callable[[str, bool], None] | None = None) -> bool:
+    """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL, and whether keys are asked for, as soon as the
+    port is bound. True when a second signal ended it.
 
-    True when a second signal ended it.
+    Raises InputError for a host that opens the gateway to others without keys, unless the settings say so.
     """
+    asked = keys_asked(settings)
     listener = bind(settings.host, settings.port)
     _raise_descriptor_limit()
     try:
         host, port = listener.getsockname()[:2]
         if on_listening is not None:
-            on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", asked)
         if settings.workers == 1:
             return _serve(settings, [listener])
         _run_workers(settings, listener)

@@ -138,6 +138,13 @@ class StoredResponses(_Section):
     seconds: Annotated[float, Field(gt=0)] = 86_400.0
 
 
+class LookupSettings(_Section):
+    """Seconds for which a key that was looked up counts as it was: `fresh`, and `stale` while its store is away."""
+
+    fresh: Annotated[float, Field(gt=0)] = 30.0
+    stale: Annotated[float, Field(ge=0)] = 3600.0
+
+
 # gRPC's own names of servers, https://github.com/grpc/grpc/blob/master/doc/naming.md
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
@@ -161,6 +168,7 @@ class GatewaySettings(BaseSettings):
     """Everything `llmops gateway` can be told.
 
     `request_checks`: `module:name` of what makes a Check (gateway/http/door.py) when it is called with these settings.
+    `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
@@ -175,6 +183,10 @@ class GatewaySettings(BaseSettings):
     timeouts: Timeouts = Timeouts()
     sampling: SamplingSettings = SamplingSettings()
     responses: StoredResponses = StoredResponses()
+    # it can hold a password
+    store: str | None = Field(default=None, repr=False)
+    open: bool = False
+    lookups: LookupSettings = LookupSettings()
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2
@@ -233,7 +245,7 @@ def _refuse_misspelt_environment() -> None:
         stem = name.split("__")[0]
         if not name.startswith(PREFIX) or stem in known:
             continue
-        meant = difflib.get_close_matches(stem, known, n=1, cutoff=0.8)
+        meant = difflib.get_close_matches(stem, known, n=1, cutoff=0.85)
         if meant:
             raise InputError(f"The environment variable {name} is an unknown setting; did you mean {meant[0]}?")
 

@@ -51,7 +51,7 @@ class ChatCompletions:
         context = context_of(request)
         body = await self._service.intake.load(ChatRequest, request)
         context.mark("parse")
-        model = self._service.models.get(body.model)
+        model = self._service.models.get(body.model, context.caller)
         check_chat(body, model, self._service.limits)
         note_ignored(context, self._service.metrics, body, IGNORED)
         answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())

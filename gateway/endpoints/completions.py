@@ -42,7 +42,7 @@ class Completions:
         context = context_of(request)
         body = await self._service.intake.load(CompletionRequest, request)
         context.mark("parse")
-        model = self._service.models.get(body.model)
+        model = self._service.models.get(body.model, context.caller)
         check_completion(body, model)
         note_ignored(context, self._service.metrics, body, IGNORED)
         answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())

@@ -32,7 +32,7 @@ class Embeddings:
     async def handle(self, request: Request) -> Response:
         context = context_of(request)
         body = await self._service.intake.load(EmbeddingRequest, request)
-        model = self._models.get(body.model)
+        model = self._models.get(body.model, context.caller)
         note_ignored(context, self._service.metrics, body)
         _check_dimensions(body, model)
         inputs = _inputs(body, self._service.limits.inputs)

@@ -12,6 +12,8 @@ from starlette.responses import JSONResponse, Response
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.fleet.catalogue import Catalogue
 from llmops.gateway.fleet.serving import Standing
+from llmops.gateway.http.context import context_of
+from llmops.gateway.messages import Caller
 from llmops.gateway.observability.combined import OWN, combined
 from llmops.gateway.observability.metrics import Metrics
 
@@ -45,6 +47,10 @@ class Health:
         if self.draining:
             raise _not_ready("The gateway is shutting down.")
         standing = await self._catalogue.look()
+        caller = context_of(request).caller
+        if "inference" not in caller.scopes:
+            return _said_to_strangers(standing)
+        standing = _seen_by(caller, standing)
         broken = dict(standing.broken)
         if _asked(request, "generate"):
             broken.update(await self._silent(_wanted(standing, request.query_params.get("model"))))
@@ -64,6 +70,21 @@ class Health:
     async def metrics(self, request: Request) -> Response:
         siblings = () if OWN in request.query_params else self._siblings
         return Response(await combined(self._metrics.registry, siblings), media_type=CONTENT_TYPE_LATEST)
+
+
+def _said_to_strangers(standing: Standing) -> Response:
+    """Where keys are asked for, one without a key learns whether, and nothing of which."""
+    if all(name in standing.broken for name in standing.ready):
+        raise _not_ready("The gateway is not ready; with a key it says why.")
+    return JSONResponse({"status": "ready"})
+
+
+def _seen_by(caller: Caller, standing: Standing) -> Standing:
+    if caller.models is None:
+        return standing
+    ready = {name: serving for name, serving in standing.ready.items() if caller.may_use(name)}
+    broken = {name: problem for name, problem in standing.broken.items() if caller.may_use(name)}
+    return Standing(ready, broken, standing.problem)
 
 
 def _asked(request: Request, name: str) -> bool:

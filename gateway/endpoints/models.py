@@ -13,6 +13,8 @@ from llmops.gateway.endpoints.messages.models import as_anthropic, page_of
 from llmops.gateway.fleet.catalogue import Catalogue
 from llmops.gateway.fleet.serving import Model
 from llmops.gateway.http.anthropic import is_anthropic
+from llmops.gateway.http.context import context_of
+from llmops.gateway.messages import Caller
 
 
 class ModelList:
@@ -22,22 +24,22 @@ class ModelList:
         self._service, self._catalogue = service, catalogue
 
     async def handle(self, request: Request) -> Response:
-        data = list(self._described().values())
+        data = list(self._described(context_of(request).caller).values())
         if is_anthropic(request.scope):
             return json_response(page_of(data, request.query_params))
         return json_response({"object": "list", "data": data})
 
     async def handle_one(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        # a name that nobody knows raises what any request for it would
-        found = self._described().get(name) or describe(self._service.models.get(name), ready=False)
+        name, caller = request.path_params["model"], context_of(request).caller
+        # a name that nobody knows, or that is not the caller's, raises what any request for it would
+        found = self._described(caller).get(name) or describe(self._service.models.get(name, caller), ready=False)
         return json_response(as_anthropic(found) if is_anthropic(request.scope) else found)
 
-    def _described(self) -> dict[str, dict[str, Any]]:
-        """By name; models that are there and cannot be made come last, as nothing else is known of them."""
+    def _described(self, caller: Caller) -> dict[str, dict[str, Any]]:
+        """The caller's, by name; those that cannot be made come last, as nothing else is known of them."""
         known = {found.model.name: describe(found.model, found.ready) for found in self._catalogue.all()}
         broken = {name: describe_broken(name, problem) for name, problem in self._catalogue.problems().items()}
-        return known | {name: entry for name, entry in broken.items() if name not in known}
+        return {name: entry for name, entry in ({**known, **broken} | known).items() if caller.may_use(name)}
 
 
 def describe(model: Model, ready: bool) -> dict[str, Any]:

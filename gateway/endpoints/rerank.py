@@ -35,7 +35,7 @@ class Rerank:
     async def handle(self, request: Request) -> Response:
         context = context_of(request)
         body = await self._service.intake.load(RerankRequest, request)
-        model = self._models.get(body.model)
+        model = self._models.get(body.model, context.caller)
         note_ignored(context, self._service.metrics, body, _IGNORED)
         texts = _texts(body, self._service.limits.inputs)
         queries = len(texts) if model.reads_pairs else 1

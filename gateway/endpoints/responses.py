@@ -54,9 +54,9 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         context = context_of(request)
-        owner = context.caller.user_id
+        owner = context.caller.owner
         body = await self._service.intake.load(ResponsesRequest, request)
-        model = self._service.models.get(body.model)
+        model = self._service.models.get(body.model, context.caller)
         own = [_with_id(await self._resolved(item, owner)) for item in as_items(body.input)]
         before = await self._store.context(body.previous_response_id, owner) if body.previous_response_id else []
         chat = self._as_chat(body, [*before, *own], model, context)
@@ -122,7 +122,7 @@ class Responses:
 
     async def _where_it_is(self, request: Request, handle: Handler) -> Response:
         """By the worker that generates it, else by this one."""
-        response_id, owner = request.path_params["response_id"], context_of(request).caller.user_id
+        response_id, owner = request.path_params["response_id"], context_of(request).caller.owner
         run = self._running.find(response_id, owner)
         if run is not None:
             return await handle(request, run.entry(), run)

@@ -68,23 +68,23 @@ class Tokens:
         self._service = service
 
     async def tokenize(self, request: Request) -> Response:
+        context = context_of(request)
         body = await self._service.intake.load(TokenizeRequest, request)
-        model = self._service.models.get(body.model)
+        model = self._service.models.get(body.model, context.caller)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("Give either prompt or messages.", param="prompt")
         limits = self._service.limits
         check_length(len(body.prompt or ""), limits, "prompt")
         check_messages(body.messages or (), limits)
-        context = context_of(request)
         answer = await self._service.text_threads.run(
             lambda: self._tokens(model, body), context.size, context.caller.share
         )
         return Response(answer, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self._service.intake.load(DetokenizeRequest, request)
-        model = self._service.models.get(body.model)
         context = context_of(request)
+        body = await self._service.intake.load(DetokenizeRequest, request)
+        model = self._service.models.get(body.model, context.caller)
         answer = await self._service.text_threads.run(
             lambda: _text(model, body.tokens), context.size, context.caller.share
         )

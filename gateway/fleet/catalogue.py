@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, cast
 
-from llmops.gateway.errors import ApiError, ModelNotFoundError, UnavailableError, log_detail
+from llmops.gateway.errors import ApiError, ModelNotAllowedError, ModelNotFoundError, UnavailableError, log_detail
 from llmops.gateway.fleet.kinds import Kind, kinds_of
 from llmops.gateway.fleet.refresher import Refresher
 from llmops.gateway.fleet.server import Server
 from llmops.gateway.fleet.serving import M, Model, Standing
+from llmops.gateway.messages import Caller
 from llmops.gateway.settings import GatewaySettings
 
 
@@ -153,8 +154,11 @@ class Models(Generic[M]):
     def __init__(self, catalogue: Catalogue, kinds: Sequence[type[M]]) -> None:
         self._catalogue, self._kinds = catalogue, kinds
 
-    def get(self, name: str) -> M:
-        """Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down)."""
+    def get(self, name: str, caller: Caller) -> M:
+        """Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down);
+        ModelNotAllowedError for any name that is not among the caller's."""
+        if not caller.may_use(name):
+            raise ModelNotAllowedError(name)
         return self._catalogue.find(name, self._kinds)
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
+from llmops.hosts import is_loopback
 
 EMBEDDED_HTTP = (
     "Triton's HTTP server is on. This embedded Triton (2.51) ends with a crash when anybody on this machine sends it a "
     "hostile body (CVE-2025-23310, CVE-2025-23311); leave --http out unless you need it."
 )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def exposure(host: str, http_host: str, metrics: bool) -> str:
@@ -34,13 +27,13 @@ def exposure(host: str, http_host: str, metrics: bool) -> str:
     return " ".join(parts)
 
 
-def stack_exposure(host: str, url: str, grpc: str, metrics: str) -> str:
-    """For `llmops up`."""
-    who = "this machine only" if is_loopback(host) else f"anyone who reaches {host}, without a key"
+def stack_exposure(host: str, url: str, grpc: str, metrics: str, keys: bool) -> str:
+    """For `llmops up`; `keys`: whether the gateway asks for them."""
+    who = "this machine only" if is_loopback(host) else f"anyone who reaches {host}"
     flag = "--host opens it to others" if is_loopback(host) else "closed by: --host 127.0.0.1"
     return (
-        f"Open to {who}: the gateway {url} ({flag}). To this machine only: Triton's gRPC {grpc} and metrics {metrics}; "
-        "its HTTP is off."
+        f"Open to {who}, {'with' if keys else 'without'} a key: the gateway {url} ({flag}). To this machine "
+        f"only, without a key: Triton's gRPC {grpc} and metrics {metrics}; its HTTP is off."
     )
 
 

@@ -18,7 +18,7 @@ from llmops.store.accounts.users import DEFAULT_TIER, User
 from llmops.store.audit import By, record
 from llmops.store.tables import api_keys, tenants, users
 
-SCOPES = ("inference", "usage", "admin")
+SCOPES = ("inference", "usage", "metrics", "admin")
 DEFAULT_SCOPES = ("inference", "usage")
 _TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,19}")
 
@@ -106,6 +106,9 @@ _BY_HASH = _KEYS.add_columns(
     case((api_keys.c.previous_hash == _HASHED, api_keys.c.previous_until)).label("secret_until")
 ).where(or_(api_keys.c.hash == _HASHED, api_keys.c.previous_hash == _HASHED))
 
+_HASHES = bindparam("hashes", expanding=True, type_=String)
+_BY_HASHES = _KEYS.where(or_(api_keys.c.hash.in_(_HASHES), api_keys.c.previous_hash.in_(_HASHES)))
+
 
 async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by: By) -> tuple[KeyRow, str]:
     """The new key and its secret, which is kept nowhere. Raises InputError for an end in the past."""
@@ -130,6 +133,22 @@ async def find_key(connection: AsyncConnection, hashed: str) -> KeyRow | None:
     """The key of this SHA-256, in one query. It may be one that is refused: ask its `state`."""
     row = (await connection.execute(_BY_HASH, {"hashed": hashed})).mappings().first()
     return None if row is None else _key(row)
+
+
+async def find_keys(connection: AsyncConnection, hashes: Sequence[str]) -> dict[str, KeyRow]:
+    """Those of the hashes that are keys', in one query; a key that was rotated can be there by both of its secrets."""
+    found: dict[str, KeyRow] = {}
+    for row in (await connection.execute(_BY_HASHES, {"hashes": list(hashes)})).mappings():
+        key = _key(row)
+        found[row["hash"]] = key
+        if row["previous_hash"] is not None:
+            found[row["previous_hash"]] = replace(key, secret_until=key.previous_until)
+    return {hashed: found[hashed] for hashed in hashes if hashed in found}
+
+
+async def any_key(connection: AsyncConnection) -> bool:
+    """Whether a key was ever made here."""
+    return (await connection.execute(select(api_keys.c.id).limit(1))).first() is not None
 
 
 async def require_key(connection: AsyncConnection, key: str) -> KeyRow:

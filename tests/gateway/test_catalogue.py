@@ -16,6 +16,7 @@ from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.kinds import Kind
 from llmops.gateway.fleet.server import Server
 from llmops.gateway.fleet.serving import EmbeddingModel, Model, ServedModel
+from llmops.gateway.http.context import NOBODY
 from llmops.gateway.settings import GatewaySettings
 
 NEVER = 3600.0
@@ -96,9 +97,9 @@ async def test_a_server_that_goes_takes_only_its_own_models(card):
         assert standing.broken == {"tiny": "The model tiny is not ready."}
         assert standing.problem is None
         # known, so that its engine and not the list says what is wrong
-        assert catalogue.of(ServedModel).get("tiny").name == "tiny"
+        assert catalogue.of(ServedModel).get("tiny", NOBODY).name == "tiny"
         with pytest.raises(ModelNotFoundError):
-            catalogue.of(ServedModel).get("nobody")
+            catalogue.of(ServedModel).get("nobody", NOBODY)
 
         assert await catalogue.generates("nobody", 1) == "The model nobody is not there any more."
 
@@ -106,7 +107,7 @@ async def test_a_server_that_goes_takes_only_its_own_models(card):
         assert (await catalogue.look()).problem == "Triton is not ready."
         await catalogue.refresh()
         with pytest.raises(UnavailableError, match=r"Triton cannot be reached\."):
-            catalogue.of(ServedModel).get("nobody")
+            catalogue.of(ServedModel).get("nobody", NOBODY)
 
 
 async def test_all_kinds_are_found_in_one_reading(card, encoder_card):
@@ -114,10 +115,10 @@ async def test_all_kinds_are_found_in_one_reading(card, encoder_card):
     async with watching(triton) as catalogue:
         assert triton.indexed == 1
         assert [found.model.name for found in catalogue.all()] == ["tiny", "vectors"]
-        assert catalogue.of(EmbeddingModel).get("vectors").card.dimensions == 3
+        assert catalogue.of(EmbeddingModel).get("vectors", NOBODY).card.dimensions == 3
         for name, kind in (("tiny", EmbeddingModel), ("vectors", ServedModel)):
             with pytest.raises(ModelNotFoundError):
-                catalogue.of(kind).get(name)
+                catalogue.of(kind).get(name, NOBODY)
         await catalogue.look()
         assert triton.indexed == 2
 
@@ -131,14 +132,14 @@ async def test_an_encoder_that_is_broken_says_why_once(card, encoder_card, tmp_p
             for _ in range(3):
                 assert (await catalogue.look()).broken == {"vectors": problem}
             with pytest.raises(UnavailableError, match="its tokenizer cannot be read"):
-                catalogue.of(EmbeddingModel).get("vectors")
+                catalogue.of(EmbeddingModel).get("vectors", NOBODY)
             del broken["dimensions"]
             broken["tokenizer_dir"] = encoder_card["tokenizer_dir"]
             fault = "the model's llmops_card cannot be used (dimensions: Field required)."
             assert (await catalogue.look()).broken == {"vectors": f"The model vectors cannot be served: {fault}"}
             triton.more["vectors-embedding"] = encoder_card
             assert (await catalogue.look()).broken == {}
-            assert catalogue.of(EmbeddingModel).get("vectors").name == "vectors"
+            assert catalogue.of(EmbeddingModel).get("vectors", NOBODY).name == "vectors"
     assert [record.getMessage().split(" (")[0] for record in caplog.records].count(problem) == 1
 
 
@@ -173,6 +174,6 @@ async def test_another_kind_needs_nothing_but_itself(card):
         return Catalogue([Server(one, kinds, 5) for one in addresses], kinds, refresh_seconds=NEVER, patience=5)
 
     async with watching(triton, catalogue=echoes) as catalogue:
-        assert catalogue.of(Echo).get("parrot").name == "parrot"
+        assert catalogue.of(Echo).get("parrot", NOBODY).name == "parrot"
         assert (await catalogue.look()).ready == {"parrot": "parrot"}
         assert await catalogue.generates("parrot", 1) is None

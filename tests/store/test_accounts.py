@@ -207,7 +207,7 @@ async def test_names_and_addresses_that_are_none(store, by):
         (lambda: Budget(1, "fortnight"), "cannot be per fortnight; write one of day, week, month"),
         (
             lambda: KeySpec(scopes=("inference", "root")),
-            "no scope root; a key has one or more of inference, usage, admin",
+            "no scope root; a key has one or more of inference, usage, metrics, admin",
         ),
         (lambda: KeySpec(scopes=()), "one or more of"),
         (lambda: KeySpec(tier="Gold!"), "is not a tier"),

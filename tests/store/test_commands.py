@@ -232,7 +232,10 @@ def test_usage_in_every_form(acme, url):
         (("--budget", "0/day"), "A budget is more than $0"),
         (("--budget", "1e99/day"), "'1e99/day' is not a budget"),
         (("--budget", "2000000000/day"), "at most $1,000,000,000"),
-        (("--scopes", "inference,root"), "There is no scope root; a key has one or more of inference, usage, admin."),
+        (
+            ("--scopes", "inference,root"),
+            "no scope root; a key has one or more of inference, usage, metrics, admin.",
+        ),
         (("--scopes", ","), "',' is not a list of names"),
         (("--expires", "soon"), "'soon' is not a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31."),
         (("--expires", "90"), "'90' is not a time"),

@@ -52,11 +52,13 @@ class LimitCheck(Check):
 
 
 def limits_of(settings: GatewaySettings, own: str = "", costs: Costs | None = None) -> LimitCheck | None:
-    """The check that the settings ask for, None where they ask for none. `own`: this worker's place among others.
+    """The check that the settings, or the keys of their store, may need; None without both.
+
+    `own`: this worker's place among others.
 
     Raises InputError when Redis is asked for and its client is not installed.
     """
-    if not settings.quotas.model_fields_set and settings.redis is None and costs is None:
+    if not settings.quotas.model_fields_set and settings.redis is None and settings.store is None and costs is None:
         return None
     return LimitCheck(Gate(_limiter(settings, own), costs), settings.quotas)
 

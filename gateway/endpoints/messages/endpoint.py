@@ -40,7 +40,7 @@ class Messages:
         with _own_terms():
             body = await self._service.intake.load(MessagesRequest, request)
         context.mark("parse")
-        model = self._service.models.get(body.model)
+        model = self._service.models.get(body.model, context.caller)
         chat = self._as_chat(body, model, context)
         head = _head("msg_" + secrets.token_hex(12), body.model)
 
@@ -80,7 +80,7 @@ class Messages:
         context = context_of(request)
         with _own_terms():
             body = await self._service.intake.load(CountTokensRequest, request)
-        model = self._service.models.get(body.model)
+        model = self._service.models.get(body.model, context.caller)
         chat = self._as_chat(body, model, context)
         with _own_terms():
             plan = await plan_in_turn(self._service, chat, model, context)

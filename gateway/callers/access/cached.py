@@ -1,0 +1,176 @@
+"""A directory that is asked once per credential and time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmops.gateway.callers.access.base import Directory
+from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.gateway.messages import Caller
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 30.0
+STALE_SECONDS = 3600.0
+# while the directory cannot be asked, it is tried as often
+RETRY_SECONDS = 1.0
+# credentials that are remembered, of callers and of others: those of an attacker must not push out the callers'
+MOST_KNOWN = 100_000
+MOST_REFUSED = 20_000
+EXPIRED = "This API key has expired."
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    caller: Caller
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """`reason`: a sentence; empty for what nobody has."""
+
+    reason: str
+    at: float
+
+
+_Found = _Known | _Refused | UnavailableError
+
+
+class Cached(Directory):
+    """Remembers callers and refusals for `fresh` seconds; callers for `stale` where the directory cannot be asked.
+
+    A caller in use is looked up again in the second half of its time, beside its requests, so none of them waits.
+    Credentials are remembered by their SHA-256.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        fresh: float = FRESH_SECONDS,
+        stale: float = STALE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory, self._fresh, self._stale, self._clock = directory, fresh, stale, clock
+        self._known: dict[bytes, _Known] = {}
+        self._refused: dict[bytes, _Refused] = {}
+        self._looking: dict[bytes, asyncio.Task[_Found]] = {}
+        self._away_since: float | None = None
+        self._tried = 0.0
+        self._any: bool | None = None
+        self._any_at = 0.0
+
+    def takes(self, credential: str) -> bool:
+        return self._directory.takes(credential)
+
+    async def find(self, credential: str) -> Caller | None:
+        digest, now = hashlib.sha256(credential.encode()).digest(), self._clock()
+        known = self._known.get(digest)
+        if known is not None and now - known.at < self._fresh:
+            if now - known.at > self._fresh / 2:
+                self._look(digest, credential)
+            return _in_time(known.caller)
+        refused = self._refused.get(digest)
+        if refused is not None and now - refused.at < self._fresh:
+            return _nobody(refused)
+        found = await self._looked_up(digest, credential)
+        if isinstance(found, UnavailableError):
+            if known is None or now - known.at >= self._stale:
+                raise found
+            return _in_time(known.caller)
+        return _in_time(found.caller) if isinstance(found, _Known) else _nobody(found)
+
+    async def has_any(self) -> bool:
+        """Once there was one, that stays so; before, it is asked every second."""
+        if self._any:
+            return True
+        now = self._clock()
+        if self._any is None or now - self._any_at >= RETRY_SECONDS:
+            try:
+                self._any = await self._directory.has_any()
+            except UnavailableError:
+                if self._any is None:
+                    raise
+            self._any_at = now
+        return bool(self._any)
+
+    async def close(self) -> None:
+        for task in list(self._looking.values()):
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+        await self._directory.close()
+
+    async def _looked_up(self, digest: bytes, credential: str) -> _Found:
+        task = self._look(digest, credential)
+        # a client that leaves does not end the look-up that others wait for
+        return _away() if task is None else await asyncio.shield(task)
+
+    def _look(self, digest: bytes, credential: str) -> asyncio.Task[_Found] | None:
+        """The look-up of this credential, begun unless it is under way; None while the directory is away."""
+        task = self._looking.get(digest)
+        if task is None:
+            now = self._clock()
+            if self._away_since is not None:
+                if now - self._tried < RETRY_SECONDS:
+                    return None
+                self._tried = now
+            task = self._looking[digest] = asyncio.create_task(self._ask(digest, credential), name="find-caller")
+            task.add_done_callback(lambda _: self._looking.pop(digest, None))
+        return task
+
+    async def _ask(self, digest: bytes, credential: str) -> _Found:
+        try:
+            caller = await self._directory.find(credential)
+        except UnavailableError as error:
+            self._note_away(error)
+            return _away()
+        except InvalidKeyError as error:
+            return self._keep(digest, _Refused(error.message, self._clock()))
+        return self._keep(digest, _Known(caller, self._clock()) if caller else _Refused("", self._clock()))
+
+    def _keep(self, digest: bytes, found: _Known | _Refused) -> _Known | _Refused:
+        if self._away_since is not None:
+            log.warning("keys can be looked up again, after %.0f s", self._clock() - self._away_since)
+            self._away_since = None
+        self._known.pop(digest, None)
+        self._refused.pop(digest, None)
+        if isinstance(found, _Known):
+            _put(self._known, digest, found, MOST_KNOWN)
+        else:
+            _put(self._refused, digest, found, MOST_REFUSED)
+        return found
+
+    def _note_away(self, error: UnavailableError) -> None:
+        self._tried = self._clock()
+        if self._away_since is None:
+            self._away_since = self._tried
+            log.error("keys cannot be looked up; those in use stay valid for %.0f s. %s", self._stale, error.told)
+
+
+def _put(kept: dict, digest: bytes, found: _Known | _Refused, most: int) -> None:
+    """As the newest; the oldest goes where there are too many."""
+    kept[digest] = found
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+
+
+def _in_time(caller: Caller) -> Caller:
+    if caller.until <= time.time():
+        raise InvalidKeyError(EXPIRED)
+    return caller
+
+
+def _nobody(refused: _Refused) -> Caller | None:
+    if refused.reason:
+        raise InvalidKeyError(refused.reason)
+    return None
+
+
+def _away() -> UnavailableError:
+    # each request has its own, as what is raised grows a traceback
+    return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable")

@@ -1,0 +1,104 @@
+"""The check of the door: nobody passes without a key, once there are keys."""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+from llmops.errors import MissingDependencyError
+from llmops.gateway.callers.access.base import Directory
+from llmops.gateway.callers.access.cached import Cached
+from llmops.gateway.errors import ForbiddenError, InvalidKeyError, MissingKeyError, UnavailableError
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.http.door import Check
+from llmops.gateway.messages import Caller
+from llmops.gateway.settings import GatewaySettings
+
+# may ask whether the gateway lives, and nothing of what it serves
+STRANGER = Caller(scopes=frozenset())
+HEALTH = "/health/"
+# what any key may see
+PLAIN = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+# by the beginning of a route's path; all others are for `inference`
+SCOPES = (("/metrics", "metrics"), ("/api/admin", "admin"), ("/api/usage", "usage"), ("/v1/organization", "usage"))
+
+
+class Access(Check):
+    """Refuses by default: every route asks for a key, also one added later, but for /health/* without a query."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+
+    async def before(self, scope: Scope, context: RequestContext) -> None:
+        """Puts the caller on the context.
+
+        Raises InvalidKeyError, ForbiddenError for a key without the route's scope, UnavailableError where nobody can
+        say whose a key is.
+        """
+        credential = _sent(scope)
+        probe = credential is None and context.route.startswith(HEALTH) and not scope["query_string"]
+        if not await self._asked(probe):
+            return
+        if probe:
+            context.caller = STRANGER
+            return
+        context.caller = await self._caller(credential)
+        wanted = scope_of(context.route)
+        if wanted and wanted not in context.caller.scopes:
+            raise ForbiddenError(f"This API key does not have the scope '{wanted}', which {context.route} asks for.")
+
+    async def close(self) -> None:
+        await self._directory.close()
+
+    async def _asked(self, probe: bool) -> bool:
+        """Whether keys are asked for; whether the gateway lives must not hang on its store."""
+        try:
+            return await self._directory.has_any()
+        except UnavailableError:
+            if probe:
+                return True
+            raise
+
+    async def _caller(self, credential: str | None) -> Caller:
+        if credential is None:
+            raise MissingKeyError
+        if not self._directory.takes(credential):
+            raise InvalidKeyError("What was sent is not an API key of this gateway; they begin with sk-llmops-.")
+        caller = await self._directory.find(credential)
+        if caller is None:
+            raise InvalidKeyError("This API key is not known here; it is mistyped, or of another deployment.")
+        return caller
+
+
+def scope_of(route: str) -> str:
+    """What a key must have to ask there; empty where any key will do."""
+    if route in PLAIN or route.startswith(HEALTH):
+        return ""
+    return next((scope for begins, scope in SCOPES if route.startswith(begins)), "inference")
+
+
+def access_of(settings: GatewaySettings) -> Access | None:
+    """None where nobody is asked for a key. Raises MissingDependencyError where a store's libraries are not there."""
+    if settings.store is None or settings.open:
+        return None
+    try:
+        from llmops.gateway.callers.access.sql import SqlDirectory
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"A store needs {error.name}: pip install 'llmops[store]'.") from error
+    return Access(Cached(SqlDirectory(settings.store), settings.lookups.fresh, settings.lookups.stale))
+
+
+def _sent(scope: Scope) -> str | None:
+    """What may be a key: a Bearer token, as OpenAI's clients send it, or else `x-api-key`, as Anthropic's do.
+
+    Another kind of authorization is what it is, so that it is told to be no key.
+    """
+    other, key = "", ""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, token = value.decode("latin-1").partition(" ")
+            if kind.lower() == "bearer" and token.strip():
+                return str(token.strip())
+            other = other or kind
+        elif name == b"x-api-key" and not key:
+            key = value.decode("latin-1").strip()
+    return key or other or None

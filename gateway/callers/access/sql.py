@@ -1,0 +1,152 @@
+"""Keys of a store. The only file of this room that knows what a store is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from itertools import islice
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from llmops.errors import LlmopsError
+from llmops.gateway.callers.access.base import Directory
+from llmops.gateway.callers.access.cached import EXPIRED
+from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.gateway.messages import Budget, Caller, Quota
+from llmops.store.accounts.keys import KeyRow, any_key, find_keys
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.secrets import hash_secret, is_secret
+from llmops.store.database import Store
+from llmops.store.open import open_store
+
+# of one query; SQLite takes 32,766 values, of which each key needs two
+MOST_AT_ONCE = 500
+# a store that has not answered by then counts as away
+PATIENCE_SECONDS = 2.0
+_REFUSED = {
+    "revoked": "This API key was revoked.",
+    # its holder is told no more of the tenant
+    "tenant deleted": "This API key was revoked.",
+    "rotated": "This API key was replaced by another.",
+    "expired": EXPIRED,
+}
+
+
+class SqlDirectory(Directory):
+    """One query at a time: what is asked for meanwhile travels with the next, whoever asks and for however many."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._store: Store | None = None
+        self._opening = asyncio.Lock()
+        self._waiting: dict[str, asyncio.Future[KeyRow | UnavailableError | None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def takes(self, credential: str) -> bool:
+        return is_secret(credential)
+
+    async def find(self, credential: str) -> Caller | None:
+        row = await self._row(hash_secret(credential))
+        if row is None:
+            return None
+        state = row.state(datetime.now(timezone.utc))
+        if state != "active":
+            raise InvalidKeyError(_REFUSED[state])
+        return _caller(row)
+
+    async def has_any(self) -> bool:
+        try:
+            return await asyncio.wait_for(self._has_any(), PATIENCE_SECONDS)
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            raise _away(error) from error
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._store is not None:
+            await self._store.close()
+
+    async def _row(self, hashed: str) -> KeyRow | None:
+        waiting = self._waiting.get(hashed)
+        if waiting is None:
+            waiting = self._waiting[hashed] = asyncio.get_running_loop().create_future()
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="find-keys")
+        found = await asyncio.shield(waiting)
+        if isinstance(found, UnavailableError):
+            raise found
+        return found
+
+    async def _look(self) -> None:
+        try:
+            while self._waiting:
+                batch = dict(islice(self._waiting.items(), MOST_AT_ONCE))
+                for hashed in batch:
+                    del self._waiting[hashed]
+                found = await self._find(list(batch))
+                for hashed, waiting in batch.items():
+                    if not waiting.done():
+                        waiting.set_result(found if isinstance(found, UnavailableError) else found.get(hashed))
+        finally:
+            self._looking = None
+
+    async def _find(self, hashes: Sequence[str]) -> dict[str, KeyRow] | UnavailableError:
+        try:
+            return await asyncio.wait_for(self._query(hashes), PATIENCE_SECONDS)
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            return _away(error)
+
+    async def _query(self, hashes: Sequence[str]) -> dict[str, KeyRow]:
+        async with (await self._opened()).read() as connection:
+            return await find_keys(connection, hashes)
+
+    async def _has_any(self) -> bool:
+        async with (await self._opened()).read() as connection:
+            return await any_key(connection)
+
+    async def _opened(self) -> Store:
+        """Opened when it is needed first: a worker starts although its store is away."""
+        async with self._opening:
+            if self._store is None:
+                self._store = await open_store(self._url, pool_size=2)
+        return self._store
+
+
+async def look_at(url: str) -> bool:
+    """Whether the store, made or migrated first where it has to be, has keys. Raises as `open_store` does."""
+    async with await open_store(url, pool_size=1) as store, store.read() as connection:
+        return await any_key(connection)
+
+
+def _caller(row: KeyRow) -> Caller:
+    ends = [moment.timestamp() for moment in (row.spec.expires_at, row.secret_until) if moment is not None]
+    caller = Caller(
+        tenant_id=row.tenant_id,
+        user_id=row.user_id,
+        key_id=row.id,
+        share=f"{row.tenant_id}/{row.id}",
+        tier=row.spec.tier,
+        scopes=frozenset(row.spec.scopes),
+        models=None if row.spec.models is None else frozenset(row.spec.models),
+        quotas=(*_quotas(row.id, row.spec.limits), *_quotas(f"tenant {row.tenant_id}", row.tenant_limits)),
+    )
+    return replace(caller, until=min(ends)) if ends else caller
+
+
+def _quotas(of: str, limits: Limits) -> Sequence[Quota]:
+    budget = limits.budget and Budget(limits.budget.micros, limits.budget.period)
+    quota = Quota(of, limits.rpm, limits.tpm, limits.concurrent, budget)
+    return () if quota == Quota(of) else (quota,)
+
+
+def _away(error: Exception) -> UnavailableError:
+    """`detail` is for the log; a driver's own text can hold what was asked for."""
+    if isinstance(error, LlmopsError):
+        detail = error.message
+    elif isinstance(error, asyncio.TimeoutError):
+        detail = f"The store did not answer within {PATIENCE_SECONDS:g} s."
+    else:
+        detail = f"The store failed ({type(error).__name__})."
+    return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable", detail=detail)

@@ -1,0 +1,491 @@
+"""Keys at the gateway: who is refused and with what, what one tenant sees of another, what a store costs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+import anthropic
+import httpx
+import openai
+import pytest
+from gateway_conftest import Step, running
+from starlette.responses import PlainTextResponse
+
+from llmops.gateway.app import create_app
+from llmops.gateway.callers.access.check import Access, scope_of
+from llmops.gateway.callers.access.sql import SqlDirectory
+from llmops.gateway.settings import GatewaySettings
+from llmops.store.accounts import keys as key_queries
+from llmops.store.accounts.keys import KeySpec, create_key, require_key, revoke_key, rotate_key
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.secrets import new_secret
+from llmops.store.accounts.tenants import create_tenant, delete_tenant, find_tenant
+from llmops.store.accounts.users import ensure_user
+from llmops.store.audit import By
+from llmops.store.database import Store
+from llmops.store.open import open_store
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+ALL_SCOPES = ("inference", "usage", "metrics", "admin")
+
+
+@dataclass
+class Accounts:
+    """A store, and what an administrator does to it."""
+
+    url: str
+    store: Store
+    ids: dict[str, str] = field(default_factory=dict)
+
+    async def key(self, tenant: str = "acme", at: datetime | None = None, **spec) -> str:
+        by = self.by(at)
+        async with self.store.write() as connection:
+            if await find_tenant(connection, tenant) is None:
+                await create_tenant(connection, tenant, Limits(), by)
+            user = await ensure_user(connection, tenant, f"user@{tenant}", by)
+            key, secret = await create_key(connection, user, KeySpec(**spec), by)
+        self.ids[secret] = key.id
+        return secret
+
+    async def revoke(self, secret: str) -> None:
+        async with self.store.write() as connection:
+            await revoke_key(connection, await require_key(connection, secret), self.by())
+
+    async def rotate(self, secret: str, overlap: timedelta, at: datetime | None = None) -> str:
+        async with self.store.write() as connection:
+            return await rotate_key(connection, await require_key(connection, secret), overlap, self.by(at))
+
+    async def delete_tenant(self, tenant: str) -> None:
+        async with self.store.write() as connection:
+            await delete_tenant(connection, tenant, self.by())
+
+    def by(self, at: datetime | None = None) -> By:
+        return By("cli:tester", at or datetime.now(timezone.utc))
+
+
+@pytest.fixture
+async def accounts(tmp_path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with await open_store(url) as store:
+        yield Accounts(url, store)
+
+
+@asynccontextmanager
+async def asking(settings: GatewaySettings, add=lambda app: None):
+    """The application with its store and no Triton, without a server."""
+    app = create_app(settings)
+    add(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        try:
+            yield client
+        finally:
+            await access_in(app).close()
+
+
+def access_in(app) -> Access:
+    (found,) = (check for check in app._checks if isinstance(check, Access))
+    return found
+
+
+def nowhere(accounts: Accounts, **settings) -> GatewaySettings:
+    return GatewaySettings(triton="127.0.0.1:1", store=accounts.url, **settings)
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def said(answer: httpx.Response) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["message"]
+
+
+# -- every route -----------------------------------------------------------------------------------------------------
+
+
+async def text(request):
+    return PlainTextResponse("text")
+
+
+async def test_every_route_but_health_refuses_without_a_key_also_one_added_later(accounts):
+    await accounts.key()
+    routes = []
+
+    def add(app):
+        app.add_api_route("/later/{name}", text, methods=["GET", "PUT"])
+        app.router.post("/v1/later")(text)
+        routes.extend((method, one.path) for one in app.routes for method in getattr(one, "methods", None) or ())
+
+    async with asking(nowhere(accounts), add) as client:
+        assert ("POST", CHAT) in routes
+        assert ("GET", "/metrics") in routes
+        for method, template in routes:
+            path = re.sub(r"{.*?}", "x", template)
+            answers = [await client.request(method, path), await client.request(method, path, headers=bearer("x"))]
+            probe = template.startswith("/health/")
+            assert (answers[0].status_code != 401) == probe, (method, template)
+            assert answers[1].status_code == 401, (method, template)
+            for answer in answers[probe:]:
+                assert answer.headers["www-authenticate"].startswith('Bearer realm="llmops"')
+                assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_key_passes_where_its_scopes_reach(accounts):
+    plain, metrics, everything = [
+        await accounts.key(scopes=scopes) for scopes in (("inference", "usage"), ("metrics",), ALL_SCOPES)
+    ]
+    async with asking(nowhere(accounts)) as client:
+
+        async def statuses(secret):
+            paths = ("/", "/openapi.json", "/metrics", "/v1/models")
+            return [(await client.get(path, headers=bearer(secret))).status_code for path in paths]
+
+        assert await statuses(plain) == [200, 200, 403, 200]
+        assert await statuses(metrics) == [200, 200, 200, 403]
+        assert await statuses(everything) == [200, 200, 200, 200]
+        refused = await client.get("/metrics", headers=bearer(plain))
+        assert said(refused) == (
+            403,
+            "insufficient_permissions",
+            "This API key does not have the scope 'metrics', which /metrics asks for.",
+        )
+    assert [scope_of(path) for path in ("/api/admin/keys", "/api/usage", "/v1/organization/costs", "/new")] == [
+        "admin",
+        "usage",
+        "usage",
+        "inference",
+    ]
+
+
+# -- bad keys --------------------------------------------------------------------------------------------------------
+
+PAST = datetime.now(timezone.utc) - timedelta(days=2)
+FOREIGN = "What was sent is not an API key of this gateway; they begin with sk-llmops-."
+UNKNOWN = "This API key is not known here; it is mistyped, or of another deployment."
+
+
+async def test_what_is_no_key_any_more_is_told_in_one_sentence_each(accounts, tmp_path):
+    good = await accounts.key()
+    expired = await accounts.key(at=PAST, expires_at=PAST + timedelta(days=1))
+    revoked, gone = await accounts.key(), await accounts.key("gone")
+    await accounts.revoke(revoked)
+    await accounts.delete_tenant("gone")
+    replaced = await accounts.key()
+    await accounts.rotate(replaced, timedelta(hours=1), PAST)
+    async with await open_store(f"sqlite:///{tmp_path}/staging.db") as other:
+        staging = await Accounts("", other).key()
+    cases = {
+        good: None,
+        new_secret(): UNKNOWN,
+        staging: UNKNOWN,
+        expired: "This API key has expired.",
+        revoked: "This API key was revoked.",
+        gone: "This API key was revoked.",
+        replaced: "This API key was replaced by another.",
+        "sk-proj-abc": FOREIGN,
+        good + "0": FOREIGN,
+        good[:-1]: FOREIGN,
+        good.upper(): FOREIGN,
+        "ü" * 20: FOREIGN,
+        "x" * 5000: FOREIGN,
+    }
+    async with asking(nowhere(accounts)) as client:
+        for _ in range(2):  # looked up, and remembered
+            for secret, told in cases.items():
+                for headers in (bearer(secret), {"x-api-key": secret}):
+                    raw = {name: value.encode() for name, value in headers.items()}
+                    answer = await client.get("/v1/models", headers=raw)
+                    if told is None:
+                        assert answer.status_code == 200
+                    else:
+                        assert said(answer) == (401, "invalid_api_key", told)
+        assert said(await client.get("/v1/models"))[2].startswith("No API key was sent; send one as `Authorization")
+        for empty in ({"authorization": "Bearer "}, {"x-api-key": ""}, {"authorization": ""}):
+            assert (await client.get("/v1/models", headers=empty)).status_code == 401
+        assert said(await client.get("/v1/models", headers={"authorization": "Basic YTpi"}))[2] == FOREIGN
+        # what a client sends beside it does not count
+        assert (await client.get("/v1/models", headers={"authorization": "Basic x", "x-api-key": good})).is_success
+
+
+async def test_a_key_that_was_rotated_works_by_both_secrets_until_the_overlap_ends(accounts):
+    first = await accounts.key()
+    now = datetime.now(timezone.utc)
+    second = await accounts.rotate(first, timedelta(seconds=1.5), now)
+    async with asking(nowhere(accounts)) as client:
+
+        async def statuses():
+            return [(await client.get("/v1/models", headers=bearer(one))).status_code for one in (first, second)]
+
+        assert await statuses() == [200, 200]
+        # remembered for 30 s, but not beyond its own end
+        while datetime.now(timezone.utc) < now + timedelta(seconds=1.5):
+            await asyncio.sleep(0.1)
+        assert await statuses() == [401, 200]
+
+
+async def test_the_real_sdks_know_their_errors(stack_with_keys):
+    stack, accounts = stack_with_keys
+    limited = await accounts.key(models=("other",))
+    http = {"http_client": openai.DefaultAsyncHttpxClient(verify=False), "max_retries": 0}
+    one = openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1", api_key=new_secret(), **http)
+    with pytest.raises(openai.AuthenticationError) as refused:
+        await one.models.list()
+    assert refused.value.code == "invalid_api_key"
+    with pytest.raises(openai.PermissionDeniedError) as refused:
+        await one.with_options(api_key=limited).chat.completions.create(**stack.chat_body)
+    assert (refused.value.code, refused.value.param) == ("model_not_allowed", "model")
+
+    http = {"http_client": anthropic.DefaultAsyncHttpxClient(verify=False), "max_retries": 0}
+    two = anthropic.AsyncAnthropic(base_url=str(stack.client.base_url), api_key=new_secret(), **http)
+    body = {"max_tokens": 9, **stack.chat_body}
+    with pytest.raises(anthropic.AuthenticationError) as refused:
+        await two.messages.create(**body)
+    assert refused.value.body["error"]["type"] == "authentication_error"
+    with pytest.raises(anthropic.PermissionDeniedError) as refused:
+        await two.with_options(api_key=limited).messages.create(**body)
+    assert refused.value.body["error"]["type"] == "permission_error"
+    by_token = anthropic.AsyncAnthropic(base_url=str(stack.client.base_url), auth_token=limited, api_key=None, **http)
+    with pytest.raises(anthropic.PermissionDeniedError):
+        await by_token.messages.create(**body)
+
+
+# -- tenants ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def stack_with_keys(card, tokenizer, accounts):
+    secret = await accounts.key(scopes=ALL_SCOPES)
+    async with running(card, tokenizer, store=accounts.url, lookups={"fresh": 0.3}) as stack:
+        stack.client.headers.update(bearer(secret))
+        stack.say("Hello world!")
+        yield stack, accounts
+
+
+async def test_a_tenant_s_responses_are_its_own(stack_with_keys):
+    stack, accounts = stack_with_keys
+    colleague, stranger = await accounts.key(), await accounts.key("other")
+    made = (await stack.client.post(RESPONSES, json={"model": "tiny", "input": "Hello"})).json()["id"]
+    stack.steps(*(Step((one,)) for one in stack.tokenizer.encode("Hello")), Step(hang=True))
+    body = {"model": "tiny", "input": "Hello", "background": True}
+    running_now = (await stack.client.post(RESPONSES, json=body)).json()["id"]
+    for name in (made, running_now):
+        for method, path in (
+            ("GET", ""),
+            ("GET", "?stream=true"),
+            ("GET", "/input_items"),
+            ("POST", "/cancel"),
+            ("DELETE", ""),
+        ):
+            url = f"{RESPONSES}/{name}{path}"
+            answer = await stack.client.request(method, url, headers=bearer(stranger))
+            missing = await stack.client.request(method, f"{RESPONSES}/nothing{path}", headers=bearer(stranger))
+            assert said(answer) == (404, "not_found", said(missing)[2].replace("nothing", name))
+        assert (await stack.client.get(f"{RESPONSES}/{name}", headers=bearer(colleague))).json()["id"] == name
+    body = {"model": "tiny", "input": "Hello", "previous_response_id": made}
+    assert said(await stack.client.post(RESPONSES, json=body, headers=bearer(stranger)))[0] == 404
+    assert (await stack.client.post(f"{RESPONSES}/{running_now}/cancel")).is_success
+
+
+async def test_a_model_that_a_key_may_not_use_is_as_one_that_there_is_not(stack_with_keys):
+    stack, accounts = stack_with_keys
+    allowed, other = await accounts.key(models=("tiny",)), await accounts.key(models=("big",))
+
+    async def listed(secret, **headers):
+        return [
+            one["id"] for one in (await stack.client.get("/v1/models", headers=bearer(secret) | headers)).json()["data"]
+        ]
+
+    assert [await listed(allowed), await listed(other)] == [["tiny"], []]
+    assert await listed(other, **{"anthropic-version": "2023-06-01"}) == []
+    bodies = {
+        CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
+        "/v1/completions": {"prompt": "Hi"},
+        RESPONSES: {"input": "Hi"},
+        MESSAGES: {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+        "/v1/embeddings": {"input": "Hi"},
+        "/v1/rerank": {"query": "Hi", "documents": ["a"]},
+        "/tokenize": {"prompt": "Hi"},
+        "/detokenize": {"tokens": [1]},
+    }
+    for path, body in bodies.items():
+        told = []
+        for name in ("tiny", "nope"):
+            answer = await stack.client.post(path, json={**body, "model": name}, headers=bearer(other))
+            assert answer.status_code == 403, path
+            told.append(answer.json()["error"]["message"].replace(name, "NAME"))
+        assert told == ["This API key is not for a model 'NAME'. GET /v1/models lists what it may use."] * 2
+    for name in ("tiny", "nope"):
+        answer = await stack.client.get(f"/v1/models/{name}", headers=bearer(other))
+        assert said(answer)[:2] == (403, "model_not_allowed")
+    assert (await stack.chat()).is_success
+    assert (await stack.client.post(CHAT, json=stack.chat_body, headers=bearer(allowed))).is_success
+
+
+async def test_health_says_which_models_only_to_a_key_that_may_use_them(stack_with_keys):
+    stack, accounts = stack_with_keys
+    other, metrics = await accounts.key(models=("big",)), await accounts.key(scopes=("metrics",))
+    async with httpx.AsyncClient(base_url=stack.client.base_url) as stranger:
+        assert (await stranger.get("/health/ready")).json() == {"status": "ready"}
+        assert (await stranger.get("/health/live")).json() == {"status": "live"}
+        # it would have the engine generate, for nobody
+        assert (await stranger.get("/health/ready?generate=true")).status_code == 401
+        assert (await stranger.get("/health/ready?model=tiny")).status_code == 401
+        assert (await stranger.get("/health/ready", headers=bearer(metrics))).json() == {"status": "ready"}
+        assert "tiny" not in (await stranger.get("/health/ready", headers=bearer(other))).text
+    assert (await stack.client.get("/health/ready")).json()["models"] == {"tiny": {"ready": True}}
+
+
+async def test_a_key_is_held_to_its_limits_and_its_tenant_s(stack_with_keys):
+    stack, accounts = stack_with_keys
+    busy, calm = await accounts.key(limits=Limits(rpm=1)), await accounts.key()
+
+    async def status(secret):
+        return (await stack.client.post(CHAT, json=stack.chat_body, headers=bearer(secret))).status_code
+
+    assert [await status(secret) for secret in (busy, busy, calm)] == [200, 429, 200]
+
+
+async def test_a_tenant_that_is_deleted_gets_the_answers_that_began_and_no_others(stack_with_keys):
+    stack, accounts = stack_with_keys
+    secret = await accounts.key("leaving")
+    refused = asyncio.Event()
+
+    async def script():
+        first, *rest = stack.tokenizer.encode("Hello world!")
+        yield Step((first,))
+        await refused.wait()
+        for one in (*rest, 0):
+            yield Step((one,))
+        yield Step(final=True)
+
+    stack.triton.script = lambda tensors: script()
+    body = {**stack.chat_body, "stream": True}
+    async with stack.client.stream("POST", CHAT, json=body, headers=bearer(secret)) as answer:
+        lines = answer.aiter_lines()
+        await anext(lines)
+        await accounts.delete_tenant("leaving")
+
+        while (await stack.client.get("/v1/models", headers=bearer(secret))).status_code != 401:
+            await asyncio.sleep(0.05)
+        refused.set()
+        rest = [line async for line in lines]
+    assert "data: [DONE]" in rest
+
+
+# -- storms ----------------------------------------------------------------------------------------------------------
+
+
+async def test_storms_of_bad_keys_cost_few_queries_and_leave_no_trace(accounts, caplog, monkeypatch):
+    good = await accounts.key()
+    queries = []
+    original = key_queries.find_keys
+
+    async def counted(connection, hashes):
+        queries.append(len(hashes))
+        return await original(connection, hashes)
+
+    monkeypatch.setattr("llmops.gateway.callers.access.sql.find_keys", counted)
+    bad = [new_secret() for _ in range(500)]
+    malformed = [f"sk-evil-{at}-secret" for at in range(200)]
+    with caplog.at_level(logging.DEBUG):
+        async with asking(nowhere(accounts)) as client:
+            assert (await client.get("/v1/models", headers=bearer(good))).is_success
+
+            async def ask(secret):
+                return await client.post(CHAT, json={}, headers=bearer(secret))
+
+            queries.clear()
+            # one that is remembered costs none; those that have no key's form neither
+            one = [await ask(bad[0]) for _ in range(50)]
+            wrong = await asyncio.gather(*(ask(secret) for secret in malformed))
+            assert queries == [1]
+            many = await asyncio.gather(*(ask(secret) for secret in bad for _ in range(2)))
+            assert sum(queries) == len(bad)
+            assert len(queries) < 50
+            assert {answer.status_code for answer in (*one, *wrong, *many)} == {401}
+            assert (await client.get("/v1/models", headers=bearer(good))).is_success
+            metrics = await client.get("/metrics", headers=bearer(await accounts.key(scopes=("metrics",))))
+    everything = (
+        caplog.text + metrics.text + "".join(answer.text + str(answer.headers) for answer in (*one, *wrong, *many))
+    )
+    assert not [secret for secret in (good, *bad, *malformed) if secret in everything]
+
+
+async def test_ten_thousand_keys_are_as_many_series_as_one(accounts):
+    from llmops.gateway.callers.access.cached import Cached
+    from llmops.gateway.messages import Caller
+
+    class Everybody(SqlDirectory):
+        async def find(self, credential):
+            return Caller(credential[-20:], credential, credential, f"{credential[-20:]}/{credential}")
+
+        async def has_any(self):
+            return True
+
+    from llmops.gateway.http.context import RequestContext
+    from llmops.gateway.http.counting import RequestCounts
+    from llmops.gateway.messages import Outcome
+    from llmops.gateway.observability.metrics import Metrics
+
+    metrics = Metrics()
+    counts, access = RequestCounts(metrics), Access(Cached(Everybody("")))
+
+    async def ask(count):
+        for _ in range(count):
+            context = RequestContext("req", route=CHAT)
+            scope = {"headers": [(b"authorization", b"Bearer " + new_secret().encode())], "query_string": b""}
+            await access.before(scope, context)
+            assert context.caller.key_id
+            counts.after(context, Outcome(200, "stop"))
+        return sum(len(family.samples) for family in metrics.registry.collect())
+
+    assert await ask(1) == await ask(9_999)
+
+
+# -- start -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_empty_store_asks_nobody_until_its_first_key(accounts):
+    async with asking(nowhere(accounts)) as client:
+        assert (await client.get("/v1/models", headers=bearer("whatever"))).is_success
+        await accounts.key()
+
+        async def closed():
+            return (await client.get("/v1/models")).status_code == 401
+
+        while not await closed():
+            await asyncio.sleep(0.1)
+        for secret in list(accounts.ids):
+            await accounts.revoke(secret)
+        assert await closed()
+
+
+async def test_open_asks_nobody_whatever_the_store_has(accounts):
+    await accounts.key()
+    app = create_app(nowhere(accounts, open=True))
+    assert not [check for check in app._checks if isinstance(check, Access)]
+
+
+def test_without_a_store_nothing_of_it_is_imported():
+    program = (
+        "import sys\n"
+        "from llmops.gateway.app import create_app\n"
+        "from llmops.gateway.callers.access.guard import keys_asked\n"
+        "from llmops.gateway.settings import GatewaySettings\n"
+        "settings = GatewaySettings(triton='127.0.0.1:1')\n"
+        "app = create_app(settings)\n"
+        "assert not keys_asked(settings)\n"
+        "print([type(one).__name__ for one in app._checks])\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('sqlalchemy', 'asyncpg', 'aiosqlite', 'alembic')\n"
+        "       or m.startswith('llmops.store') or m.endswith('access.sql')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["['Intake', 'RequestCounts']", "[]"]

@@ -1,0 +1,195 @@
+"""What is remembered of keys, for how long, and what happens while their store is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from llmops.gateway.callers.access.base import Directory
+from llmops.gateway.callers.access.cached import Cached
+from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.gateway.messages import Caller
+
+ANN = Caller("acme", "ann", "key-1")
+
+
+class Book(Directory):
+    """Callers by key; `away` as a store can be, `over` what is said of a key that is over."""
+
+    def __init__(self) -> None:
+        self.callers = {"ann": ANN}
+        self.over: dict[str, str] = {}
+        self.away = False
+        self.asked: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def takes(self, credential):
+        return True
+
+    async def find(self, credential):
+        self.asked.append(credential)
+        await self.gate.wait()
+        if self.away:
+            raise UnavailableError("away", detail="gone")
+        if credential in self.over:
+            raise InvalidKeyError(self.over[credential])
+        return self.callers.get(credential)
+
+    async def has_any(self):
+        self.asked.append("any")
+        if self.away:
+            raise UnavailableError("away")
+        return bool(self.callers)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def book():
+    return Book()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def cached(book, clock):
+    made = Cached(book, fresh=30, stale=3600, clock=clock)
+    yield made
+    await made.close()
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_one_look_up_for_all_who_ask_at_once_and_for_as_long_as_it_is_fresh(cached, book, clock):
+    book.gate.clear()
+    asking = [asyncio.create_task(cached.find("ann")) for _ in range(50)]
+    await settled()
+    # one who leaves takes the look-up from nobody
+    asking[0].cancel()
+    book.gate.set()
+    assert await asyncio.gather(*asking[1:]) == [ANN] * 49
+    clock.now += 14.9
+    assert await cached.find("ann") is ANN
+    assert book.asked == ["ann"]
+
+
+async def test_a_key_in_use_is_looked_up_beside_its_requests(cached, book, clock):
+    await cached.find("ann")
+    clock.now += 16
+    book.gate.clear()
+    assert await cached.find("ann") is ANN
+    assert await cached.find("ann") is ANN
+    await settled()
+    assert book.asked == ["ann", "ann"]
+    book.over["ann"] = "revoked"
+    book.gate.set()
+    await settled()
+    with pytest.raises(InvalidKeyError, match="revoked"):
+        await cached.find("ann")
+    assert book.asked == ["ann", "ann"]
+
+
+async def test_a_revoked_key_is_refused_after_its_time_at_the_latest(cached, book, clock):
+    await cached.find("ann")
+    book.over["ann"] = "revoked"
+    clock.now += 30
+    with pytest.raises(InvalidKeyError, match="revoked"):
+        await cached.find("ann")
+
+
+async def test_what_nobody_has_is_remembered_and_never_more_of_it_than_the_bound(cached, book, clock, monkeypatch):
+    monkeypatch.setattr("llmops.gateway.callers.access.cached.MOST_REFUSED", 100)
+    await cached.find("ann")
+    for _ in range(3):
+        assert await cached.find("bob") is None
+    assert book.asked == ["ann", "bob"]
+    for at in range(1000):
+        assert await cached.find(f"random-{at}") is None
+    assert len(cached._refused) == 100
+    # they push out none of the callers
+    assert await cached.find("ann") is ANN
+    assert book.asked.count("ann") == 1
+    clock.now += 30
+    book.callers["bob"] = ANN
+    assert await cached.find("bob") is ANN
+
+
+async def test_while_the_store_is_away_callers_stay_for_an_hour_and_others_are_told_to_come_back(
+    cached, book, clock, caplog
+):
+    await cached.find("ann")
+    book.away = True
+    clock.now += 31
+    assert await cached.find("ann") is ANN
+    for _ in range(20):
+        assert await cached.find("ann") is ANN
+        with pytest.raises(UnavailableError) as refused:
+            await cached.find("bob")
+    assert (refused.value.code, refused.value.detail) == ("keys_unavailable", None)
+    # tried once, and again after a second
+    assert book.asked == ["ann", "ann"]
+    clock.now += 1
+    assert await cached.find("ann") is ANN
+    assert book.asked == ["ann"] * 3
+    clock.now = 1000 + 3599
+    assert await cached.find("ann") is ANN
+    clock.now = 1000 + 3600
+    with pytest.raises(UnavailableError):
+        await cached.find("ann")
+    book.away = False
+    clock.now += 1
+    assert await cached.find("ann") is ANN
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "keys cannot be looked up; those in use stay valid for 3600 s. away (gone)",
+        "keys can be looked up again, after 3570 s",
+    ]
+
+
+async def test_a_key_ends_by_the_clock_whatever_is_remembered_and_whether_its_store_is_there(cached, book, clock):
+    book.callers["brief"] = Caller("acme", "ann", "key-2", until=time.time() + 0.2)
+    assert (await cached.find("brief")).key_id == "key-2"
+    book.away = True
+    await asyncio.sleep(0.25)
+    for later in (0, 31):
+        clock.now += later
+        with pytest.raises(InvalidKeyError, match="This API key has expired"):
+            await cached.find("brief")
+
+
+async def test_once_there_was_a_key_there_is(cached, book, clock):
+    book.callers.clear()
+    book.away = True
+    with pytest.raises(UnavailableError):
+        await cached.has_any()
+    book.away = False
+    assert not await cached.has_any()
+    asked = len(book.asked)
+    book.callers["ann"] = ANN
+    assert not await cached.has_any()
+    assert len(book.asked) == asked
+    clock.now += 1
+    book.away = True
+    # nobody can say, so it is as it was
+    assert not await cached.has_any()
+    book.away = False
+    clock.now += 1
+    assert await cached.has_any()
+    book.callers.clear()
+    clock.now += 100
+    assert await cached.has_any()
