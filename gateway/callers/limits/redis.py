@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "{llmops:limits}"
 # Seconds; and turns of the event loop, since one that was busy sees the time first and the reply after it.
-PATIENCE, TURNS = 0.005, 4
+PATIENCE, TURNS = 0.004, 4
 # calls of one command, which holds up Redis for less than a millisecond
 MOST = 64
 CONNECT = 0.5
