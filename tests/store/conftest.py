@@ -13,8 +13,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from uuid import uuid4
@@ -51,6 +51,19 @@ def postgres() -> Iterator[str]:
     if given := os.environ.get("LLMOPS_TEST_POSTGRES"):
         yield given
         return
+    with own_server() as (url, _, _):
+        yield url
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
+    """The URL of a server of this test's own, and what kills it and starts it again."""
+    with own_server() as server:
+        yield server
+
+
+@contextmanager
+def own_server() -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
     folder = Path(tempfile.mkdtemp(prefix="llmops-postgres-", dir=_memory()))
     (folder / "password").write_text(PASSWORD)
     # PostgreSQL refuses to run as root
@@ -62,11 +75,18 @@ def postgres() -> Iterator[str]:
         run("initdb", "--auth=scram-sha-256", "-U", "llmops", f"--pwfile={folder}/password", "--no-sync", "--locale=C")
         port = _free_port()
         options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off -c max_connections=50"
-        run("pg_ctl", "start", "-w", "-l", folder / "log", "-o", options)
-        try:
-            yield f"postgresql://llmops:{PASSWORD}@127.0.0.1:{port}/postgres"
-        finally:
+
+        def start() -> None:
+            run("pg_ctl", "start", "-w", "-l", folder / "log", "-o", options)
+
+        def stop() -> None:
             run("pg_ctl", "stop", "-m", "immediate")
+
+        start()
+        try:
+            yield f"postgresql://llmops:{PASSWORD}@127.0.0.1:{port}/postgres", stop, start
+        finally:
+            stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -136,7 +136,7 @@ def _caller(row: KeyRow) -> Caller:
 
 
 def _quotas(of: str, limits: Limits) -> Sequence[Quota]:
-    budget = limits.budget and Budget(limits.budget.micros, limits.budget.period)
+    budget = Budget(limits.budget.micros, limits.budget.period) if limits.budget else None
     quota = Quota(of, limits.rpm, limits.tpm, limits.concurrent, budget)
     return () if quota == Quota(of) else (quota,)
 
