@@ -17,7 +17,7 @@ from llmops.gateway.errors import UnavailableError
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.keys import KeySpec, create_key
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.secrets import new_secret
+from llmops.store.accounts.secrets import is_secret, new_secret
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
 from llmops.store.open import open_store
@@ -92,3 +92,12 @@ def test_other_hosts_are_refused_without_keys(host, newest_file, tmp_path: Path)
             keys_asked(GatewaySettings(host=host, store=store))
         assert not keys_asked(GatewaySettings(host=host, store=store, open=True))
         assert not keys_asked(GatewaySettings(host="::1", store=store))
+
+
+def test_the_first_key_is_made_once(empty_url):
+    from llmops.cli.accounts.first_key import first_key
+
+    secret = first_key(empty_url)
+    assert is_secret(secret)
+    assert first_key(empty_url) == ""
+    assert keys_asked(GatewaySettings(host="0.0.0.0", store=empty_url))
