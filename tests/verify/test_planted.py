@@ -177,18 +177,21 @@ async def test_answers(served: str, model: str, fault: str | None) -> None:
 # in the engine model's package: (file, what it says, what the fault makes of it, what verify then finds wrong)
 FAULTS = [
     ("runtimes/mock.py", "stop = self._stop_at(request)", "stop = None", {"end id", "stop words"}),
-    ("steps/subscription.py", "WINDOW = 256", "WINDOW = 100_000", {"step stream: window"}),
+    ("../llmops_contract.py", "WINDOW = 256", "WINDOW = 100_000", {"step stream: window"}),
     (
         "steps/subscription.py", "        self.acknowledge(resume_from, now)\n", "        self.acknowledge(0, now)\n",
         {"step stream: resume"},
     ),
     (
-        "parse.py", '        raise Refused(f"embedding_bias: not supported by target {limits.target}")\n',
+        "parse.py", '        raise Refused(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")\n',
         "        pass\n", {"logit bias"},
     ),
-    ("parse.py", '    "beam_width": (1,),\n', '    "beam_width": (1, 2),\n', {"refusals by tensor name"}),
+    (
+        "../llmops_contract.py", '"beam search", neutral=(1,))', '"beam search", neutral=(1, 2))',
+        {"refusals by tensor name"},
+    ),
     ("loop.py", "            if job.request_id == request_id:\n", "            if False:\n", {"stop by request id"}),
-    ("steps/service.py", '"subscription: unknown"', '"not found"', {"step stream: unknown subscription"}),
+    ("../llmops_contract.py", '"subscription: unknown"', '"not found"', {"step stream: unknown subscription"}),
 ]  # fmt: skip
 
 
