@@ -60,7 +60,7 @@ HOSTILE = {
     "pattern": (
         {"guided_json": {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}},
         400,
-        "no value of 'enum' is allowed",
+        "no value of 'enum' satisfies the rest",
     ),
     "references": ({"guided_json": multiplied(10)}, 200, "yes"),
     "grammar": ({"guided_grammar": "root ::= " + "[" * 30_000}, 400, "is not closed"),
