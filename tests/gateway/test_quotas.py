@@ -407,7 +407,7 @@ async def test_encoders_reserve_what_they_read(tokenizer, what):
         limits=RequestLimits(),
         text_threads=SimpleNamespace(run=at_once),
     )
-    models = SimpleNamespace(get=lambda name: model)
+    models = SimpleNamespace(get=lambda name, caller=None: model)
     endpoint = Embeddings(service, models) if what == "embeddings" else Rerank(service, models)
     quota = (Quota("key-a", tpm=1000),)
 
