@@ -40,6 +40,8 @@ _REQUESTS_DONE = "All models are stopped, unloading models"
 # Seconds for that. A gRPC stream that a client keeps open, even an idle one, holds its model, and Triton would wait for
 # it until the exit timeout without doing anything.
 UNLOAD_GRACE = 5.0
+# Seconds in which a server that was killed is gone, at the latest.
+DYING = 1.0
 # Seconds that mpirun gets to end the ranks that only wait for work.
 _MPI_GRACE = 10.0
 
@@ -122,12 +124,13 @@ class TritonServer:
         while not stop.wait(0.2):
             if self._ended is not None:
                 raise ServerError(_engine_ended(*self._ended))
-            if self.process.poll() is not None:
+            dead = next((name for name, group in self._models.items() if not all(one.alive for one in group)), None)
+            # the models' processes end with Triton's, and may be gone before it is: what died first is to blame
+            if self._ended_within(DYING if dead else 0):
                 raise ServerError(f"Triton ended unexpectedly with {self._ending()}")
-            for model, processes in self._models.items():
-                if not all(process.alive for process in processes):
-                    self._broken = True
-                    raise ServerError(_model_died(model))
+            if dead is not None:
+                self._broken = True
+                raise ServerError(_model_died(dead))
 
     def stop(self, at_once: bool = False) -> int:
         """Let running requests end, for at most the exit timeout; SIGTERM; remove what is left. Returns its exit code.
@@ -192,6 +195,11 @@ class TritonServer:
     def _failure(self) -> str:
         cause = explain_failure(self.log) or f"it ended with code {self.process.returncode} and said nothing"
         return f"Triton did not start: {cause}."
+
+    def _ended_within(self, seconds: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.returncode is not None
 
     def _ending(self) -> str:
         self._reader.join(timeout=5)
