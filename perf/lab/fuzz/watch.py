@@ -18,14 +18,15 @@ class HealthWatch:
     """Asks for /health/live from a process of its own, where the fuzzer's own work holds nothing up.
 
     Afterwards `worst` is the longest that an answer took (s), and `problems` counts the answers that were none, or not
-    200.
+    200. `asked` is set once it has asked for the first time.
     """
 
     def __init__(self, url: str) -> None:
         # not a fork: httpx's threads and sockets stay here
         context = multiprocessing.get_context("spawn")
-        self._over, self._seen = context.Event(), context.SimpleQueue()
-        self._process = context.Process(target=_watch, args=(f"{url}/health/live", self._over, self._seen), daemon=True)
+        self.asked, self._over, self._seen = context.Event(), context.Event(), context.SimpleQueue()
+        arguments = (f"{url}/health/live", self.asked, self._over, self._seen)
+        self._process = context.Process(target=_watch, args=arguments, daemon=True)
         self.worst = 0.0
         self.problems: Counter[str] = Counter()
 
@@ -39,7 +40,7 @@ class HealthWatch:
         self._process.join()
 
 
-def _watch(url: str, over: Any, seen: Any) -> None:
+def _watch(url: str, asked: Any, over: Any, seen: Any) -> None:
     worst, problems = 0.0, Counter[str]()
     with httpx.Client(timeout=120) as client:
         while not over.wait(_PAUSE):
@@ -51,6 +52,7 @@ def _watch(url: str, over: Any, seen: Any) -> None:
             except httpx.HTTPError as error:
                 problems[repr(error)] += 1
             worst = max(worst, time.perf_counter() - begun)
+            asked.set()
     seen.put((worst, problems))
 
 
