@@ -132,7 +132,7 @@ async def test_a_deleted_tenants_keys_are_refused_and_come_back_with_it(store, b
         assert (await list_tenants(connection), len(await list_tenants(connection, deleted=True))) == ([], 1)
         with pytest.raises(InputError, match="tenant restore acme"):
             await require_tenant(connection, "acme")
-        with pytest.raises(InputError, match="a tenant acme already, deleted; `llmops tenant restore acme`"):
+        with pytest.raises(InputError, match="The tenant acme already exists, deleted; `llmops tenant restore acme`"):
             await create_tenant(connection, "acme", Limits(), by)
         await restore_tenant(connection, "acme", by)
         assert (await find_key(connection, hash_secret(secret))).state(by.at) == "active"

@@ -103,7 +103,7 @@ def test_resume_finishes_the_folder_with_progress_and_log(folder, program):
         ("code", r"ended with code 3.*\n.*\n.*out of memory"),
         ("kill", "killed by signal 9"),
         ("disk", "the disk is full"),
-        ("empty", "left no rank1.engine"),
+        ("empty", "wrote no rank1.engine"),
     ],
 )
 def test_faults_leave_the_folder_resumable(folder, program, monkeypatch, fault, says):
