@@ -6,6 +6,11 @@ adds the HTTP side. Anything that is not an `LlmopsError` is a bug and keeps its
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class LlmopsError(Exception):
     """Base of all errors that a user can put right. `exit_code` is the CLI's."""
@@ -45,3 +50,9 @@ class VersionMismatchError(InputError):
 
 class ServerError(LlmopsError):
     """Triton or the gateway could not be started, or ended before it should."""
+
+
+def first_fault(error: ValidationError, whole: str = "") -> str:
+    """The first place that does not fit its model, and why; `whole` names what has no place inside."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"

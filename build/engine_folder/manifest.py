@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from llmops.build.engine_folder.extras import AdapterEntry, Extra, NvidiaExtra, extra_type
 from llmops.build.target_names import TargetName
-from llmops.errors import InputError
+from llmops.errors import InputError, first_fault
 
 E = TypeVar("E", bound=Extra)
 FILE_NAME = "engine.json"
@@ -145,9 +145,7 @@ class EngineManifest(_Part):
         try:
             return extra_type(info.data["target"], value).model_validate(value)
         except ValidationError as error:
-            first = error.errors()[0]
-            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise PydanticCustomError("extra", "{problem}", {"problem": problem}) from None
+            raise PydanticCustomError("extra", "{problem}", {"problem": first_fault(error)}) from None
 
     @field_serializer("extra")
     def _as_given(self, extra: Extra) -> dict[str, Any]:
@@ -188,9 +186,8 @@ class EngineManifest(_Part):
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            fault = first_fault(error, "the file")
             raise InputError(
-                f"{path} cannot be read ({where}: {first['msg']}); it was edited or made by another version of "
-                "llmops. Build the engine again."
+                f"{path} cannot be read ({fault}); it was edited or made by another version of llmops. "
+                "Build the engine again."
             ) from error

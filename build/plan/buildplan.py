@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
 from llmops.build.target_names import TargetName
-from llmops.errors import InputError
+from llmops.errors import InputError, first_fault
 
 FORMAT: Literal[1] = 1
 
@@ -86,10 +86,8 @@ class BuildPlan(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InputError(
-                f"{source} is not a build plan ({where}: {first['msg']}); make one with "
+                f"{source} is not a build plan ({first_fault(error, 'the file')}); make one with "
                 "`llmops plan … --save plan.json`."
             ) from error
 

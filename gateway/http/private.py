@@ -15,7 +15,8 @@ PROTOCOL = (
     *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
     *("client", "cycle", "loop", "transport"),
 )
-CYCLE = ("send", "flow", "transport", "disconnected", "chunked_encoding", "response_complete")
+CYCLE = ("send", "flow", "transport", "disconnected", "chunked_encoding", "response_complete",
+         "response_started", "message_event")  # fmt: skip
 
 
 def check_uvicorn() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmops.contract import CARD, CONTRACT
-from llmops.errors import InputError
+from llmops.errors import InputError, first_fault
 from llmops.gateway.messages import Adapter, Capabilities, GuideKind, ModelCard, SamplingDefaults
 
 
@@ -81,12 +81,6 @@ def parse_card(text: str, overrides: Mapping[str, Any] | None = None) -> ModelCa
             f"the model speaks contract {card.contract}, this gateway {CONTRACT}; use the same llmops version for both"
         )
     return _to_message(card)
-
-
-def first_fault(error: ValidationError) -> str:
-    """Where the first thing is that is wrong, and what."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _to_message(card: _Card) -> ModelCard:

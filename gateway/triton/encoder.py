@@ -12,9 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from tritonclient.grpc import service_pb2
 
 from llmops.contract import CARD, EMBEDDING_IDS, EMBEDDING_LENGTHS, SCORE_TYPES
-from llmops.errors import InputError
+from llmops.errors import InputError, first_fault
 from llmops.gateway.errors import EngineError
-from llmops.gateway.triton.card import first_fault
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llmops.errors import InputError
+from llmops.errors import InputError, first_fault
 
 FORMAT: Literal[1] = 1
 Phase = Literal["prefill", "decode"]
@@ -79,8 +79,7 @@ class Measured(_Part):
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; {advice}") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise InputError(f"{path} does not hold measured step times ({where}: {first['msg']}); {advice}") from error
+            fault = first_fault(error, "the file")
+            raise InputError(f"{path} does not hold measured step times ({fault}); {advice}") from error
         except (OSError, ValueError) as error:
             raise InputError(f"{path} is not JSON ({error}); {advice}") from error
