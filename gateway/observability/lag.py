@@ -92,7 +92,8 @@ class LagWatch:
         path = os.environ.get(REPORT)
         if path and held > REPORTED:
             with open(path, "a", encoding="utf-8") as report:
-                report.write(json.dumps({"pid": os.getpid(), "held": held, "of": span, "stage": stage}) + "\n")
+                line = {"pid": os.getpid(), "at": time.time(), "held": held, "of": span, "stage": stage}
+                report.write(json.dumps(line) + "\n")
 
     def _run_delay(self) -> float:
         """Seconds in which the loop's thread was ready to run and did not; it is only asked of itself."""

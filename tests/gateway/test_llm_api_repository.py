@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository import match
+from llmops.perf.lab.harness.processes import commands, descendants
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -189,11 +189,8 @@ def test_a_version_that_cannot_run_it_does_not_load(made, tmp_path, speculative,
 
 def test_a_library_whose_process_is_killed_is_a_dead_engine(made, tmp_path):
     with running(made, tmp_path / "repository", *PLACES[2]) as server:
-        listed = subprocess.run(["ps", "-eo", "pid,pgid,args"], capture_output=True, text=True, check=True).stdout
-        rows = [
-            line.split(maxsplit=2) for line in listed.splitlines() if "llmops_engine.runtimes.remote_worker" in line
-        ]
-        (worker,) = [int(pid) for pid, group, _ in rows if int(group) == server.pid]
+        workers = [pid for pid, command in commands().items() if "llmops_engine.runtimes.remote_worker" in command]
+        (worker,) = set(workers) & set(descendants(server.pid))
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(ServerError, match=r"tiny-tensorrt_llm has ended: its process ended with code -9"):
             server.wait(threading.Event())

@@ -25,6 +25,7 @@ from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.versions import image_of
 from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
+from llmops.perf.lab.harness.processes import commands
 
 PROGRAM = """#!{python}
 import argparse, os, pathlib, signal, sys, time
@@ -130,8 +131,7 @@ def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(program) not in running
+    assert [command for command in commands().values() if str(program) in command] == []
     assert not EngineManifest.load(folder).complete
 
 

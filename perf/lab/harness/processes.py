@@ -24,6 +24,17 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def commands() -> dict[int, str]:
+    """Command line of every living process, whole: `ps` cuts it to the terminal's width."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found[int(path.parent.name)] = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
 def cpu_seconds(pids: list[int]) -> float:
     """User and system time that `pids` have used so far, in steps of a clock tick (10 ms)."""
     return sum(_cpu(pid) for pid in pids)
