@@ -9,7 +9,7 @@ LOG    := $(VENV)/install.log
 PIP    := .ci/quietly $(LOG) $(BIN)/python -m pip --disable-pip-version-check --no-color
 MODEL  ?= smollm2
 # mypy and import-linter read the installed layout (llmops.build …) from a copy: neither follows the package-dir mapping
-FOLDERS := build store model_repository gateway cli perf
+FOLDERS := build store model_repository gateway control cli perf
 
 # Byte-compiling every installed file costs minutes and saves milliseconds.
 export PIP_NO_COMPILE = 1

@@ -2,7 +2,7 @@
 
 from setuptools import find_packages, setup
 
-FOLDERS = ("build", "store", "model_repository", "gateway", "cli", "perf")
+FOLDERS = ("build", "store", "model_repository", "gateway", "control", "cli", "perf")
 # what the project measures itself with is for its repository
 LAB = ("lab", "lab.*")
 

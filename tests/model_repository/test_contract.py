@@ -87,7 +87,7 @@ def said(text: str) -> str:
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    for folder in ("llmops", "gateway", "model_repository", "perf", "cli"):
+    for folder in ("llmops", "gateway", "model_repository", "control", "perf", "cli"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if path != ROOT / "llmops" / "contract.py":
                 yield path.relative_to(ROOT).as_posix(), path

@@ -1,0 +1,1 @@
+"""The slow side: who administers, what was used and what it cost. Nothing here is in the way of an answer."""
