@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -33,7 +34,14 @@ from llmops.model_repository.server.embedded import Installation, find_installat
 from llmops.model_repository.server.exposure import EMBEDDED_HTTP, exposure
 from llmops.model_repository.server.processes import Process, descendants, kill_left, model_processes, rank_zero, tied
 from llmops.model_repository.server.shared_memory import SharedMemory, sweep
-from llmops.model_repository.server.triton_log import LogLine, ended_engine, explain_failure, last_error, parse_line
+from llmops.model_repository.server.triton_log import (
+    LogLine,
+    ended_by_lock,
+    ended_engine,
+    explain_failure,
+    last_error,
+    parse_line,
+)
 
 # Triton logs this when the last in-flight request is done and only unloading is left.
 _REQUESTS_DONE = "All models are stopped, unloading models"
@@ -44,6 +52,10 @@ UNLOAD_GRACE = 5.0
 DYING = 1.0
 # Seconds that mpirun gets to end the ranks that only wait for work.
 _MPI_GRACE = 10.0
+_LOCK_FAULT = (
+    "Triton's Python backend ended at once with boost::interprocess::lock_exception, a rare fault of its shared "
+    "memory; starting it once more."
+)
 
 
 class TritonServer:
@@ -51,26 +63,24 @@ class TritonServer:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
         options: ServerOptions,
+        begin: Callable[[ServerOptions, int], subprocess.Popen[bytes]],
         on_log: Callable[[LogLine], None],
-        memory: SharedMemory,
         under_mpi: bool = False,
     ) -> None:
-        self.process = process
+        """`begin` starts a process that inherits the descriptor."""
         self.host = options.host
         self.ports = options.ports
         self._options = options
-        self._memory = memory
-        self.log: deque[LogLine] = deque(maxlen=400)
+        self._begin = begin
         self._on_log = on_log
         self._under_mpi = under_mpi
         self._models: dict[str, list[Process]] = {}
         self._broken = False
         self._unloading = threading.Event()
         self._ended: tuple[str, str] | None = None
-        self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
-        self._reader.start()
+        self._again = True
+        self._start()
 
     @property
     def pid(self) -> int:
@@ -112,7 +122,8 @@ class TritonServer:
         while not self.is_ready() and not (cancelled and cancelled.is_set()):
             if self.process.poll() is not None:
                 self._reader.join(timeout=5)
-                raise ServerError(self._failure())
+                if not self._tries_again():
+                    raise ServerError(self._failure())
             if time.monotonic() > deadline:
                 raise ServerError(f"Triton was not ready after {timeout:.0f} s; see its log above")
             time.sleep(0.05)
@@ -158,6 +169,28 @@ class TritonServer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop(at_once=kind is not None and issubclass(kind, KeyboardInterrupt))
+
+    def _start(self) -> None:
+        self._memory = SharedMemory()
+        try:
+            self.process = self._begin(replace(self._options, shm_prefix=self._memory.prefix), self._memory.lock)
+        except BaseException:
+            self._memory.remove()
+            raise
+        self.log: deque[LogLine] = deque(maxlen=400)
+        self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
+        self._reader.start()
+
+    def _tries_again(self) -> bool:
+        """Start once more, in fresh shared memory, what ended by a fault that has nothing to do with the repository."""
+        if not (self._again and ended_by_lock(self.log)):
+            return False
+        self._again = False
+        self._kill_group()
+        self._memory.remove()
+        self._on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", _LOCK_FAULT))
+        self._start()
+        return True
 
     def _finish(self, deadline: float) -> None:
         """SIGTERM, and what is left of the time for requests to other models than our engines.
@@ -282,7 +315,6 @@ def start_triton(
     if http and installation.kind == "embedded":
         on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", EMBEDDED_HTTP))
     sweep()
-    memory = SharedMemory()
     options = ServerOptions(
         binary=str(installation.binary),
         repository=str(repository.resolve()),
@@ -291,19 +323,14 @@ def start_triton(
         ports=chosen,
         http_host=http_host,
         metrics=metrics,
-        shm_prefix=memory.prefix,
         exit_timeout=exit_timeout,
         verbose=verbose,
     )
-    try:
-        process = _start(options, plan, installation, memory.lock)
-    except BaseException:
-        memory.remove()
-        raise
-    return TritonServer(process, options, on_log, memory, under_mpi=plan.launch != "single")
+    begin = partial(_begin, plan, installation)
+    return TritonServer(options, begin, on_log, under_mpi=plan.launch != "single")
 
 
-def _start(options: ServerOptions, plan: LaunchPlan, installation: Installation, lock: int) -> subprocess.Popen[bytes]:
+def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions, lock: int) -> subprocess.Popen[bytes]:
     command, environment = with_mpi(options, plan)
     environment = {**os.environ, **installation.environment, **environment}
     _check_program(command[0], environment["PATH"])

@@ -87,6 +87,12 @@ def explain_failure(lines: Iterable[LogLine]) -> str | None:
     return _root_cause(errors[0].message) if errors else None
 
 
+def ended_by_lock(lines: Iterable[LogLine]) -> bool:
+    """Whether the first thing that went wrong was a lock in the Python backend's shared memory: an upstream fault that
+    a start hits now and then, whatever the repository (triton-inference-server/server issues 5949 and 8882)."""
+    return (explain_failure(lines) or "").endswith("'boost::interprocess::lock_exception'")
+
+
 # what the C and C++ libraries say before they abort
 _ABORT = re.compile(
     r"terminate called|what\(\):|double free|corrupt|[Aa]ssertion .* failed|stack smashing|out of memory"

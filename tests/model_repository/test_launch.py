@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,9 @@ import pytest
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
 from llmops.model_repository.server import embedded
+from llmops.model_repository.server.embedded import Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, sweep
+from llmops.model_repository.server.triton_log import LogLine
 from tests.model_repository.engine_client import EngineClient, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -253,6 +257,59 @@ def test_a_server_that_dies_later_is_noticed(repository: Path) -> None:
             server.wait(threading.Event())
     assert processes(server.pid) == []
     assert segments(server) == []
+
+
+LOCK_FAULT = """#!/bin/sh
+# the real server, but for its first {faults} starts, which end as upstream's do now and then
+echo "$*" >> {starts}
+if [ $(wc -l < {starts}) -le {faults} ]; then
+    echo "terminate called after throwing an instance of '{exception}'" >&2
+    echo "  what():  {exception}" >&2
+    kill -ABRT $$
+fi
+exec {real} "$@"
+"""
+LOCK_EXCEPTION = "boost::interprocess::lock_exception"
+
+
+def faulty(folder: Path, faults: int, exception: str = LOCK_EXCEPTION) -> tuple[Installation, Path]:
+    """A tritonserver that fails so often, and the file with a line per start."""
+    real, starts, fake = find_installation(), folder / "starts", folder / "tritonserver"
+    fake.write_text(LOCK_FAULT.format(faults=faults, starts=starts, exception=exception, real=real.binary))
+    fake.chmod(0o755)
+    return replace(real, binary=fake), starts
+
+
+def test_a_lock_fault_of_upstream_at_the_start_is_tried_again(tmp_path: Path, repository: Path) -> None:
+    installation, starts = faulty(tmp_path, 1)
+    said: list[LogLine] = []
+    with start_triton(repository, ports=ANY, http=True, installation=installation, on_log=said.append) as server:
+        server.wait_ready(120)
+        assert b'"data":[7]' in infer(server)
+        prefixes = re.findall(r"shm-region-prefix-name=(\S+)", starts.read_text())
+        assert len(set(prefixes)) == 2
+        assert prefixes[1] == server.shm_prefix
+        assert list(SHM_DIR.glob(f"{prefixes[0]}*")) == []
+    assert [line.message for line in said if "starting it once more" in line.message] == [
+        "Triton's Python backend ended at once with boost::interprocess::lock_exception, a rare fault of its shared "
+        "memory; starting it once more."
+    ]
+    assert segments(server) == []
+
+
+@pytest.mark.parametrize(("exception", "expected"), [(LOCK_EXCEPTION, 2), ("std::bad_alloc", 1)])
+def test_a_start_is_tried_again_once_and_for_that_fault_only(
+    tmp_path: Path, repository: Path, exception: str, expected: int
+) -> None:
+    installation, starts = faulty(tmp_path, 3, exception)
+    with (
+        start_triton(repository, ports=ANY, installation=installation) as server,
+        pytest.raises(ServerError, match=f"Triton did not start: terminate called .*{exception}"),
+    ):
+        server.wait_ready(120)
+    prefixes = re.findall(r"shm-region-prefix-name=(\S+)", starts.read_text())
+    assert len(prefixes) == expected
+    assert [path for prefix in prefixes for path in SHM_DIR.glob(f"{prefix}*")] == []
 
 
 def remove(*names: str) -> Callable[[Path], None]:
