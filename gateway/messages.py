@@ -2,7 +2,8 @@
 
     HTTP body ─ openai/ ─▶ EngineRequest ─ Transport ─▶ TokenStream of TokenBatch ─ answers/choice ─▶ Piece ─▶ chunk
 
-`answers/` makes EngineRequests and reads TokenBatches; `triton/` does the opposite; neither knows the other.
+`answers/` makes EngineRequests and reads TokenBatches; `triton/` does the opposite; neither knows the other. Where
+there are several replicas, or more requests than they can take, an Order says who is next, a Policy where it goes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from llmops.contract import GuideKind as GuideKind
 from llmops.contract import Tensor
@@ -283,3 +284,133 @@ class ModelCard:
     transports: tuple[str, ...] = ("request",)
     built: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+ReplicaState = Literal["starting", "spare", "ready", "draining", "suspect", "gone"]
+
+
+@dataclass(slots=True)
+class ReplicaView:
+    """A model on one server as this gateway believes it to be; whoever hears the replica brings it up to date.
+
+    `running` and `waiting` count sequences in the engine's batch and in its own queue, `waiting_tokens` what is to be
+    read for the latter; `unseen` and `unseen_tokens` are what this gateway has sent and the replica's state does not
+    show yet. `free_blocks` of the KV cache (of `blocks`, each for `tokens_per_block` tokens) are those that no running
+    sequence holds: what they have cached may still be found. `prefill_rate`: prompt tokens/s, 0 while it is not known;
+    `step_seconds`: the last steps' mean; `max_batch_size`: 0 where nobody said. `subscribers`: gateways that use it,
+    `demand`: the sum of what they declared (Order.demand), this one's with them. `adapters`: those that are loaded.
+    `weight`: its version's share of the requests that may go to any version.
+    """
+
+    replica_id: str
+    model: str = ""
+    version: str = ""
+    gpu_type: str = ""
+    state: ReplicaState = "starting"
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    free_blocks: int = 0
+    blocks: int = 0
+    tokens_per_block: int = 32
+    prefill_rate: float = 0.0
+    step_seconds: float = 0.0
+    max_batch_size: int = 0
+    unseen: int = 0
+    unseen_tokens: int = 0
+    subscribers: int = 1
+    demand: float = 0.0
+    adapters: frozenset[str] = frozenset()
+    weight: float = 1.0
+
+
+class Wanted(NamedTuple):
+    """What a request needs of a replica. `ids`: the prompt as it travels, INT32; `answer`: tokens that it may have to
+    keep beside them; `salt`: what keeps tenants' prefixes apart; `version`: the only one that will do, empty for any;
+    `without`: replicas on which it failed.
+    """
+
+    ids: bytes
+    answer: int = 0
+    salt: int = 0
+    tenant: str = ""
+    adapter: str = ""
+    version: str = ""
+    without: frozenset[str] = frozenset()
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt."""
+        return len(self.ids) // 4
+
+
+class Policy(Protocol):
+    """Where a request goes. It has no clock and waits for nothing: `now` is in seconds of any monotonic clock."""
+
+    def choose(self, wanted: Wanted, views: Sequence[ReplicaView], now: float) -> int | None:
+        """The index of a view; None when none of them will do."""
+        ...
+
+    def sent(self, wanted: Wanted, view: ReplicaView) -> None:
+        """It went there, so its prompt's blocks will be there; for replicas that do not say so themselves."""
+        ...
+
+    def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
+        """What a replica says that it has cached from now on, by the hashes of `llmops.blocks`."""
+        ...
+
+    def removed(self, replica_id: str, hashes: Sequence[int]) -> None: ...
+
+    def forget(self, replica_id: str) -> None:
+        """Its cache is empty, or it is gone."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request that waits for a replica. `tokens` of its prompt and `answer`, those it will probably get; `arrived`
+    and `deadline` (for its first token) in seconds of the clock that the Order is asked with; `bytes`: what it holds in
+    memory meanwhile. `moved`: it was taken out of a batch and comes before its tenant's others. `what` is the caller's
+    own.
+    """
+
+    tenant: str
+    tokens: int
+    answer: int
+    arrived: float
+    tier: str = ""
+    weight: float = 1.0
+    deadline: float = math.inf
+    bytes: int = 0
+    moved: bool = False
+    what: Any = None
+
+
+class Room(NamedTuple):
+    """What the replica with the most of it can take: tokens of prompt and answer together."""
+
+    tokens: float = math.inf
+
+
+class Order(Protocol):
+    """Who is next. No clock: `now` is in seconds of any monotonic clock."""
+
+    def push(self, ticket: Ticket) -> None: ...
+
+    def pop(self, room: Room, now: float) -> Ticket | None:
+        """The next that fits; None when nobody waits that does."""
+        ...
+
+    def remove(self, ticket: Ticket) -> bool:
+        """It waits no longer, as its client left. False when it did not wait."""
+        ...
+
+    def served(self, ticket: Ticket, prompt: int, answer: int) -> None:
+        """Tokens of it that an engine has read and made, beyond those already said."""
+        ...
+
+    def demand(self) -> float:
+        """What this gateway declares to the engines: the weights of those who wait, summed."""
+        ...
+
+    def __len__(self) -> int: ...

@@ -1,0 +1,40 @@
+"""The names of KV-cache blocks, which gateway and engine models must make alike."""
+
+from __future__ import annotations
+
+import struct
+
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.blocks import block_hashes
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=70)
+
+
+def packed(ids: list[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def test_a_block_is_its_tokens_after_the_block_before_it() -> None:
+    first = xxhash.xxh3_64(struct.pack("<2i", 7, 128_000), seed=42).intdigest()
+    second = xxhash.xxh3_64(struct.pack("<2i", 0, 1), seed=first).intdigest()
+    assert block_hashes(packed([7, 128_000, 0, 1, 9]), 2, salt=42) == [first, second]
+
+
+@given(IDS, IDS, IDS, st.integers(1, 16))
+def test_equal_beginnings_have_equal_hashes_and_others_have_not(
+    start: list[int], one: list[int], other: list[int], size: int
+) -> None:
+    first, second = start + one, start + other
+    alike = next(
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(map(len, (first, second)))
+    )
+    pairs = list(zip(block_hashes(packed(first), size), block_hashes(packed(second), size), strict=False))
+    assert [a == b for a, b in pairs] == [True] * (alike // size) + [False] * (len(pairs) - alike // size)
+
+
+@given(IDS, st.integers(1, 16))
+def test_another_salt_shares_nothing(ids: list[int], size: int) -> None:
+    assert not set(block_hashes(packed(ids), size, 1)) & set(block_hashes(packed(ids), size, 2))
