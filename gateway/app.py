@@ -13,6 +13,7 @@ from llmops import __version__
 from llmops.gateway.answers.service import Service
 from llmops.gateway.callers.access.check import access_of
 from llmops.gateway.callers.limits.check import limits_of
+from llmops.gateway.callers.usage.bind import billing_of
 from llmops.gateway.conversations.run import Running
 from llmops.gateway.conversations.store import ResponseStore
 from llmops.gateway.conversations.table import Bounds, ResponseTable
@@ -69,11 +70,14 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
     intake = Intake(settings.limits, settings.timeouts.body)
     catalogue = catalogue_of(settings, [settings.triton])
     access = access_of(settings)
-    limits = limits_of(settings, siblings.own)
+    billing = billing_of(settings)
+    limits = limits_of(settings, siblings.own, billing)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await catalogue.start()
+        if billing is not None:
+            await billing.start()
         if limits is not None:
             await limits.gate.limiter.start()
         lag = LagWatch(metrics)
@@ -86,6 +90,8 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
                 await access.close()
             if limits is not None:
                 await limits.gate.close()
+            if billing is not None:
+                await billing.close()
             await catalogue.close()
             text_threads.close()
 

@@ -160,6 +160,19 @@ class ModelNotAllowedError(ForbiddenError):
         )
 
 
+class ModelNotPricedError(ForbiddenError):
+    """403: a budget cannot pay for what has no price, and would bound nothing."""
+
+    code = "model_not_priced"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model '{model}' has no price, so that no budget can pay for it; whoever runs this gateway gives it "
+            "one with `llmops price set`.",
+            param="model",
+        )
+
+
 class NotFoundError(ApiError):
     """404: no such route or object."""
 

@@ -59,6 +59,9 @@ class Ledger:
     def cost(self, model, usage) -> int:
         return PRICE * (usage.prompt_tokens + 2 * usage.completion_tokens)
 
+    def check(self, model) -> None:
+        return
+
     async def spent(self, of, since) -> int:
         self.asked.append((of, since))
         return self.known

@@ -25,6 +25,10 @@ class Costs(Protocol):
         """Must not fall as tokens grow."""
         ...
 
+    def check(self, model: str) -> None:
+        """Raises ApiError for a model whose cost is not known: a budget would not bound it."""
+        ...
+
     async def spent(self, of: str, since: datetime) -> int:
         """What `Quota.of` has spent, as the ledger knows it now. May raise when it is away."""
         ...
@@ -42,6 +46,9 @@ class Budgets:
 
     def cost(self, model: str, usage: Usage) -> int:
         return self._costs.cost(model, usage)
+
+    def check(self, model: str) -> None:
+        self._costs.check(model)
 
     async def key_of(self, quota: Quota) -> str:
         assert quota.budget is not None

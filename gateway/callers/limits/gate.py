@@ -202,6 +202,7 @@ class Ticket(Grant):
         bound = [quota for quota in quotas if quota.budget is not None]
         if budgets is None or not bound:
             return []
+        budgets.check(self._model)
         least = budgets.cost(self._model, Usage(prompt, min(most, self._answers)))
         amount = budgets.cost(self._model, Usage(prompt, most))
         return [

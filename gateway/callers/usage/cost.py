@@ -1,0 +1,148 @@
+"""What a request costs, by the store's prices; they are kept here, so that nobody waits for them.
+
+The only file of this room that knows what a price is in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from llmops.errors import LlmopsError
+from llmops.gateway.errors import ModelNotPricedError, UnavailableError
+from llmops.gateway.messages import Usage
+from llmops.store.database import Store
+from llmops.store.open import open_store
+from llmops.store.prices import Price, list_prices
+from llmops.store.usage import spent_micros
+
+log = logging.getLogger(__name__)
+
+# seconds: between two looks at the prices; while they cannot be read; and for as long a store may take
+FRESH, RETRY, PATIENCE = 30.0, 1.0, 2.0
+TENANT = "tenant "
+
+
+class Bill(NamedTuple):
+    """`micros`: micro-dollars. `price_id`: the price that they come from; None where the model had none: 0 then."""
+
+    micros: int
+    price_id: str | None
+
+
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class Billing:
+    """Prices of all models, those to come too: each holds from its moment on, not from when this process looks again.
+
+    A store that is away leaves the prices that are known.
+    """
+
+    def __init__(self, url: str, now: Callable[[], datetime] = utc_now) -> None:
+        self._url, self._now = url, now
+        self._prices: Mapping[str, Sequence[Price]] | None = None
+        self._unpriced: set[str] = set()
+        self._store: Store | None = None
+        self._opening = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._away = False
+
+    async def start(self) -> None:
+        """Read the prices, for as long as that may take at most; afterwards it goes on trying."""
+        await self.look()
+        self._task = asyncio.create_task(self._stay(), name="prices")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._store is not None:
+            await self._store.close()
+
+    def bill(self, model: str, usage: Usage, at: datetime | None = None) -> Bill:
+        """By the price in force at `at` (now): whole micro-dollars, rounded half up once."""
+        price = self._price(model, at or self._now())
+        if price is None:
+            self._warn(model)
+            return Bill(0, None)
+        cached = min(usage.cached_tokens or 0, usage.prompt_tokens)
+        return Bill(price.cost_micros(usage.prompt_tokens, cached, usage.completion_tokens), price.id)
+
+    def cost(self, model: str, usage: Usage) -> int:
+        return self.bill(model, usage).micros
+
+    def check(self, model: str) -> None:
+        """Raises ModelNotPricedError for a model that a budget could not bound, UnavailableError while no prices are
+        known."""
+        if self._prices is None:
+            raise UnavailableError("Prices cannot be looked up now; try again.", code="prices_unavailable")
+        if self._price(model, self._now()) is None:
+            raise ModelNotPricedError(model)
+
+    async def spent(self, of: str, since: datetime) -> int:
+        """Of a key, or of `tenant NAME`. Raises LlmopsError, SQLAlchemyError, TimeoutError when it is away."""
+        tenant = of.removeprefix(TENANT) if of.startswith(TENANT) else None
+        return await asyncio.wait_for(self._spent(None if tenant else of, tenant, since), PATIENCE)
+
+    async def look(self) -> None:
+        """Read the prices now."""
+        try:
+            found = await asyncio.wait_for(self._read(), PATIENCE)
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            if not self._away:
+                log.error("Prices cannot be read (%s); those that are known stay.", _told(error))
+            self._away = True
+            return
+        if self._away:
+            log.warning("Prices can be read again.")
+        self._away = False
+        by_model: dict[str, list[Price]] = {}
+        for price in found:
+            by_model.setdefault(price.model, []).append(price)
+        self._prices = by_model
+        self._unpriced -= set(by_model)
+
+    async def _stay(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY if self._away else FRESH)
+            await self.look()
+
+    def _price(self, model: str, at: datetime) -> Price | None:
+        of_model = (self._prices or {}).get(model, ())
+        place = bisect_right(of_model, at, key=lambda price: price.valid_from)
+        return of_model[place - 1] if place else None
+
+    def _warn(self, model: str) -> None:
+        if model not in self._unpriced and self._prices is not None:
+            self._unpriced.add(model)
+            log.warning("The model '%s' has no price and is billed as $0; `llmops price set` gives it one.", model)
+
+    async def _read(self) -> Sequence[Price]:
+        async with (await self._opened()).read() as connection:
+            return await list_prices(connection)
+
+    async def _spent(self, key: str | None, tenant: str | None, since: datetime) -> int:
+        async with (await self._opened()).read() as connection:
+            return await spent_micros(connection, since, key_id=key, tenant_id=tenant)
+
+    async def _opened(self) -> Store:
+        """Opened when it is needed first: a worker starts although its store is away."""
+        async with self._opening:
+            if self._store is None:
+                self._store = await open_store(self._url, pool_size=1)
+        return self._store
+
+
+def _told(error: Exception) -> str:
+    """Without a driver's own text."""
+    if isinstance(error, LlmopsError):
+        return error.message
+    return f"no answer in {PATIENCE:g} s" if isinstance(error, asyncio.TimeoutError) else type(error).__name__
