@@ -1,7 +1,7 @@
 """The schema: what the queries are written against. `migrations/` makes it, and a test holds the two together.
 
-Money is whole micro-dollars, times are UTC. `usage_records` and `usage_totals` refer to nobody: a bill is never refused
-because of a row elsewhere.
+Money is whole micro-dollars, times are UTC. `usage_records` and the totals refer to nobody: a bill is never
+refused because of a row elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llmops.store.moment import Moment
 # SQLite has no such type, and people who look into a file look for what a bill shows
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 
-SCHEMA = "0001"
+SCHEMA = "0002"
 """The newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
 
@@ -50,6 +50,11 @@ def _id() -> Column[str]:
 
 def _created_at() -> Column:
     return Column("created_at", Moment, nullable=False, server_default=func.current_timestamp())
+
+
+def _sums() -> tuple[Column, ...]:
+    names = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
+    return tuple(Column(name, BigInteger, nullable=False) for name in names)
 
 
 def _limits() -> tuple[Column, ...]:
@@ -187,15 +192,22 @@ usage_totals = Table(
     Column("model", String(255), primary_key=True),
     # '' where no key was asked for: budgets are the keys' own, and are derived from here
     Column("key_id", String(20), primary_key=True),
-    Column("requests", BigInteger, nullable=False),
-    Column("input_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False),
-    Column("reasoning_tokens", BigInteger, nullable=False),
-    Column("cost_micros", BigInteger, nullable=False),
+    *_sums(),
 )
 Index("idx_usage_totals_day", usage_totals.c.day)
 Index("idx_usage_totals_key", usage_totals.c.key_id, usage_totals.c.day)
+
+# what a tenant's budget is derived from: a month of one with thousands of users is a few dozen rows here
+tenant_totals = Table(
+    "tenant_totals",
+    metadata,
+    # '' of users that nobody knew when the usage came
+    Column("tenant_id", String(63), primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("model", String(255), primary_key=True),
+    *_sums(),
+)
+Index("idx_tenant_totals_day", tenant_totals.c.day)
 
 gateways = Table(
     "gateways",

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import ColumnElement, FromClause, RowMapping, Table, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.ids import canonical
-from llmops.store.tables import gateways, usage_records, usage_totals, users
+from llmops.store.tables import gateways, tenant_totals, usage_records, usage_totals, users
 from llmops.store.upsert import insert
 
 PAGE = 2000
 GROUPS = ("day", "tenant", "user", "model", "key")
+_COARSE = frozenset({"day", "tenant", "model"})
 _SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 
 
@@ -97,25 +97,23 @@ async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecor
     rows = [vars(offered[one]) | {"id": one} for one in sorted(offered)]
     statement = insert(connection, usage_records).on_conflict_do_nothing(index_elements=["id"])
     new = (await connection.execute(statement.returning(usage_records.c.id), rows)).scalars().all()
-    await _add_to_totals(connection, [offered[one] for one in new])
+    added = [offered[one] for one in new]
+    await _add_to_totals(connection, added)
     for gateway_id in sorted({record.gateway_id for record in offered.values()}):
         await _advance(connection, gateway_id)
+    # last: all writers of a tenant's usage meet at one row, which they hold until the end of the transaction
+    await _add_to_tenants(connection, added)
     return len(new)
 
 
 async def sum_usage(connection: AsyncConnection, wanted: UsageFilter, by: Sequence[str] = ()) -> Sequence[UsageSum]:
     """Sums by the groups of `by` (of `GROUPS`), in their order. Without groups it is one sum, perhaps of zeros."""
-    groups = {"day": usage_totals.c.day, "model": usage_totals.c.model, "key": usage_totals.c.key_id}
-    groups |= {"tenant": users.c.tenant_id, "user": users.c.email}
-    columns = [groups[name].label(name) for name in by]
-    sums = [func.coalesce(func.sum(usage_totals.c[name]), 0).label(name) for name in _SUMMED]
-    # a bill without its user is still to be seen
-    joined = usage_totals.outerjoin(users, users.c.id == usage_totals.c.user_id)
-    statement = _filtered(select(*columns, *sums).select_from(joined), wanted).group_by(*columns).order_by(*columns)
-    rows = (await connection.execute(statement)).mappings().all()
-    return [
-        UsageSum(group={name: row[name] for name in by}, **{name: int(row[name]) for name in _SUMMED}) for row in rows
-    ]
+    totals, source, known = _source(wanted, by)
+    columns = [known[name].label(name) for name in by]
+    sums = [func.coalesce(func.sum(totals.c[name]), 0).label(name) for name in _SUMMED]
+    statement = select(*columns, *sums).select_from(source).where(*_conditions(wanted, totals, known["tenant"]))
+    rows = (await connection.execute(statement.group_by(*columns).order_by(*columns))).mappings().all()
+    return [UsageSum(group=_group(row, by), **{name: int(row[name]) for name in _SUMMED}) for row in rows]
 
 
 async def spent_micros(
@@ -156,20 +154,35 @@ async def gaps(connection: AsyncConnection, gateway_id: str | None = None, limit
 
 
 async def _add_to_totals(connection: AsyncConnection, new: Sequence[UsageRecord]) -> None:
+    await _add(connection, usage_totals, ((one, (one.user_id, _day(one), one.model, one.key_id or "")) for one in new))
+
+
+async def _add_to_tenants(connection: AsyncConnection, new: Sequence[UsageRecord]) -> None:
+    wanted = select(users.c.id, users.c.tenant_id).where(users.c.id.in_(sorted({one.user_id for one in new})))
+    rows = (await connection.execute(wanted)).all() if new else []
+    tenants = {user: tenant for user, tenant in rows}  # noqa: C416  dict() does not know that a row is a pair
+    await _add(connection, tenant_totals, ((one, (tenants.get(one.user_id, ""), _day(one), one.model)) for one in new))
+
+
+async def _add(connection: AsyncConnection, table: Table, new: Iterable[tuple[UsageRecord, tuple[Any, ...]]]) -> None:
+    """Each record to the row of `table` with the primary key that comes with it."""
     totals: dict[tuple[Any, ...], Counter[str]] = {}
-    for record in new:
-        day = record.created_at.astimezone(timezone.utc).date()
-        total = totals.setdefault((record.user_id, day, record.model, record.key_id or ""), Counter())
+    for record, key in new:
+        total = totals.setdefault(key, Counter())
         total["requests"] += 1
         for name in _SUMMED[1:]:
             total[name] += getattr(record, name)
     if not totals:
         return
-    statement = insert(connection, usage_totals)
-    added = {name: usage_totals.c[name] + statement.excluded[name] for name in _SUMMED}
-    keys = [column.name for column in usage_totals.primary_key]
+    statement = insert(connection, table)
+    added = {name: table.c[name] + statement.excluded[name] for name in _SUMMED}
+    keys = [column.name for column in table.primary_key]
     rows = [dict(zip(keys, key, strict=True)) | total for key, total in sorted(totals.items())]
     await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
+
+
+def _day(record: UsageRecord) -> date:
+    return record.created_at.astimezone(timezone.utc).date()
 
 
 async def _advance(connection: AsyncConnection, gateway_id: str) -> None:
@@ -198,14 +211,30 @@ async def _unbroken(connection: AsyncConnection, gateway_id: str, mark: int) -> 
             return mark
 
 
-def _filtered(statement: Select, wanted: UsageFilter) -> Select:
-    totals = usage_totals.c
-    conditions = (
-        (wanted.tenant_id, users.c.tenant_id, operator.eq),
-        (wanted.user_id, totals.user_id, operator.eq),
-        (wanted.model, totals.model, operator.eq),
-        (wanted.key_id, totals.key_id, operator.eq),
-        (wanted.first, totals.day, operator.ge),
-        (wanted.last, totals.day, operator.le),
-    )
-    return statement.where(*(compare(column, value) for value, column, compare in conditions if value is not None))
+def _source(wanted: UsageFilter, by: Sequence[str]) -> tuple[Table, FromClause, dict[str, ColumnElement[Any]]]:
+    """The totals that are summed, what they are read from, and the groups there. Tenants have totals of their own: what
+    is not asked by user or key has far fewer rows."""
+    if wanted.user_id is None and wanted.key_id is None and _COARSE.issuperset(by):
+        coarse = tenant_totals.c
+        return tenant_totals, tenant_totals, {"day": coarse.day, "model": coarse.model, "tenant": coarse.tenant_id}
+    totals = usage_totals
+    # a bill without its user is still to be seen
+    joined = totals.outerjoin(users, users.c.id == totals.c.user_id)
+    known = {"day": totals.c.day, "model": totals.c.model, "key": totals.c.key_id}
+    return totals, joined, known | {"tenant": users.c.tenant_id, "user": users.c.email}
+
+
+def _group(row: RowMapping, by: Sequence[str]) -> dict[str, Any]:
+    """A tenant that nobody knows is None, whichever totals say it."""
+    return {name: row[name] or None if name == "tenant" else row[name] for name in by}
+
+
+def _conditions(wanted: UsageFilter, table: Table, tenant: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
+    equal = {"user_id": wanted.user_id, "model": wanted.model, "key_id": wanted.key_id}
+    yield from (table.c[name] == value for name, value in equal.items() if value is not None)
+    if wanted.tenant_id is not None:
+        yield tenant == wanted.tenant_id
+    if wanted.first is not None:
+        yield table.c.day >= wanted.first
+    if wanted.last is not None:
+        yield table.c.day <= wanted.last

@@ -123,6 +123,38 @@ async def test_sums_by_tenant_user_model_key_and_day(store, by):
         assert await spent_micros(connection, midnight, tenant_id="acme") == 24
 
 
+async def test_tenants_totals_agree_with_those_of_their_users(store, by):
+    """The two that sums are read from, whatever is asked of both."""
+    async with store.write() as connection:
+        for tenant in ("acme", "zeta"):
+            await create_tenant(connection, tenant, Limits(), by)
+        known = [
+            (await ensure_user(connection, tenant, f"{name}@{tenant}", by)).id
+            for tenant in ("acme", "zeta")
+            for name in "ab"
+        ]
+        draw = random.Random(14)
+        events = [
+            event(
+                by, seq, user_id=draw.choice([*known, USER]), model=draw.choice(["tiny", "llama"]), cost_micros=2**seq,
+                created_at=by.at - timedelta(days=draw.randint(0, 2)), reasoning_tokens=draw.randint(0, 7),
+            )
+            for seq in range(40)
+        ]  # fmt: skip
+        for batch in (events[:15], events[10:30], events[30:]):
+            await insert_usage(connection, batch)
+        for tenant in (None, "acme", "zeta"):
+            wanted = UsageFilter(tenant_id=tenant, first=by.at.date() - timedelta(days=1))
+            whole = await sum_usage(connection, wanted, ["tenant", "day", "model"])
+            parts = await sum_usage(connection, wanted, ["tenant", "day", "model", "user"])
+            assert len(parts) > len(whole) > 2
+            for one in whole:
+                of_users = [part for part in parts if part.group.items() >= one.group.items()]
+                assert one.cost_micros == sum(part.cost_micros for part in of_users)
+                assert one.reasoning_tokens == sum(part.reasoning_tokens for part in of_users)
+                assert one.requests == sum(part.requests for part in of_users)
+
+
 async def test_gaps_are_the_numbers_that_have_not_come(store, by):
     async with store.write() as connection:
         await insert_usage(connection, [event(by, seq) for seq in (0, 1, 4, 5, 9)])
