@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 
 from llmops.build.formats import PLANNED
 from llmops.build.target_names import GPU_TARGETS
+from llmops.durations import seconds
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ class Seconds(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms|s)?", str(value).strip())
-        if not found or float(found[1]) == 0:
-            self.fail(f"{value!r} is not a duration; write 500ms or 0.5s", param, ctx)
-        return float(found[1]) * (1e-3 if found[2] == "ms" else 1.0)
+        try:
+            return seconds(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command(name="plan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
@@ -36,6 +37,7 @@ from llmops.gateway.http.door import Check
 from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import Handlers, add_handlers
 from llmops.gateway.http.openapi import add_bodies, body_of
+from llmops.gateway.observability.goodput import Objectives
 from llmops.gateway.observability.lag import LagWatch
 from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.chat import ChatRequest
@@ -65,10 +67,12 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
 
     `checks` are what every request must pass, in this order, after those that the settings name.
     """
-    metrics = Metrics()
+    metrics = Metrics(partial(_objectives, settings))
     text_threads = TextThreads(settings.text_threads, settings.limits.preparing)
     intake = Intake(settings.limits, settings.timeouts.body)
     catalogue = catalogue_of(settings, [settings.triton])
+    for address, reached in catalogue.reached():
+        metrics.reaches(address, reached)
     access = access_of(settings)
     billing = billing_of(settings)
     limits = limits_of(settings, siblings.own, billing)
@@ -131,6 +135,11 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
     add_bodies(app, BODIES)
     return app
+
+
+def _objectives(settings: GatewaySettings, model: str) -> Objectives:
+    slo = settings.slo_of(model)
+    return Objectives(slo.ttft_p95, slo.tpot_p95)
 
 
 def _posts(router: APIRouter, handlers: Handlers) -> Iterator[tuple[str, Endpoint]]:

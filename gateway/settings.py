@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ImportString, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ImportString, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -18,6 +18,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from llmops.durations import seconds
 from llmops.errors import InputError
 
 PREFIX = "LLMOPS_"
@@ -27,12 +28,30 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def _duration(given: Any) -> Any:
+    return seconds(given) if isinstance(given, str) else given
+
+
+_Duration = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+
+
+class Slo(_Section):
+    """What 95 of 100 answers are to keep, each measured by it: `500ms`, `0.5s`, or seconds; None is no objective.
+
+    `ttft_p95`: from the request's arrival to the first token; `tpot_p95`: per token after it.
+    """
+
+    ttft_p95: _Duration | None = None
+    tpot_p95: _Duration | None = None
+
+
 class ModelOverrides(_Section):
     """What this gateway knows better than the model's own card, e.g. where its copy of the tokenizer is.
 
     Unset fields are the card's. A model without a card (not made by `llmops repo`) needs tokenizer_dir, max_seq_len,
     vocab_size and end_ids, and `engine_model` where the Triton model is not called NAME-tensorrt_llm.
     `control_tokens_in_messages`: text such as `<|im_end|>` in a message becomes the token, as the template's own does.
+    `slo`: in place of the gateway's.
     """
 
     engine_model: str | None = None
@@ -46,10 +65,11 @@ class ModelOverrides(_Section):
     sampling: dict[str, float] | None = None
     capabilities: dict[str, Any] | None = None
     control_tokens_in_messages: bool = False
+    slo: Slo | None = None
 
     def card_fields(self) -> dict[str, Any]:
         """The overrides in the card's own terms."""
-        fields = self.model_dump(exclude_none=True, exclude={"engine_model", "control_tokens_in_messages"})
+        fields = self.model_dump(exclude_none=True, exclude={"engine_model", "control_tokens_in_messages", "slo"})
         return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
 
 
@@ -168,6 +188,7 @@ class GatewaySettings(BaseSettings):
     """Everything `llmops gateway` can be told.
 
     `request_checks`: `module:name` of what makes a Check (gateway/http/door.py) when it is called with these settings.
+    `slo`: of all models without one of their own.
     `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
     """
 
@@ -177,6 +198,7 @@ class GatewaySettings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
+    slo: Slo = Slo()
     limits: RequestLimits = RequestLimits()
     quotas: Quotas = Quotas()
     redis: Annotated[str | None, AfterValidator(_redis_url), Field(repr=False)] = None
@@ -192,6 +214,10 @@ class GatewaySettings(BaseSettings):
     text_threads: Annotated[int, Field(ge=1)] = 2
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     log_level: str = "info"
+
+    def slo_of(self, model: str) -> Slo:
+        own = self.models.get(model)
+        return own.slo if own is not None and own.slo is not None else self.slo
 
     @classmethod
     def settings_customise_sources(

@@ -114,9 +114,9 @@ class Answer:
         self._clock.stop()
         self._stream.cancel()
         self._leave()
-        usage = self.usage
-        self.meter.end(usage.completion_tokens)
-        self._context.usage, self._context.finish = usage, self.finish
+        usage, finish = self.usage, self.finish
+        self.meter.end(usage, finish)
+        self._context.usage, self._context.finish = usage, finish
 
     async def _next_delta(self) -> Delta | None:
         if self._over:

@@ -32,12 +32,13 @@ from llmops.gateway.answers.sampling import (
     output_length,
     sampling_of,
 )
-from llmops.gateway.answers.service import Service, open_streams
+from llmops.gateway.answers.service import Service, admitted, open_streams
 from llmops.gateway.answers.sizes import characters, check_messages, check_text
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import EngineRequest, Guide
+from llmops.gateway.observability.metrics import Meter
 from llmops.gateway.openai.chat import ChatRequest
 from llmops.gateway.settings import RequestLimits
 
@@ -92,12 +93,11 @@ async def start_chat(
 
     `fit`: a length for which the context has no room is cut to what there is, instead of refused.
     """
-    leave = service.queues.enter(model, body.n or 1, context.caller.share)
-    try:
-        return await _start(service, body, model, answer_id, context, leave, fit)
-    except BaseException:
-        leave()
-        raise
+
+    async def start(leave: Callable[[], None], meter: Meter) -> Answer:
+        return await _start(service, body, model, answer_id, context, leave, meter, fit)
+
+    return await admitted(service, model, body.n or 1, context, start)
 
 
 async def plan_in_turn(service: Service, body: ChatRequest, model: ServedModel, context: RequestContext) -> ChatPlan:
@@ -116,6 +116,7 @@ async def _start(
     answer_id: str,
     context: RequestContext,
     leave: Callable[[], None],
+    meter: Meter,
     fit: bool,
 ) -> Answer:
     plan = await plan_in_turn(service, body, model, context)
@@ -157,7 +158,7 @@ async def _start(
     ]
     stream = await open_streams(model.engine, [request])
     context.mark("submit")
-    meter = service.metrics.meter(model.name, context.started, len(plan.input_ids))
+    meter.submitted(len(plan.input_ids), request.n)
     return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave, context)
 
 

@@ -20,12 +20,13 @@ from llmops.gateway.answers.sampling import (
     output_length,
     sampling_of,
 )
-from llmops.gateway.answers.service import Service, open_streams
+from llmops.gateway.answers.service import Service, admitted, open_streams
 from llmops.gateway.answers.sizes import check_ids, check_length, check_text
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import EngineRequest, Grant, Guide
+from llmops.gateway.observability.metrics import Meter
 from llmops.gateway.openai.completions import CompletionRequest
 from llmops.gateway.settings import RequestLimits
 
@@ -80,12 +81,11 @@ async def start_completion(
     Raises what is wrong with it, or UnavailableError when too many wait already.
     """
     prompts = prompts_of(body, service.limits)
-    leave = service.queues.enter(model, len(prompts) * sequences_of(body), context.caller.share)
-    try:
-        return await _start(service, body, model, answer_id, context, prompts, leave)
-    except BaseException:
-        leave()
-        raise
+
+    async def start(leave: Callable[[], None], meter: Meter) -> Answer:
+        return await _start(service, body, model, answer_id, context, prompts, leave, meter)
+
+    return await admitted(service, model, len(prompts) * sequences_of(body), context, start)
 
 
 async def _start(
@@ -96,6 +96,7 @@ async def _start(
     context: RequestContext,
     prompts: Sequence[Prompt],
     leave: Callable[[], None],
+    meter: Meter,
 ) -> Answer:
     def prepare() -> tuple[list[list[int]], Guide | None]:
         return [encode(model, one, body) for one in prompts], _guide(body, model, service)
@@ -121,7 +122,7 @@ async def _start(
     prompt_tokens = sum(map(len, encoded))
     stream = await open_streams(model.engine, requests)
     context.mark("submit")
-    meter = service.metrics.meter(model.name, context.started, prompt_tokens)
+    meter.submitted(prompt_tokens, len(choices))
     return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context)
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from llmops.gateway.errors import ApiError, CancelledStreamError
 from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.queues import Queues
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.body import Intake
+from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import Engine, EngineRequest, TokenBatch, TokenStream
-from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.observability.goodput import Outcome
+from llmops.gateway.observability.metrics import Meter, Metrics
 from llmops.gateway.settings import RequestLimits, Timeouts
 from llmops.gateway.text.threads import TextThreads
+
+Answered = TypeVar("Answered")
+# the code of what is refused for want of a place
+OVERLOADED = "overloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,36 @@ class Service:
     queues: Queues
     # of an answer whose request names no limit; None: the context's
     default_tokens: int | None = None
+
+
+async def admitted(
+    service: Service,
+    model: ServedModel,
+    sequences: int,
+    context: RequestContext,
+    start: Callable[[Callable[[], None], Meter], Awaitable[Answered]],
+) -> Answered:
+    """What `start` makes of a request that has its places: given what gives these back, and the request's meter.
+
+    Raises UnavailableError when too many are waiting. Whatever fails is counted, and has no places any more.
+    """
+    meter = service.metrics.meter(model.name, context.started, context.caller.tier)
+    leave = None
+    try:
+        leave = service.queues.enter(model, sequences, context.caller.share)
+        return await start(leave, meter)
+    except BaseException as error:
+        if leave is not None:
+            leave()
+        meter.refused(_outcome(error))
+        raise
+
+
+def _outcome(error: BaseException) -> Outcome | None:
+    """Of what failed before there was an answer; None for what the request itself is to blame for."""
+    if isinstance(error, ApiError):
+        return "shed" if error.code == OVERLOADED else "failed" if error.status >= 500 else None
+    return "failed" if isinstance(error, Exception) else "aborted"
 
 
 async def open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, cast
 
 from llmops.gateway.errors import ApiError, ModelNotAllowedError, ModelNotFoundError, UnavailableError, log_detail
@@ -88,6 +89,11 @@ class Catalogue:
         problems = [server.problem for server in self._servers]
         return None if None in problems else next(iter(problems), None)
 
+    def reached(self) -> Iterator[tuple[str, Callable[[], bool]]]:
+        """Each server's address, and what says whether it answered at the last look."""
+        for server in self._servers:
+            yield server.address, partial(_reached, server)
+
     async def look(self) -> Standing:
         """How the servers and their models stand now."""
         if not any(await asyncio.gather(*(server.answers() for server in self._servers))):
@@ -160,6 +166,10 @@ class Models(Generic[M]):
         if not caller.may_use(name):
             raise ModelNotAllowedError(name)
         return self._catalogue.find(name, self._kinds)
+
+
+def _reached(server: Server) -> bool:
+    return server.problem is None
 
 
 def catalogue_of(settings: GatewaySettings, addresses: Sequence[str]) -> Catalogue:

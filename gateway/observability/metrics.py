@@ -1,62 +1,26 @@
-"""Prometheus metrics, cheap enough for every token.
-
-prometheus-client's own histograms take a lock and a label look-up per observation; here a stream counts into plain
-lists that a collector reads when scraped. Everything runs on one event loop, so no lock is needed.
-"""
+"""The metrics of one gateway worker, and the meter that follows one answer."""
 
 from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+from llmops.gateway.messages import Usage
+from llmops.gateway.observability import names
+from llmops.gateway.observability.goodput import OUTCOMES, Objectives, Outcome
+from llmops.gateway.observability.names import Name
+from llmops.gateway.observability.series import Buckets, Family, Number
 
-
-class Series:
-    """One label value's buckets."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(SECONDS, value)] += times
-        self.total += value * times
-
-
-class Histogram(Collector):
-    """A histogram with one label."""
-
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, label: str = "model") -> None:
-        self._name, self._text, self._label = name, text, label
-        self._series: dict[str, Series] = {}
-        registry.register(self)
-
-    def labels(self, value: str) -> Series:
-        series = self._series.get(value)
-        if series is None:
-            series = self._series[value] = Series()
-        return series
-
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
-        for value, series in list(self._series.items()):
-            running, buckets = 0, []
-            for bound, count in zip([*map(str, SECONDS), "+Inf"], series.counts, strict=True):
-                running += count
-                buckets.append((bound, running))
-            family.add_metric([value], buckets, series.total)
-        yield family
+# tiers are made by whoever runs the gateway; were there ever more, the rest share one series
+TIERS, DEFAULT_TIER, OTHER_TIERS = 16, "default", "other"
+# how an answer ends that engine or gateway broke, in an Outcome's terms
+BROKEN = ("engine_lost", "error")
 
 
 def _resident() -> float:
@@ -70,100 +34,125 @@ def _resident() -> float:
 class Metrics:
     """All metrics of one gateway worker, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, objectives: Callable[[str], Objectives] = lambda model: Objectives()) -> None:
+        """`objectives` of the model of that name."""
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "llmops_requests", "Requests by route and HTTP status.", ["route", "status"], registry=self.registry
-        )
-        self.prompt_tokens = Counter(
-            "llmops_prompt_tokens", "Tokens of the prompts.", ["model"], registry=self.registry
-        )
-        self.completion_tokens = Counter(
-            "llmops_completion_tokens", "Tokens generated for answers.", ["model"], registry=self.registry
-        )
-        self.cancelled = Counter(
-            "llmops_cancelled_requests", "Requests whose client went away.", ["model"], registry=self.registry
-        )
-        self.ignored = Counter(
-            "llmops_ignored_fields", "Request fields accepted and ignored.", ["field"], registry=self.registry
-        )
-        self.refused = Counter(
-            "llmops_refused_connections",
-            "Connections closed because a client kept to none of its bounds, or there was no place.",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.lag = Histogram(
-            self.registry,
-            "llmops_event_loop_lag_seconds",
-            "How late the event loop was with a timer of 40 ms.",
-            label="loop",
-        ).labels("main")
-        self.held = Counter(
-            "llmops_event_loop_held_seconds",
-            "Time in which the gateway's own work kept the event loop from anything else for over 50 ms.",
-            registry=self.registry,
-        )
-        # prometheus-client's name for it; its own collector also tells what cannot be added up over workers
-        memory = Gauge("process_resident_memory_bytes", "Resident memory size in bytes.", registry=self.registry)
-        memory.set_function(_resident)
-        self.active = Gauge("llmops_active_streams", "Answers in progress.", ["model"], registry=self.registry)
-        self.ttft = Histogram(
-            self.registry, "llmops_time_to_first_token_seconds", "From the request's arrival to its first token."
-        )
-        self.itl = Histogram(
-            self.registry, "llmops_inter_token_latency_seconds", "Between two messages of an answer, per token."
-        )
-        self.tpot = Histogram(
-            self.registry, "llmops_time_per_output_token_seconds", "Mean time per token after the first, per answer."
-        )
-        self.duration = Histogram(
-            self.registry, "llmops_request_duration_seconds", "From the request's arrival to its last token."
-        )
-        self.overhead = Histogram(
-            self.registry, "llmops_overhead_seconds", "The gateway's own time until the answer begins.", label="stage"
-        )
-        self.stages = Histogram(
-            self.registry, "llmops_stage_seconds", "What the time until the answer begins was spent on.", label="stage"
-        )
-
+        self._families: dict[Name, Family[Number]] = {}
+        self._objectives = objectives
         self._models: dict[str, ModelMetrics] = {}
+        self.requests = self.numbers(names.REQUESTS)
+        self.ignored = self.numbers(names.IGNORED)
+        self.refused = self.numbers(names.REFUSED)
+        self.overhead = self.histogram(names.OVERHEAD)
+        self.stages = self.histogram(names.STAGES)
+        self.lag = self.histogram(names.LAG).labels("main")
+        self.held = self.numbers(names.HELD).labels()
+        self.numbers(names.MEMORY).labels().read = _resident
+        self._servers = self.numbers(names.SERVERS)
+        self.of_models = ModelFamilies(self)
 
-    def meter(self, model: str, started: float, prompt_tokens: int) -> Meter:
+    def numbers(self, name: Name) -> Family[Number]:
+        """The family of counters or gauges of that name; rooms that are not always there ask for theirs."""
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = Family(self.registry, name, Number)
+        return found
+
+    def histogram(self, name: Name) -> Family[Buckets]:
+        return Family(self.registry, name, partial(Buckets, name.buckets))
+
+    def reaches(self, server: str, reached: Callable[[], bool]) -> None:
+        """`reached` says whether the Triton server answered at the last look."""
+        self._servers.labels(server).read = lambda: float(reached())
+
+    def model(self, model: str) -> ModelMetrics:
         """`model` is one that is served: each that is named here becomes a label."""
         found = self._models.get(model)
         if found is None:
-            found = self._models[model] = ModelMetrics(self, model)
-        return Meter(found, started, prompt_tokens)
+            found = self._models[model] = ModelMetrics(self.of_models, model, self._objectives(model))
+        return found
+
+    def meter(self, model: str, started: float, tier: str = "") -> Meter:
+        return Meter(self.model(model), started, tier)
+
+
+class ModelFamilies:
+    """The families with the label `model`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        numbers, histogram = metrics.numbers, metrics.histogram
+        self.ttft, self.tpot, self.waiting = histogram(names.TTFT), histogram(names.TPOT), numbers(names.QUEUE_DEPTH)
+        self.answers = numbers(names.ANSWERS)
+        self.prompt_tokens, self.looked_up = numbers(names.PROMPT_TOKENS), numbers(names.LOOKED_UP)
+        self.cached, self.completion_tokens = numbers(names.CACHED), numbers(names.COMPLETION_TOKENS)
+        self.cancelled, self.active = numbers(names.CANCELLED), numbers(names.ACTIVE)
+        self.itl, self.duration = histogram(names.ITL), histogram(names.DURATION)
 
 
 class ModelMetrics:
     """One model's part of them; looking up labels again and again would cost each request several microseconds."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
-        self.prompt_tokens = metrics.prompt_tokens.labels(model)
-        self.completion_tokens = metrics.completion_tokens.labels(model)
-        self.cancelled = metrics.cancelled.labels(model)
-        self.active = metrics.active.labels(model)
-        self.ttft = metrics.ttft.labels(model)
-        self.itl = metrics.itl.labels(model)
-        self.tpot = metrics.tpot.labels(model)
-        self.duration = metrics.duration.labels(model)
+    def __init__(self, families: ModelFamilies, model: str, objectives: Objectives) -> None:
+        self.objectives = objectives
+        self.ttft, self.tpot = families.ttft.labels(model), families.tpot.labels(model)
+        # all of them from the start: a ratio of series that do not exist is nothing, and not 0
+        self.answers: Mapping[Outcome, Number] = {one: families.answers.labels(model, one) for one in OUTCOMES}
+        self.prompt_tokens = families.prompt_tokens.labels(model)
+        self.looked_up, self.cached = families.looked_up.labels(model), families.cached.labels(model)
+        self.completion_tokens = families.completion_tokens.labels(model)
+        self.cancelled, self.active = families.cancelled.labels(model), families.active.labels(model)
+        self.itl, self.duration = families.itl.labels(model), families.duration.labels(model)
+        self._model, self._waiting = model, families.waiting
+        self._tiers: dict[str, Number] = {}
+        self.waiting("")
+
+    def waiting(self, tier: str) -> Number:
+        """The queue of a caller's tier."""
+        found = self._tiers.get(tier)
+        if found is None:
+            name = tier or DEFAULT_TIER
+            if len(self._tiers) >= TIERS:
+                return self._waiting.labels(self._model, OTHER_TIERS)
+            found = self._tiers[tier] = self._waiting.labels(self._model, name)
+        return found
 
 
 class Meter:
-    """Follows one answer. `started` is perf_counter() at the request's arrival, `last` when tokens last came (or 0)."""
+    """Follows one answer from the moment that its request may wait; `submitted` when the engine has it, then `end`, or
+    `refused` where it never came so far.
 
-    __slots__ = ("_ended", "_first", "_metrics", "_started", "_tokens", "last")
+    `last`: when tokens last came (perf_counter), or 0.
+    """
 
-    def __init__(self, metrics: ModelMetrics, started: float, prompt_tokens: int) -> None:
+    __slots__ = (
+        "_ended",
+        "_first",
+        "_left",
+        "_metrics",
+        "_prompt",
+        "_sequences",
+        "_started",
+        "_tokens",
+        "_wait",
+        "last",
+    )
+
+    def __init__(self, metrics: ModelMetrics, started: float, tier: str) -> None:
+        """`started` is perf_counter() at the request's arrival."""
         self._metrics = metrics
         self._started = started
         self._first = self.last = 0.0
-        self._tokens = 0
-        self._ended = False
-        metrics.active.inc()
-        metrics.prompt_tokens.inc(prompt_tokens)
+        self._tokens = self._prompt = 0
+        self._sequences = 1
+        self._ended = self._left = False
+        self._wait: Number | None = metrics.waiting(tier)
+        self._wait.value += 1
+
+    def submitted(self, prompt_tokens: int, sequences: int) -> None:
+        """The engine has the request, and generates as many sequences at once."""
+        self._prompt, self._sequences = prompt_tokens, sequences
+        self._metrics.active.value += 1
+        self._metrics.prompt_tokens.value += prompt_tokens
 
     def tokens(self, count: int) -> None:
         """`count` tokens came in one message."""
@@ -171,21 +160,57 @@ class Meter:
         if self.last == 0.0:
             self._first = now
             self._metrics.ttft.observe(now - self._started)
+            self._waits_no_more()
         elif count:
             self._metrics.itl.observe((now - self.last) / count, count)
         self.last = now
         self._tokens += count
 
     def cancelled(self) -> None:
-        self._metrics.cancelled.inc()
+        """The client left."""
+        self._left = True
+        self._metrics.cancelled.value += 1
 
-    def end(self, completion_tokens: int) -> None:
+    def refused(self, outcome: Outcome | None) -> None:
+        """It ended before there was an answer; None where the request itself was wrong."""
+        self._ended = True
+        self._waits_no_more()
+        if outcome == "aborted":
+            self.cancelled()
+            outcome = self._judged()
+        if outcome is not None:
+            self._metrics.answers[outcome].value += 1
+
+    def end(self, usage: Usage, finish: str) -> None:
+        """`finish` in an Outcome's terms (messages.py)."""
         if self._ended:
             return
         self._ended = True
-        self._metrics.active.dec()
-        self._metrics.completion_tokens.inc(completion_tokens)
+        self._waits_no_more()
+        metrics = self._metrics
+        metrics.active.value -= 1
+        metrics.completion_tokens.value += usage.completion_tokens
+        if usage.cached_tokens is not None:
+            metrics.looked_up.value += self._prompt
+            metrics.cached.value += usage.cached_tokens
         if self.last:
-            self._metrics.duration.observe(self.last - self._started)
-        if self._tokens > 1:
-            self._metrics.tpot.observe((self.last - self._first) / (self._tokens - 1))
+            metrics.duration.observe(self.last - self._started)
+        tpot = self._tpot()
+        if tpot is not None:
+            metrics.tpot.observe(tpot * 1e3)
+        self._left = self._left or finish == "cancelled"
+        metrics.answers["failed" if finish in BROKEN else self._judged()].value += 1
+
+    def _judged(self) -> Outcome:
+        first = self._first or perf_counter()
+        return self._metrics.objectives.judge(first - self._started, self._tpot(), left=self._left)
+
+    def _tpot(self) -> float | None:
+        """Seconds; the sequences of a request come side by side."""
+        after_first = self._tokens / self._sequences - 1
+        return (self.last - self._first) / after_first if after_first > 0 else None
+
+    def _waits_no_more(self) -> None:
+        if self._wait is not None:
+            self._wait.value -= 1
+            self._wait = None

@@ -268,7 +268,7 @@ async def test_metrics_count_requests_and_tokens(stack):
     assert 'llmops_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics
     assert 'llmops_requests_total{route="/v1/chat/completions",status="404"} 1.0' in metrics
     assert f'llmops_completion_tokens_total{{model="tiny"}} {len(ids)}.0' in metrics
-    assert 'llmops_time_to_first_token_seconds_count{model="tiny"} 1.0' in metrics
+    assert 'llm_ttft_seconds_count{model="tiny"} 1.0' in metrics
     assert f'llmops_inter_token_latency_seconds_count{{model="tiny"}} {len(ids) - 1}.0' in metrics
     assert 'llmops_active_streams{model="tiny"} 0.0' in metrics
 

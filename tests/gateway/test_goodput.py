@@ -1,0 +1,170 @@
+"""Each answer is counted once, by how it ended and whether it kept the model's objectives."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from time import perf_counter
+
+import httpx
+import pytest
+from gateway_conftest import END, eventually, running
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_triton import Step
+
+from llmops.gateway.messages import Usage
+from llmops.gateway.observability.goodput import OUTCOMES, Objectives
+from llmops.gateway.observability.metrics import Metrics
+
+STRICT = Objectives(ttft=0.5, tpot=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "left", "outcome"),
+    [
+        (0.5, 0.05, False, "good"),
+        (0.51, 0.01, False, "late"),
+        (0.1, 0.051, False, "slow"),
+        (9.0, 9.0, False, "late"),
+        (0.1, None, False, "good"),
+        (0.1, 0.01, True, "aborted"),
+        (0.51, None, True, "late"),
+        (0.1, 0.06, True, "slow"),
+    ],
+)
+def test_an_answer_is_judged_by_its_own_times(ttft, tpot, left, outcome):
+    assert STRICT.judge(ttft, tpot, left=left) == outcome
+
+
+@given(st.floats(0, 1e6), st.one_of(st.none(), st.floats(0, 1e6)))
+def test_without_objectives_every_complete_answer_is_good(ttft, tpot):
+    assert Objectives().judge(ttft, tpot, left=False) == "good"
+
+
+def answers(text: str) -> dict[str, float]:
+    found = re.findall(r'^llmops_answers_total\{model="tiny",outcome="(\w+)"\} (\S+)$', text, re.M)
+    return {outcome: float(count) for outcome, count in found if float(count)}
+
+
+async def counted(stack, **expected: float) -> None:
+    text = ""
+
+    async def look() -> bool:
+        nonlocal text
+        text = (await stack.client.get("/metrics")).text
+        return answers(text) == expected
+
+    for _ in range(200):
+        if await look():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{answers(text)}, not {expected}")
+
+
+def waiting(text: str) -> dict[str, float]:
+    found = re.findall(r'^llm_queue_depth\{model="tiny",priority="(\w+)"\} (\S+)$', text, re.M)
+    return {tier: float(count) for tier, count in found}
+
+
+async def test_first_token_after_the_objective_is_late_and_the_queue_is_seen(card, tokenizer):
+    async with running(card, tokenizer, slo={"ttft_p95": "20ms"}) as stack:
+        stack.say("Hello", wait=0.15)
+        answer = asyncio.create_task(stack.chat())
+        await eventually(lambda: stack.triton.active == 1)
+        assert waiting((await stack.client.get("/metrics")).text) == {"default": 1.0}
+        assert (await answer).status_code == 200
+        assert waiting((await stack.client.get("/metrics")).text) == {"default": 0.0}
+        await counted(stack, late=1)
+
+
+async def test_a_models_own_objective_wins_and_slow_tokens_are_slow(card, tokenizer):
+    models = {"tiny": {"slo": {"ttft_p95": "60s", "tpot_p95": "10ms"}}}
+    async with running(card, tokenizer, slo={"ttft_p95": "1ms"}, models=models) as stack:
+        ids = stack.tokenizer.encode("Hello")
+        # the wait is before each step: the second token comes well after the first
+        stack.steps(Step((ids[0],)), Step((ids[0],), wait=0.1), Step((END,)), Step(final=True))
+        await stack.chat()
+        await counted(stack, slow=1)
+
+
+async def test_failures_and_refusals_are_told_apart(card, tokenizer):
+    async with running(card, tokenizer) as stack:
+        stack.steps(Step(error="the engine broke"))
+        assert (await stack.chat()).status_code == 500
+        await counted(stack, failed=1)
+        # what the client did wrong is nobody's failure
+        assert (await stack.chat(max_tokens=100_000)).status_code == 400
+        stack.say("Hello")
+        assert (await stack.chat()).status_code == 200
+        await counted(stack, failed=1, good=1)
+
+
+async def test_what_finds_no_place_was_shed(card, tokenizer):
+    async with running({**card, "max_batch_size": 1}, tokenizer, limits={"queued": 0}) as stack:
+        stack.triton.script = lambda tensors: [Step(wait=30.0)]
+        first = asyncio.create_task(stack.chat())
+        await eventually(lambda: stack.triton.active == 1)
+        assert (await stack.chat()).status_code == 503
+        await counted(stack, shed=1)
+        first.cancel()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_client_that_leaves_in_time_aborted(card, tokenizer, streaming):
+    async with running(card, tokenizer, slo={"ttft_p95": "60s"}) as stack:
+        stack.triton.script = lambda tensors: [Step(wait=30.0)]
+        async with httpx.AsyncClient(base_url=stack.client.base_url, timeout=60) as leaving:
+            body = {**stack.chat_body, "stream": streaming}
+            task = asyncio.create_task(leaving.post("/v1/chat/completions", json=body))
+            await eventually(lambda: stack.triton.active == 1)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await counted(stack, aborted=1)
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    return {
+        (one.name, *one.labels.values()): one.value for family in metrics.registry.collect() for one in family.samples
+    }
+
+
+def test_tokens_of_several_sequences_come_side_by_side():
+    """Four answers to one prompt, each token 10 ms after the last of its answer: TPOT is 10 ms, not 2.5."""
+    metrics = Metrics()
+    meter = metrics.meter("tiny", perf_counter())
+    meter.submitted(5, 4)
+    meter.tokens(4)
+    meter._first, meter._tokens, meter.last = 100.0, 404, 101.0
+    meter.end(Usage(5, 404), "stop")
+    assert samples(metrics)["llm_tpot_ms_sum", "tiny"] == pytest.approx(10.0)
+
+
+def test_the_prefix_cache_counts_only_what_the_engine_told():
+    metrics = Metrics()
+    for cached in (None, 0, 48):
+        meter = metrics.meter("tiny", perf_counter())
+        meter.submitted(64, 1)
+        meter.end(Usage(64, 1, 0, cached), "stop")
+    found = samples(metrics)
+    assert found["llmops_prompt_tokens_total", "tiny"] == 192
+    assert found["llmops_prefix_lookup_tokens_total", "tiny"] == 128
+    assert found["llmops_prefix_cached_tokens_total", "tiny"] == 48
+
+
+def test_tiers_beyond_the_sixteenth_share_a_series():
+    metrics = Metrics()
+    meters = [metrics.meter("tiny", perf_counter(), f"tier-{n}") for n in range(100)]
+    depth = {key[2]: value for key, value in samples(metrics).items() if key[0] == "llm_queue_depth"}
+    assert len(depth) == 17
+    assert depth["other"] == 85
+    for meter in meters:
+        meter.refused("shed")
+    assert sum(value for key, value in samples(metrics).items() if key[0] == "llm_queue_depth") == 0
+
+
+def test_a_scrape_finds_every_outcome_of_a_model_at_once():
+    """A rate of a series that is not there is nothing, and an alert on it is silent."""
+    metrics = Metrics()
+    metrics.model("tiny")
+    assert {key[2] for key in samples(metrics) if key[0] == "llmops_answers_total"} == set(OUTCOMES)
