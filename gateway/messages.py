@@ -243,6 +243,7 @@ class Capabilities:
     seed: bool = True
     penalties: bool = True
     lora: bool = False
+    cache_salt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,11 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What an engine model announces of itself (`llmops_card`). Lengths in tokens; `built` in Unix seconds."""
+    """What an engine model announces of itself (`llmops_card`). Lengths in tokens; `built` in Unix seconds.
+
+    `state`, `kv_events` and `cached_tokens`: what its step stream says of the engine; `engine` and `tokenizer` are
+    digests, equal on replicas that may stand in for each other.
+    """
 
     name: str
     target: str
@@ -282,6 +287,11 @@ class ModelCard:
     capabilities: Capabilities = field(default_factory=Capabilities)
     adapters: tuple[Adapter, ...] = ()
     transports: tuple[str, ...] = ("request",)
+    state: bool = False
+    kv_events: bool = False
+    cached_tokens: bool = False
+    engine: str = ""
+    tokenizer: str = ""
     built: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -14,6 +14,11 @@ from xxhash import xxh3_64_intdigest
 _TOKEN = 4
 
 
+def salt_of(salt: int, adapter: int) -> int:
+    """What the blocks of a LoRA adapter's requests start from: they have nothing in common with its base model's."""
+    return xxh3_64_intdigest(adapter.to_bytes(8, "little"), salt) if adapter else salt
+
+
 def block_hashes(ids: bytes, tokens_per_block: int, salt: int = 0) -> list[int]:
     """Unsigned 64-bit hashes of the whole blocks of a sequence, in order. `ids`: INT32, as they travel."""
     size = tokens_per_block * _TOKEN

@@ -30,6 +30,11 @@ REQUEST, STEP = "request", "step"
 
 # Flags of an entry of a step message.
 LAST_OF_SEQUENCE, LAST_OF_SLOT, ERROR, CANCELLED = 1, 2, 4, 8
+FIRST_OF_SLOT = 16
+# What `step_kv_kinds` says of so many block names of `step_kv`.
+KV_CLEARED, KV_STORED, KV_REMOVED = 0, 1, 2
+# Seconds after which a watched engine that has nothing else to say sends its state alone.
+HEARTBEAT = 1.0
 # The id of messages whose refusal concerns nobody: an unloading Triton takes none of them any more.
 ASIDE = "aside"
 # Steps that an engine keeps until they are acknowledged, and so at most in flight.
@@ -194,6 +199,9 @@ CALLER = OWN_INPUTS.scalar("caller", BYTES, "who asks, `a/b` for `b` of `a`'s", 
 RETURN_CONTEXT_IDS = OWN_INPUTS.scalar(
     "return_context_ids", BOOL, "context_ids and finished too", taken=True, default=False
 )
+CACHE_SALT = OWN_INPUTS.scalar(
+    "cache_salt", UINT64, "requests share cached prefixes with the same one only", taken=True, default=0
+)
 OWN_OUTPUTS = Table()
 CONTEXT_IDS = OWN_OUTPUTS.plain("context_ids", INT32, "the 32 tokens before the new ones", (-1, -1))
 FINISHED = OWN_OUTPUTS.plain("finished", BOOL, "nothing follows in this sequence")
@@ -206,12 +214,36 @@ SLOT = STEP_INPUTS.plain("slot", INT32, "the request's number, which only grows"
 RESUME_FROM = STEP_INPUTS.plain("resume_from", INT64, "the last step seen, 0 at first", default=0)
 ACKNOWLEDGE = STEP_INPUTS.plain("acknowledge", INT64, "the last step handled")
 DRAIN = STEP_INPUTS.plain("drain", BOOL, "take no new requests", default=False)
+WATCH = STEP_INPUTS.plain("watch_state", BOOL, "with subscribe: say the engine's state too", default=False)
+DEMAND = STEP_INPUTS.plain("demand", INT32, "with acknowledge: tokens and weights that wait in this gateway", (2,))
 STEP_OUTPUTS = Table()
 STEP_INDEX = STEP_OUTPUTS.plain("step_index", INT64, "1, 2, 3 … per subscription")
 STEP_ENTRIES = STEP_OUTPUTS.plain("step_entries", INT32, "slot, sequence_index, token count, flags", (-1, 4))
 STEP_TOKENS = STEP_OUTPUTS.plain("step_tokens", INT32, "of all entries, in their order", (-1,))
 STEP_LOG_PROBS = STEP_OUTPUTS.plain("step_log_probs", FP32, "one per token, where an entry asks for them", (-1,))
 STEP_ERRORS = STEP_OUTPUTS.plain("step_errors", BYTES, "one per entry with the error flag", (-1,))
+STEP_CACHED = STEP_OUTPUTS.plain("step_cached", INT32, "one per slot's first entry: prompt tokens reused, or -1", (-1,))
+STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to those who watch", (11,))
+STEP_KV = STEP_OUTPUTS.plain("step_kv", INT64, "names of KV-cache blocks, to those who watch", (-1,))
+STEP_KV_KINDS = STEP_OUTPUTS.plain("step_kv_kinds", INT32, "kind of change and how many names of it", (-1, 2))
+STEP_SERVED = STEP_OUTPUTS.plain(
+    "step_served", BYTES, "to those who watch: model, version, engine of first entries", (3,)
+)
+
+# The numbers of `step_state`.
+STATE_FIELDS = {
+    "running": "sequences in the batch",
+    "waiting": "sequences that wait for it",
+    "waiting_tokens": "tokens of prompts without a first token yet",
+    "free_blocks": "KV-cache blocks that no running sequence holds",
+    "blocks": "KV-cache blocks",
+    "tokens_per_block": "tokens in each",
+    "prefill_tokens": "prompt tokens that the last step computed",
+    "step_us": "microseconds that it took",
+    "subscribers": "gateways' workers that are subscribed",
+    "demand": "sum of the weights that they declared",
+    "draining": "1 when it takes no new requests any more",
+}
 
 # All that an engine model of ours takes and gives, whatever library runs in it.
 OUR_INPUTS = Table([*ENGINE_INPUTS, *OWN_INPUTS, *STEP_INPUTS])
@@ -335,6 +367,11 @@ CARD_FIELDS = {
     "capabilities": "below",
     "adapters": "LoRA adapters, name and id (`lora_task_id`) each; the gateway serves each under its own name",
     "transports": "`request`, and `step` where the engine model is ours",
+    "state": "whether those who watch are told its state",
+    "kv_events": "whether they are told what its KV cache gets and loses",
+    "cached_tokens": "whether it says how much of a prompt was in its cache",
+    "engine": "digest of all that the engine was built from",
+    "tokenizer": "digest of tokenizer.json",
     "built": "Unix seconds",
 }
 CAPABILITIES = {
@@ -349,4 +386,5 @@ CAPABILITIES = {
     "seed": "seed",
     "penalties": "repetition_penalty, presence_penalty, frequency_penalty",
     "lora": "lora_task_id",
+    "cache_salt": "cache_salt, where the library keeps prefixes of different salts apart",
 }

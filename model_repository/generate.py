@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmops import __version__, contract, turns
+from llmops import __version__, blocks, contract, turns
 from llmops.build.engine_folder.atomic import followed
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE, POSTPROCESSING, PREPROCESSING, Tensor
@@ -28,7 +29,7 @@ MAX_QUEUE_SIZE = 4096
 # batches that may wait for our engine models: a full queue is then as many answers' time long
 QUEUED_BATCHES = 4
 # what models inside Triton share with the gateway, and import as llmops_NAME
-_SHARED = {"tensorrt_llm": (contract, turns)}
+_SHARED = {"tensorrt_llm": (contract, turns, blocks)}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -125,6 +126,9 @@ def card(entry: EngineEntry) -> dict[str, Any]:
         "capabilities": entry.target.capabilities(manifest),
         "adapters": [one.model_dump() for one in manifest.adapters],
         "transports": entry.target.transports(),
+        **entry.target.reports(),
+        "engine": manifest.key,
+        "tokenizer": _digest(Path(_tokenizer_dir(entry)) / "tokenizer.json"),
         "built": int(time.time()),
     }
 
@@ -160,6 +164,10 @@ def _check_adapters(entries: list[EngineEntry]) -> None:
 
 def _tokenizer_dir(entry: EngineEntry) -> str:
     return str(entry.directory / entry.manifest.tokenizer.directory)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def _engine(entry: EngineEntry, model: EngineModel) -> str:

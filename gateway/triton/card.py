@@ -27,6 +27,7 @@ class _Capabilities(BaseModel):
     seed: bool = True
     penalties: bool = True
     lora: bool = False
+    cache_salt: bool = False
 
 
 class _Sampling(BaseModel):
@@ -64,6 +65,11 @@ class _Card(BaseModel):
     capabilities: _Capabilities = _Capabilities()
     adapters: tuple[_Adapter, ...] = ()
     transports: tuple[str, ...] = ("request",)
+    state: bool = False
+    kv_events: bool = False
+    cached_tokens: bool = False
+    engine: str = ""
+    tokenizer: str = ""
     built: int = 0
 
 

@@ -41,3 +41,8 @@ class RepositoryTarget(ABC):
 
     def transports(self) -> list[str]:
         return [REQUEST, STEP]
+
+    def reports(self) -> dict[str, bool]:
+        """`state`, `kv_events` and `cached_tokens` of the card: what the engine says of itself in the step stream."""
+        ours = STEP in self.transports()
+        return {"state": ours, "kv_events": False, "cached_tokens": False}

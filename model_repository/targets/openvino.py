@@ -61,7 +61,12 @@ class OpenVINOTarget(RepositoryTarget):
             "seed": True,
             "penalties": True,
             "lora": False,
+            "cache_salt": False,
         }
+
+    def reports(self) -> dict[str, bool]:
+        """What GenAI keeps of prompts is not known; which prompts it had last is."""
+        return {**super().reports(), "kv_events": True}
 
 
 def _installed(package: str) -> str:

@@ -43,8 +43,8 @@ OTHERS = {
     ),
     # capabilities
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py": ("seed",),
-    "model_repository/targets/openvino.py": ("bad_words", "seed"),
-    "model_repository/targets/pytorch.py": ("bad_words", "seed"),
+    "model_repository/targets/openvino.py": ("bad_words", "cache_salt", "seed"),
+    "model_repository/targets/pytorch.py": ("bad_words", "cache_salt", "seed"),
     # the C++ backend's parameters
     "model_repository/targets/tensorrt.py": (
         "bad_words", "seed", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
@@ -158,7 +158,15 @@ def test_card_and_capabilities_have_the_same_fields_on_both_sides(tmp_path: Path
 
 # what each model's image has; numpy comes with Triton's Python backend
 ALLOWED = {
-    "tensorrt_llm": {"llmops_engine", "llmops_contract", "llmops_turns", "openvino", "openvino_genai", "tensorrt_llm"},
+    "tensorrt_llm": {
+        "llmops_engine",
+        "llmops_blocks",
+        "llmops_contract",
+        "llmops_turns",
+        "openvino",
+        "openvino_genai",
+        "tensorrt_llm",
+    },
     "preprocessing": {"llmops_preprocessing", "llmops_contract", "tokenizers"},
     "postprocessing": {"llmops_postprocessing", "llmops_contract", "tokenizers"},
     "embedding": {"llmops_contract", "openvino"},

@@ -64,6 +64,9 @@ class RecordingSink:
         self.cancelled = False
         self.over = threading.Event()
 
+    def begin(self, sequence: int, cached: int | None) -> None:
+        return
+
     def tokens(
         self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
     ) -> None:

@@ -47,6 +47,9 @@ class Sink:
         self.arrivals: list[int] = []
         self.clock: Callable[[], int] = lambda: 0
 
+    def begin(self, sequence: int, cached: int | None) -> None:
+        return
+
     def tokens(
         self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
     ) -> None:

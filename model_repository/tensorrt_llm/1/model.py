@@ -40,7 +40,8 @@ class TritonPythonModel:
         self._loop = EngineLoop(
             runtime, metrics.report, lambda text: pb_utils.Logger.log_error(f"{name}: {text}"), max_open
         )
-        self._steps = StepService(self._loop, self._limits, Submissions(config["input"]))
+        served = (self._card["name"], args["model_version"], self._card["engine"])
+        self._steps = StepService(self._loop, self._limits, Submissions(config["input"]), served)
         self._loop.start()
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:

@@ -8,13 +8,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import llmops_contract as contract
 
 from .request import GenerationRequest, Refused
-from .runtime import FAILED, EngineDead, EngineRuntime, EngineStats, Preparation, StepOutput
+from .runtime import (
+    FAILED,
+    EngineDead,
+    EngineRuntime,
+    EngineState,
+    EngineStats,
+    KvChange,
+    Preparation,
+    StepOutput,
+)
 from .steps.sinks import Sink
 
 # A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
@@ -28,7 +37,7 @@ QUEUE_FULL = f"{contract.QUEUE}: as many sequences wait as max_queue_size allows
 class Job:
     """One request: its sink and the sequences that are still running, by engine key; or what it waits for."""
 
-    __slots__ = ("generated", "keys", "polled", "preparation", "request", "request_id", "sink")
+    __slots__ = ("begun", "generated", "keys", "polled", "preparation", "request", "request_id", "sink")
 
     def __init__(self, request_id: str, request: GenerationRequest, sink: Sink) -> None:
         self.request_id = request_id
@@ -38,6 +47,7 @@ class Job:
         self.preparation: Preparation | None = None
         self.polled = 0.0
         self.generated = 0
+        self.begun = False
 
 
 class EngineLoop:
@@ -70,6 +80,8 @@ class EngineLoop:
         self._ended_lengths: list[tuple[int, int]] = []
         self._report_fails = False
         self.failure = ""
+        # of the last step: how long it took (s), and the prompt tokens whose first answer it brought
+        self._step_seconds, self._prefilled = 0.0, 0
         # called after each step and each message; returns the longest pause it can bear while there is no work (s)
         self.after_step: Callable[[bool], float | None] = lambda idle: None
         self._pause: float | None = None
@@ -250,8 +262,10 @@ class EngineLoop:
             job.sink.fail(message)
 
     def _step(self) -> None:
+        started, self._prefilled = time.monotonic(), 0
         try:
             outputs = list(self._runtime.step())
+            self._step_seconds = time.monotonic() - started
         except EngineDead:
             raise
         except Exception as error:  # noqa: BLE001 - one bad step must not end the server
@@ -271,6 +285,10 @@ class EngineLoop:
             self._forget(job)
             job.sink.fail(output.error)
             return
+        if not job.begun:
+            job.begun = True
+            self._prefilled += int(job.request.input_ids.size) - (output.cached or 0)
+            job.sink.begin(sequence, output.cached)
         job.generated += len(output.token_ids)
         if not job.keys:
             self._ended_lengths.append((int(job.request.input_ids.size), job.generated))
@@ -297,6 +315,24 @@ class EngineLoop:
                 if not self._report_fails:
                     self._log_error(f"the engine's metrics could not be reported: {error}")
                 self._report_fails = True
+
+    def state(self) -> EngineState:
+        """How the engine stands after its last step. On the engine thread only."""
+        stats = self._runtime.stats()
+        return EngineState(
+            running=stats.active - stats.waiting,
+            waiting=stats.waiting + sum(job.request.num_sequences for job in self._preparing),
+            waiting_tokens=stats.context_tokens + sum(int(job.request.input_ids.size) for job in self._preparing),
+            free_blocks=stats.kv_blocks_max - stats.kv_blocks_used,
+            blocks=stats.kv_blocks_max,
+            tokens_per_block=stats.tokens_per_block,
+            prefill_tokens=self._prefilled if stats.prefilled is None else stats.prefilled,
+            step_us=round(self._step_seconds * 1e6),
+        )
+
+    def kv_changes(self) -> Iterable[KvChange]:
+        """As of the runtime. On the engine thread only."""
+        return self._runtime.kv_changes()
 
     def _stats(self) -> EngineStats:
         stats, preparing = self._runtime.stats(), len(self._preparing)

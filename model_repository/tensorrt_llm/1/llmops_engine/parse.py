@@ -63,6 +63,7 @@ def parse_request(tensors: Tensors, limits: EngineCapabilities) -> GenerationReq
         log_probs=scalars[contract.RETURN_LOG_PROBS.name],
         guide=_guide(tensors, limits),
         caller=text(tensors, contract.CALLER)[:_LONGEST_CALLER],
+        cache_salt=scalars[contract.CACHE_SALT.name],
         adapter=_adapter(scalars, limits),
         streaming=scalars[contract.STREAMING.name],
         context_ids=scalars[contract.RETURN_CONTEXT_IDS.name],

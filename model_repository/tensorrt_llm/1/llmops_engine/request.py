@@ -50,6 +50,8 @@ class GenerationRequest:
     guide: tuple[str, str] | None = None
     # who asks, for turns: `a/b` is `b` of `a`'s
     caller: str = ""
+    # requests with another one do not share prefixes with it
+    cache_salt: int = 0
     # LoRA adapter by its task id; 0 is the base model
     adapter: int = 0
     streaming: bool = False

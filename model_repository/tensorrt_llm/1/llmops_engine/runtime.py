@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from .request import GenerationRequest
@@ -18,7 +18,8 @@ RUNNING, STOP, LENGTH, CANCELLED, FAILED = "", "stop", "length", "cancelled", "f
 class StepOutput(NamedTuple):
     """What one step added to one sequence. `log_probs` is empty unless asked for.
 
-    `finish`: RUNNING while more follows, else why it ended; with FAILED, `error` says what happened.
+    `finish`: RUNNING while more follows, else why it ended; with FAILED, `error` says what happened. `cached`: with a
+    sequence's first tokens, how many of its prompt were in the KV cache; None: not known.
     """
 
     key: int
@@ -26,13 +27,22 @@ class StepOutput(NamedTuple):
     log_probs: list[float]
     finish: str = RUNNING
     error: str = ""
+    cached: int | None = None
+
+
+class KvChange(NamedTuple):
+    """What the KV cache got or lost: KV_STORED or KV_REMOVED with names of blocks (llmops_blocks), or KV_CLEARED."""
+
+    kind: int
+    names: Sequence[int] = ()
 
 
 class EngineStats(NamedTuple):
     """Sequences and KV-cache blocks after a step. `scheduled`: in the last step; `context`: of these, in prefill.
 
     `memory` in bytes by kind (cpu, gpu, pinned); None and 0 blocks: not known. `ended`: (prompt, generated) tokens of
-    each request that ended since the last report, added by the loop.
+    each request that ended since the last report, added by the loop. `prefilled`: prompt tokens that the last step
+    computed; None: the loop takes the prompts whose first token it brought.
     """
 
     active: int
@@ -49,6 +59,23 @@ class EngineStats(NamedTuple):
     paused: int = 0
     memory: tuple[tuple[str, int], ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
+    prefilled: int | None = None
+
+
+class EngineState(NamedTuple):
+    """What `step_state` says; see STATE_FIELDS of the contract."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    free_blocks: int
+    blocks: int
+    tokens_per_block: int
+    prefill_tokens: int
+    step_us: int
+    subscribers: int = 0
+    demand: int = 0
+    draining: int = 0
 
 
 class EngineDead(Exception):
@@ -124,6 +151,10 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def stats(self) -> EngineStats: ...
+
+    def kv_changes(self) -> Iterable[KvChange]:
+        """What the KV cache got and lost since the last call, in order; nothing where the library does not say."""
+        return ()
 
     def close(self) -> None:
         """Free what the library holds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ import openvino_genai as genai
 from ..guided.openvino import GrammarPipeline, explain, structured_output
 from ..guided.probe import GrammarLimits, GrammarProbe, command
 from ..guided.service import GrammarService
+from ..recent_blocks import RecentBlocks
 from ..request import GenerationRequest, Refused, Sampling
-from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, Preparation, StepOutput
+from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, KvChange, Preparation, StepOutput
 from .stop_words import StopWordMatcher
 
 # OpenVINO's CPU plugin pages the KV cache in blocks of this many tokens.
@@ -49,10 +50,12 @@ class OpenVINOOptions:
 
 
 class _Sequence:
-    __slots__ = ("handle", "matcher", "prompt_tokens", "started")
+    __slots__ = ("generated", "handle", "matcher", "prompt_tokens", "request", "started")
 
     def __init__(self, handle: Any, request: GenerationRequest) -> None:
         self.handle = handle
+        self.request = request
+        self.generated: list[int] = []
         self.prompt_tokens = request.input_ids.size
         self.started = False
         words = [word for word in request.stop_words if len(word) > 1]
@@ -68,6 +71,7 @@ class OpenVINORuntime(EngineRuntime):
         self._sequences: dict[int, _Sequence] = {}
         self._iteration = 0
         self._leaving: Any = None
+        self._recent = RecentBlocks(self._blocks, TOKENS_PER_BLOCK)
         self._load()
 
     def _load(self) -> None:
@@ -123,9 +127,23 @@ class OpenVINORuntime(EngineRuntime):
         for key, sequence in list(self._sequences.items()):
             output = self._read(key, sequence)
             if output is not None:
+                self._note(sequence, output)
                 if output.finish:
                     self._sequences.pop(key, None)
                 yield output
+
+    def _note(self, sequence: _Sequence, output: StepOutput) -> None:
+        """The cache has a prompt with its first token, and the answer too when it is complete."""
+        begins = not sequence.generated
+        sequence.generated += output.token_ids
+        if (begins and output.token_ids) or output.finish in (STOP, LENGTH):
+            request = sequence.request
+            answer = np.array(sequence.generated[:-1] if output.finish else (), np.int32)
+            ids = np.concatenate((request.input_ids.astype(np.int32), answer))
+            self._recent.use(ids.tobytes(), request.cache_salt, request.adapter)
+
+    def kv_changes(self) -> Iterable[KvChange]:
+        return self._recent.changes()
 
     def rest(self) -> None:
         if self._grammars.memory > self._options.grammars.total // 2:
@@ -144,6 +162,7 @@ class OpenVINORuntime(EngineRuntime):
         del self._grammars, self._pipeline
         _libc.malloc_trim(0)
         self._load()
+        self._recent.clear()
 
     def _pipelines(self) -> list[Any]:
         if self._leaving is not None and not _unfinished(self._leaving):

@@ -11,6 +11,8 @@ from llmops_contract import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT
 from ..loop import EngineLoop, Job
 from ..parse import EngineCapabilities, Tensors, flag, parse_request, scalar, text
 from ..request import GenerationRequest, Refused
+from ..runtime import EngineState
+from .kv_news import KvHoldings, KvNews
 from .sinks import FINAL, TritonStepSender, send_error
 from .submissions import Submissions
 from .subscription import Subscription
@@ -42,6 +44,9 @@ class StepSink:
         flags = (LAST_OF_SEQUENCE if finished else 0) | (LAST_OF_SLOT if last_sequence else 0)
         self._subscription.add(self._slot, sequence, ids, log_probs, flags)
 
+    def begin(self, sequence: int, cached: int | None) -> None:
+        self._subscription.begin(self._slot, sequence, cached)
+
     def fail(self, message: str) -> None:
         self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | ERROR, message)
 
@@ -55,7 +60,12 @@ class StepSink:
 class StepService:
     """Routes step-stream messages to the engine thread, where all of its state lives."""
 
-    def __init__(self, loop: EngineLoop, limits: EngineCapabilities, submissions: Submissions) -> None:
+    def __init__(
+        self, loop: EngineLoop, limits: EngineCapabilities, submissions: Submissions, served: tuple[str, str, str]
+    ) -> None:
+        """`served`: model, version and engine, for those who watch."""
+        self._served = served
+        self._holdings = KvHoldings()
         self._loop = loop
         self._limits = limits
         self._submissions = submissions
@@ -86,12 +96,13 @@ class StepService:
         slot = scalar(tensors, contract.SLOT)
         acknowledged = scalar(tensors, contract.ACKNOWLEDGE)
         if acknowledged is not None:
-            self._loop.post(lambda: self._acknowledge(name, acknowledged, sender))
+            demand = _demand(tensors)
+            self._loop.post(lambda: self._acknowledge(name, acknowledged, demand, sender))
         elif slot is None and flag(tensors, contract.STOP):
             self._loop.post(lambda: self._leave(name, sender))
         elif slot is None:
-            resume_from = scalar(tensors, contract.RESUME_FROM)
-            self._loop.post(lambda: self._subscribe(name, resume_from, sender))
+            resume_from, watch = scalar(tensors, contract.RESUME_FROM), flag(tensors, contract.WATCH)
+            self._loop.post(lambda: self._subscribe(name, resume_from, watch, sender))
         elif flag(tensors, contract.STOP):
             self._loop.post(lambda: self._cancel(name, slot, sender))
         else:
@@ -105,13 +116,14 @@ class StepService:
         except Refused as refusal:
             return refusal
 
-    def _subscribe(self, name: str, resume_from: int, sender: InferenceResponseSender) -> None:
+    def _subscribe(self, name: str, resume_from: int, watch: bool, sender: InferenceResponseSender) -> None:
         subscription = self._subscriptions.get(name)
         if self._draining and subscription is None:
             send_error(sender, DRAINING)
             return
         if subscription is None and resume_from == 0:
-            subscription = self._subscriptions[name] = Subscription()
+            subscription = self._subscriptions[name] = Subscription(served=self._served)
+            subscription.news = KvNews(self._holdings) if watch else None
         if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
             send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
 
@@ -142,10 +154,13 @@ class StepService:
         if subscription is not None and slot in subscription.open:
             self._loop.end(subscription.open[slot])
 
-    def _acknowledge(self, name: str, index: int, sender: InferenceResponseSender) -> None:
+    def _acknowledge(self, name: str, index: int, demand: int | None, sender: InferenceResponseSender) -> None:
         sender.send(flags=FINAL)
-        if name in self._subscriptions:
-            self._subscriptions[name].acknowledge(index, time.monotonic())
+        subscription = self._subscriptions.get(name)
+        if subscription is not None:
+            subscription.acknowledge(index, time.monotonic())
+            if demand is not None:
+                subscription.demand = demand
 
     def _leave(self, name: str, sender: InferenceResponseSender) -> None:
         """A gateway that shuts down: nobody will come back for these answers."""
@@ -161,9 +176,9 @@ class StepService:
 
     def _after_step(self, idle: bool) -> float | None:
         """Flush and check all subscriptions; returns when to be called again if nothing happens (s)."""
-        now = time.monotonic()
+        now, state = time.monotonic(), self._watched()
         for name, subscription in list(self._subscriptions.items()):
-            subscription.flush()
+            subscription.flush(now, state)
             subscription.check(now)
             if self._draining and idle and subscription.settled:
                 subscription.close()
@@ -173,7 +188,33 @@ class StepService:
             self._say_drained()
         return IDLE_CHECK if self._subscriptions or self._drain_senders else None
 
+    def _watched(self) -> EngineState | None:
+        """The engine's state, and its cache's news passed on; None while nobody watches."""
+        changes = list(self._loop.kv_changes())
+        self._holdings.apply(changes)
+        watching = [one for one in self._subscriptions.values() if one.news is not None]
+        if not watching:
+            return None
+        for subscription in watching:
+            if changes and subscription.news is not None:
+                subscription.news.add(changes)
+        return self._loop.state()._replace(
+            subscribers=len(self._subscriptions),
+            demand=sum(one.demand for one in self._subscriptions.values()),
+            draining=int(self._draining),
+        )
+
     def _say_drained(self) -> None:
         for sender in self._drain_senders:
             sender.send(flags=FINAL)
         self._drain_senders.clear()
+
+
+def _demand(tensors: Tensors) -> int | None:
+    """The weights that wait in a gateway: the second of the two numbers; None where they are not said."""
+    values = tensors.get(contract.DEMAND.name)
+    if values is None or values.size == 0:
+        return None
+    if values.size != 2 or values.min() < 0:
+        raise Refused(f"{contract.DEMAND}: two numbers that are not negative")
+    return int(values.reshape(-1)[1])

@@ -9,7 +9,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ..request import GenerationRequest
-from .subscription import Step
+from ..runtime import EngineState
+from .subscription import Report, Step
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # how many earlier tokens a stateless detokeniser gets with each response
@@ -29,10 +30,17 @@ _STEP_ENTRIES = contract.STEP_ENTRIES.name
 _STEP_TOKENS = contract.STEP_TOKENS.name
 _STEP_LOG_PROBS = contract.STEP_LOG_PROBS.name
 _STEP_ERRORS = contract.STEP_ERRORS.name
+_STEP_CACHED = contract.STEP_CACHED.name
+_STEP_STATE = contract.STEP_STATE.name
+_STEP_KV, _STEP_KV_KINDS = contract.STEP_KV.name, contract.STEP_KV_KINDS.name
+_STEP_SERVED = contract.STEP_SERVED.name
 
 
 class Sink(Protocol):
     """All calls come from the engine thread. `last_sequence`: nothing follows for the whole request."""
+
+    def begin(self, sequence: int, cached: int | None) -> None:
+        """Before the first tokens: how many of the prompt were in the KV cache; None: not known."""
 
     def tokens(
         self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
@@ -76,6 +84,9 @@ class RequestSink:
         self._counts[sequence] += len(ids)
         response = pb_utils.InferenceResponse(self._tensors(sequence, ids, log_probs, finished))
         self._sender.send(response, flags=FINAL if last_sequence else 0)
+
+    def begin(self, sequence: int, cached: int | None) -> None:
+        return
 
     def fail(self, message: str) -> None:
         send_error(self._sender, message)
@@ -126,7 +137,14 @@ class TritonStepSender:
             tensors.append(pb_utils.Tensor(_STEP_LOG_PROBS, step.log_probs[None]))
         if step.errors:
             tensors.append(_tensor(_STEP_ERRORS, [[error.encode() for error in step.errors]], np.object_))
+        if step.cached:
+            tensors.append(_tensor(_STEP_CACHED, [step.cached], np.int32))
+        if step.report is not None:
+            tensors += _report(step.report)
         self._sender.send(pb_utils.InferenceResponse(tensors))
+
+    def beat(self, state: EngineState) -> None:
+        self._sender.send(pb_utils.InferenceResponse([_tensor(_STEP_STATE, [state], np.int32)]))
 
     def finish(self, error: str = "") -> None:
         if error:
@@ -136,6 +154,16 @@ class TritonStepSender:
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
+
+
+def _report(report: Report) -> list[pb_utils.Tensor]:
+    tensors = [_tensor(_STEP_STATE, [report.state], np.int32)]
+    if report.kinds:
+        tensors.append(pb_utils.Tensor(_STEP_KV, report.names.view(np.int64)[None]))
+        tensors.append(_tensor(_STEP_KV_KINDS, [report.kinds], np.int32))
+    if report.served:
+        tensors.append(_tensor(_STEP_SERVED, [[text.encode() for text in report.served]], np.object_))
+    return tensors
 
 
 def send_error(sender: pb_utils.InferenceResponseSender, message: str) -> None:

@@ -11,22 +11,41 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from llmops_contract import ERROR, GRACE, LAST_OF_SLOT, SUBSCRIPTION, WINDOW
+from llmops_contract import ERROR, FIRST_OF_SLOT, GRACE, HEARTBEAT, LAST_OF_SLOT, SUBSCRIPTION, WINDOW
+
+from ..runtime import EngineState
+from .kv_news import KvNews
 
 # seconds between two questions to Triton whether the stream still lives: each is a round trip between processes on the
 # engine thread, and at 0.05 s they were 1.4 % of its time
 POLL = 0.5
+# a state that has changed is said so often at most while there is nothing else to say (s)
+CHANGED = 0.1
+
+
+@dataclass(slots=True)
+class Report:
+    """What those who watch hear of the engine. `names` UINT64 of KV-cache blocks; `kinds`: kind and count of each run
+    of them; `served`: model, version and engine, where requests begin."""
+
+    state: EngineState
+    names: np.ndarray
+    kinds: list[tuple[int, int]]
+    served: tuple[str, str, str] | None
 
 
 @dataclass(slots=True)
 class Step:
-    """`entries` INT32 [n, 4]: slot, sequence, count, flags; `tokens` INT32 and `log_probs` FP32 [sum of counts]."""
+    """`entries` INT32 [n, 4]: slot, sequence, count, flags; `tokens` INT32 and `log_probs` FP32 [sum of counts];
+    `cached`: prompt tokens reused, one per first entry, empty where nothing is known of any."""
 
     index: int
     entries: np.ndarray
     tokens: np.ndarray
     log_probs: np.ndarray | None
     errors: list[str]
+    cached: list[int]
+    report: Report | None = None
 
 
 class StepSender(Protocol):
@@ -34,25 +53,31 @@ class StepSender(Protocol):
 
     def send(self, step: Step) -> None: ...
 
+    def beat(self, state: EngineState) -> None:
+        """The state alone, outside of the steps: a lost one is not sent again."""
+
     def finish(self, error: str = "") -> None: ...
 
     def is_cancelled(self) -> bool: ...
 
 
 class _Entry:
-    __slots__ = ("error", "flags", "log_probs", "tokens")
+    __slots__ = ("cached", "error", "flags", "log_probs", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.flags = 0
         self.error = ""
+        self.cached = -1
 
 
 class Subscription:
-    """`lost` once the gateway is given up on; its requests then leave the batch. `open`: running requests by slot."""
+    """`lost` once the gateway is given up on; its requests then leave the batch. `open`: running requests by slot;
+    `news`: what it is told of the KV cache, None unless it watches; `demand`: the weights that wait in it.
+    """
 
-    def __init__(self, window: int = WINDOW, grace: float = GRACE) -> None:
+    def __init__(self, window: int = WINDOW, grace: float = GRACE, served: tuple[str, str, str] | None = None) -> None:
         self.lost = False
         self.open: dict[int, Any] = {}
         self._highest_slot = -1
@@ -63,6 +88,11 @@ class Subscription:
         self._pending: dict[tuple[int, int], _Entry] = {}
         self._index = 0
         self._polled = self._heard = 0.0
+        self.news: KvNews | None = None
+        self.demand = 0
+        self._served = served
+        self._said = 0.0
+        self._state: EngineState | None = None
 
     @property
     def settled(self) -> bool:
@@ -108,14 +138,41 @@ class Subscription:
         if flags & LAST_OF_SLOT:
             self.open.pop(slot, None)
 
-    def flush(self) -> None:
-        """Send what has gathered, if somebody is there and the window is open."""
-        if self._pending and self._sender is not None and len(self._unacknowledged) < self._window:
+    def begin(self, slot: int, sequence: int, cached: int | None) -> None:
+        """Before a slot's first tokens."""
+        entry = self._pending[slot, sequence] = _Entry()
+        entry.flags, entry.cached = FIRST_OF_SLOT, -1 if cached is None else cached
+
+    def flush(self, now: float = 0.0, state: EngineState | None = None) -> None:
+        """Send what has gathered, if somebody is there and the window is open; `state` for those who watch."""
+        if self._sender is None:
+            return
+        news = self.news if self.news else None
+        if (self._pending or news is not None) and len(self._unacknowledged) < self._window:
             self._index += 1
             step = _step(self._index, self._pending)
+            step.report = self._report(state, step)
             self._pending = {}
             self._unacknowledged.append(step)
             self._sender.send(step)
+        elif state is not None and self._has_to_beat(now, state):
+            self._sender.beat(state)
+        else:
+            return
+        self._said, self._state = now, state
+
+    def _report(self, state: EngineState | None, step: Step) -> Report | None:
+        if self.news is None or state is None:
+            return None
+        names, kinds = self.news.take() if self.news else (np.zeros(0, np.uint64), [])
+        begun = bool((step.entries[:, 3] & FIRST_OF_SLOT).any())
+        return Report(state, names, kinds, self._served if begun else None)
+
+    def _has_to_beat(self, now: float, state: EngineState) -> bool:
+        if self.news is None:
+            return False
+        changed = self._state is None or _load(state) != _load(self._state)
+        return now - self._said >= (CHANGED if changed else HEARTBEAT)
 
     def check(self, now: float) -> None:
         """Notice a broken stream, and give up on a gateway that was away or silent for the grace time."""
@@ -141,8 +198,13 @@ class Subscription:
             self._sender = None
 
 
+def _load(state: EngineState) -> tuple[int, ...]:
+    """What changes by more than time passing."""
+    return (state.running, state.waiting, state.subscribers, state.demand, state.draining)
+
+
 def _step(index: int, pending: dict[tuple[int, int], _Entry]) -> Step:
-    rows, tokens, log_probs, errors = [], [], [], []
+    rows, tokens, log_probs, errors, cached = [], [], [], [], []
     scored = any(entry.log_probs for entry in pending.values())
     for (slot, sequence), entry in pending.items():
         rows.append((slot, sequence, len(entry.tokens), entry.flags))
@@ -151,10 +213,13 @@ def _step(index: int, pending: dict[tuple[int, int], _Entry]) -> Step:
             log_probs += entry.log_probs or [0.0] * len(entry.tokens)
         if entry.flags & ERROR:
             errors.append(entry.error)
+        if entry.flags & FIRST_OF_SLOT:
+            cached.append(entry.cached)
     return Step(
         index,
-        np.array(rows, np.int32),
+        np.array(rows, np.int32).reshape(-1, 4),
         np.array(tokens, np.int32),
         np.array(log_probs, np.float32) if scored else None,
         errors,
+        cached if max(cached, default=-1) >= 0 else [],
     )

@@ -1,0 +1,180 @@
+"""What those who watch an engine hear: its state, and the names of the blocks in its KV cache."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmops.blocks import block_hashes, salt_of
+from llmops.contract import KV_CLEARED, KV_REMOVED, KV_STORED
+from tests.model_code import version_folder
+
+ENGINE = version_folder("tensorrt_llm")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """The modules as Triton sees them: beside model.py, not in the llmops package."""
+    sys.path.insert(0, str(ENGINE))
+    try:
+        yield lambda name: importlib.import_module(f"llmops_engine.{name}")
+    finally:
+        sys.path.remove(str(ENGINE))
+
+
+def packed(ids) -> bytes:
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+class Gateway:
+    """What one gateway believes, from what it is sent."""
+
+    def __init__(self) -> None:
+        self.names: set[int] = set()
+        self.steps, self.beats, self.served = [], [], []
+
+    def send(self, step) -> None:
+        self.steps.append(step)
+        at = 0
+        for kind, count in step.report.kinds:
+            some = step.report.names[at : at + count].tolist()
+            at += count
+            if kind == KV_STORED:
+                self.names.update(some)
+            elif kind == KV_REMOVED:
+                self.names.difference_update(some)
+            else:
+                assert (kind, count) == (KV_CLEARED, 0)
+                self.names.clear()
+        if step.report.served:
+            self.served.append(step.report.served)
+
+    def beat(self, state) -> None:
+        self.beats.append(state)
+
+    def finish(self, error: str = "") -> None: ...
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+def watching(engine, **options):
+    """A subscription that watches, what it is told from, and who is told."""
+    kv, steps = engine("steps.kv_news"), engine("steps.subscription")
+    holdings, gateway = kv.KvHoldings(), Gateway()
+    subscription = steps.Subscription(**options)
+    subscription.news = kv.KvNews(holdings)
+    subscription.attach(gateway, 0, 0.0)
+    return subscription, holdings, gateway
+
+
+def state_of(engine, **numbers):
+    zeros = dict.fromkeys(engine("runtime").EngineState._fields, 0)
+    return engine("runtime").EngineState(**{**zeros, **numbers})
+
+
+def test_blocks_of_an_adapter_are_none_of_its_base_models() -> None:
+    ids = packed(range(64))
+    salts = [0, 1, salt_of(0, 1), salt_of(0, 2), salt_of(1, 1)]
+    hashes = [one for salt in salts for one in block_hashes(ids, 16, salt)]
+    assert len(set(hashes)) == 4 * len(salts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_whoever_watches_ends_up_with_what_the_cache_has(engine, data) -> None:
+    """Changes and sends in any order, also of more names than wait for one gateway."""
+    kv, runtime = engine("steps.kv_news"), engine("runtime")
+    most, kv.MOST = kv.MOST, 8
+    chunk, kv.CHUNK = kv.CHUNK, 5
+    try:
+        subscription, holdings, gateway = watching(engine)
+        held: set[int] = set()
+        names = st.lists(st.integers(0, 2**64 - 1), max_size=6, unique=True)
+        for action in data.draw(st.lists(st.sampled_from(["store", "remove", "clear", "send"]), max_size=30)):
+            changes = []
+            if action == "store":
+                changes = [runtime.KvChange(KV_STORED, data.draw(names))]
+                held.update(changes[0].names)
+            elif action == "remove" and held:
+                changes = [
+                    runtime.KvChange(KV_REMOVED, data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)))
+                ]
+                held.difference_update(changes[0].names)
+            elif action == "clear":
+                changes = [runtime.KvChange(KV_CLEARED)]
+                held.clear()
+            else:
+                subscription.flush(0.0, state_of(engine))
+                subscription.acknowledge(len(gateway.steps), 0.0)
+            holdings.apply(changes)
+            subscription.news.add(changes)
+        while subscription.news:
+            subscription.flush(0.0, state_of(engine))
+            subscription.acknowledge(len(gateway.steps), 0.0)
+        assert gateway.names == held == set(holdings.names())
+        assert all(len(step.report.names) <= 5 for step in gateway.steps)
+    finally:
+        kv.MOST, kv.CHUNK = most, chunk
+
+
+def test_a_silent_engine_says_its_state_each_second_and_a_change_at_once(engine) -> None:
+    subscription, _, gateway = watching(engine)
+    idle, busy = state_of(engine), state_of(engine, running=1)
+    subscription.flush(10.0, idle)
+    assert len(gateway.steps) == 1, "the first message says what the cache has"
+    for now in (10.05, 10.5, 10.99):
+        subscription.flush(now, idle)
+    assert gateway.beats == []
+    subscription.flush(11.0, idle)
+    subscription.flush(11.05, busy)
+    subscription.flush(11.11, busy)
+    subscription.flush(11.5, busy)
+    assert gateway.beats == [idle, busy]
+
+
+def test_a_state_is_not_kept_for_later_and_comes_while_the_window_is_closed(engine) -> None:
+    subscription, _, gateway = watching(engine, window=1)
+    subscription.flush(0.0, state_of(engine))
+    subscription.begin(3, 0, 64)
+    subscription.add(3, 0, [1], [])
+    subscription.flush(1.0, state_of(engine))
+    assert (len(gateway.steps), len(gateway.beats)) == (1, 1)
+    subscription.acknowledge(1, 1.0)
+    subscription.flush(1.0, state_of(engine))
+    assert gateway.steps[1].cached == [64]
+
+
+def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there(engine) -> None:
+    subscription, _, gateway = watching(engine, served=("smollm2", "1", "abc"))
+    subscription.begin(0, 0, None)
+    subscription.add(0, 0, [7], [])
+    subscription.begin(1, 2, 32)
+    subscription.add(1, 2, [8], [])
+    subscription.flush(0.0, state_of(engine))
+    subscription.add(0, 0, [9], [])
+    subscription.flush(0.0, state_of(engine))
+    first, second = gateway.steps
+    assert first.entries.tolist() == [[0, 0, 1, 16], [1, 2, 1, 16]]
+    assert (first.cached, second.cached) == ([-1, 32], [])
+    assert gateway.served == [("smollm2", "1", "abc")]
+
+
+def test_recent_blocks_keep_the_beginning_of_a_text_longest(engine) -> None:
+    recent = engine("recent_blocks").RecentBlocks(3, 4)
+    ids = packed(range(12))
+    a, b, c = block_hashes(ids, 4)
+    recent.use(ids, 0, 0)
+    assert recent.changes() == [(KV_STORED, [a, b, c])]
+    (other,) = block_hashes(packed([9, 9, 9, 9]), 4)
+    recent.use(packed([9, 9, 9, 9, 9]), 0, 0)
+    assert recent.changes() == [(KV_REMOVED, [c]), (KV_STORED, [other])]
+    recent.use(ids[:32], 0, 0)
+    assert recent.changes() == []
+    recent.use(ids[:16], 5, 0)
+    assert recent.changes() == [(KV_REMOVED, [other]), (KV_STORED, block_hashes(ids[:16], 4, 5))]
