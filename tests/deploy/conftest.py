@@ -1,0 +1,20 @@
+"""The real tools that deployments are tested with, fetched once into .cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmops.errors import ServerError
+from llmops.perf.lab.harness.debian import program
+
+
+def debian(name: str, package: str, *libraries: str) -> list[str]:
+    try:
+        return program(name, package, *libraries)
+    except ServerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> list[str]:
+    return debian("promtool", "prometheus")
