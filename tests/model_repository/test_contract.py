@@ -163,6 +163,7 @@ ALLOWED = {
         "llmops_blocks",
         "llmops_contract",
         "llmops_turns",
+        "xxhash",
         "openvino",
         "openvino_genai",
         "tensorrt_llm",

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.contract import ENGINE, RUNTIME
+from llmops.contract import CACHE_SALT, ENGINE, RUNTIME
 from llmops.model_repository.generate import EngineEntry, generate_repository
 from llmops.model_repository.targets import EngineModel, find_target
 from llmops.model_repository.targets.openvino import OpenVINOTarget
+from llmops.perf.lab.mock_engine.planned import Paged, planned
 
 NAME = "mock"
 TEXT = (
@@ -31,6 +32,7 @@ class MockTarget(OpenVINOTarget):
 
     def __init__(self, options: dict[str, Any], transports: list[str] | None) -> None:
         self._options = options
+        self._paged = options["paged"] is not None
         self._transports = transports or find_target("openvino").transports()
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
@@ -43,7 +45,10 @@ class MockTarget(OpenVINOTarget):
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         nothing = {"logprobs": False, "guided": [], "min_p": False}
-        return {**super().capabilities(manifest), **nothing}
+        return {**super().capabilities(manifest), **nothing, CACHE_SALT.name: self._paged}
+
+    def reports(self) -> dict[str, bool]:
+        return {**super().reports(), "kv_events": self._paged, "cached_tokens": self._paged}
 
     def transports(self) -> list[str]:
         return self._transports
@@ -57,16 +62,28 @@ def make_mock_engine(
     max_batch_size: int = 2048,
     transports: list[str] | None = None,
     text: str = TEXT,
+    paged: Paged | None = None,
+    faults: Path | None = None,
 ) -> Path:
     """Write the repository to `output`; tokenizer, chat template and limits are those of the `engine` folder.
 
     `period` and `first` in seconds, see MockRuntime; `transports` as in the card, all that there are by default;
-    the tokens of `text` come over and over.
+    the tokens of `text` come over and over. `paged`: with a KV cache, at its own pace, and the tokens in no order.
+    `faults`: where `command_faults` says what is to be wrong with the engine.
     """
     manifest = EngineManifest.load(engine)
-    limits = manifest.limits.model_copy(update={"max_batch_size": max_batch_size, "max_seq_len": 262_144})
+    batch, length = max_batch_size, 262_144
+    if paged is not None:
+        batch, length = paged.max_batch_size, min(length, paged.blocks * paged.tokens_per_block)
+    limits = manifest.limits.model_copy(update={"max_batch_size": batch, "max_seq_len": length})
     manifest = manifest.model_copy(update={"limits": limits})
-    options = {"period": period, "first": first, "token_ids": _token_ids(engine / manifest.tokenizer.directory, text)}
+    options = {
+        "period": period,
+        "first": first,
+        "token_ids": _token_ids(engine / manifest.tokenizer.directory, text),
+        "paged": paged.options() if paged else None,
+        "faults": str(faults.resolve()) if faults else "",
+    }
     entry = EngineEntry(NAME, engine.resolve(), manifest, MockTarget(options, transports))
     generate_repository([entry], output)
     package = output / f"{NAME}{ENGINE}" / "1" / "llmops_engine"
@@ -86,9 +103,13 @@ def _token_ids(tokenizer: Path, text: str) -> list[int]:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 @click.option("--period-ms", default=20.0, show_default=True, help="Between two tokens of a stream.")
 @click.option("--first-ms", default=0.0, show_default=True, help="Grid of first tokens; 0: they wait for the beat.")
-def main(engine: Path, output: Path, period_ms: float, first_ms: float) -> None:
+@click.option("--planned", "plan", metavar="MODEL:GPU", help="With a KV cache, as `llmops plan` has that model.")
+@click.option("--faults", type=click.Path(path_type=Path), help="JSON file that says what is to be wrong, when it is.")
+def main(engine: Path, output: Path, period_ms: float, first_ms: float, plan: str | None, faults: Path | None) -> None:
     """Repository of the model `mock`, with the tokenizer of ENGINE; serve it with `llmops serve`."""
-    make_mock_engine(engine, output, period_ms / 1000, first_ms / 1000)
+    model, _, gpu = (plan or "").rpartition(":")
+    paged = planned(model, gpu) if plan else None
+    make_mock_engine(engine, output, period_ms / 1000, first_ms / 1000, paged=paged, faults=faults)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Takes the place of the engine model's own `choose.py`: there is one runtime, the mock engine."""
+"""Takes the place of the engine model's own `choose.py`: there is one runtime, the mock engine, of two kinds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import json
 from typing import Any
 
 from ..runtime import EngineRuntime
+from .faults import FaultFile
 from .mock import MockRuntime
+from .paged import PagedMockRuntime, PagedOptions
+from .script import Cycle, Mixed
+from .step_times import StepTable
 
 
 def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
     options = json.loads(parameters["mock"])
-    return MockRuntime(options["period"], options["first"], options["token_ids"], card["max_batch_size"])
+    faults, most = FaultFile(options["faults"]), card["max_batch_size"]
+    if options["paged"] is None:
+        return MockRuntime(options["period"], options["first"], Cycle(options["token_ids"]), most, faults)
+    paged = {**options["paged"], "steps": StepTable(**options["paged"]["steps"])}
+    return PagedMockRuntime(PagedOptions(max_batch_size=most, **paged), Mixed(options["token_ids"]), faults)

@@ -3,58 +3,60 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import llmops_contract as contract
 
 from ..request import GenerationRequest, Refused
-from ..runtime import LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, StepOutput
+from ..runtime import LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, StepOutput
+from .faults import FaultFile
+from .script import Script
 from .stop_words import StopWordMatcher
 
 
 class _Sequence:
-    """`finish` is why it ends once `left` tokens have come."""
+    """`left` tokens at most are to come; the matcher is there only for what can come."""
 
-    __slots__ = ("finish", "left", "position")
+    __slots__ = ("answer", "left", "matcher", "min_left")
 
-    def __init__(self, left: int, finish: str) -> None:
-        self.left, self.finish = left, finish
-        self.position = 0
+    def __init__(self, answer: Iterator[int], request: GenerationRequest, words: list[list[int]]) -> None:
+        self.answer = answer
+        self.left, self.min_left = request.max_new_tokens, request.min_tokens
+        self.matcher = StopWordMatcher(words) if words else None
+
+    def ended_by(self, token: int) -> str:
+        self.left -= 1
+        self.min_left -= 1
+        finish: str = RUNNING if self.left else LENGTH
+        if self.matcher is not None and self.matcher.find([token]) is not None and self.min_left <= 0:
+            finish = STOP
+        return finish
 
 
 class MockRuntime(EngineRuntime):
     """`period`: seconds between two beats. `first`: a sequence's first token comes at the next multiple of this many
-    seconds instead, so that time to first token is not lost in waiting for a beat. Tokens cycle through `token_ids`.
+    seconds instead, so that time to first token is not lost in waiting for a beat.
     """
 
-    def __init__(self, period: float, first: float, token_ids: list[int], max_requests: int) -> None:
+    def __init__(self, period: float, first: float, script: Script, max_requests: int, faults: FaultFile) -> None:
         self._period, self._first = period, first
-        self._token_ids = token_ids
+        self._script = script
+        self._known = frozenset(script.token_ids)
         self._max_requests = max_requests
+        self._faults = faults
         self._sequences: dict[int, _Sequence] = {}
         self._new: set[int] = set()
         self._iteration = 0
         self._start = time.monotonic()
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
-        _refuse(request)
-        stop = self._stop_at(request)
-        most = request.max_new_tokens
-        self._sequences[key] = _Sequence(most, LENGTH) if stop is None or stop > most else _Sequence(stop, STOP)
-        self._new.add(key)
-
-    def _stop_at(self, request: GenerationRequest) -> int | None:
-        """How many tokens there are when an end id or a stop word is complete: what comes is known beforehand."""
+        if self._faults.now().refuse:
+            raise Refused(f"{contract.QUEUE}: told to refuse")
+        refuse_what_chooses(request)
         words = [[token] for token in request.end_ids] + [word for word in request.stop_words if word]
-        if not any(set(word) <= set(self._token_ids) for word in words):
-            return None
-        matcher = StopWordMatcher(words)
-        longest = max(map(len, words))
-        for position in range(request.min_tokens + len(self._token_ids) + longest):
-            found = matcher.find([self._token_ids[position % len(self._token_ids)]])
-            if found is not None and position + 1 >= max(1, request.min_tokens):
-                return position + 1
-        return None
+        possible = [word for word in words if self._known.issuperset(word)]
+        self._sequences[key] = _Sequence(self._script.after(request.input_ids.tolist()), request, possible)
+        self._new.add(key)
 
     def cancel(self, key: int) -> None:
         self._sequences.pop(key, None)
@@ -64,10 +66,16 @@ class MockRuntime(EngineRuntime):
         return bool(self._sequences)
 
     def step(self) -> Iterable[StepOutput]:
+        faults = self._faults.now()
+        if faults.die:
+            raise EngineDead("told to die")
         now = time.monotonic() - self._start
-        tick = self._first or self._period
+        tick = faults.slow * (self._first or self._period)
         time.sleep(tick - now % tick)
-        beat = int((now + tick) / self._period) > int(now / self._period)
+        if faults.stall:
+            return []
+        period = faults.slow * self._period
+        beat = int((now + tick) / period) > int(now / period)
         keys = list(self._sequences) if beat else list(self._new)
         self._new.clear()
         self._iteration += beat
@@ -75,20 +83,18 @@ class MockRuntime(EngineRuntime):
 
     def _advance(self, key: int) -> StepOutput:
         sequence = self._sequences[key]
-        token = self._token_ids[sequence.position % len(self._token_ids)]
-        sequence.position += 1
-        sequence.left -= 1
-        if sequence.left:
-            return StepOutput(key, [token], [], RUNNING)
-        del self._sequences[key]
-        return StepOutput(key, [token], [], sequence.finish)
+        token = next(sequence.answer)
+        finish = sequence.ended_by(token)
+        if finish:
+            del self._sequences[key]
+        return StepOutput(key, [token], [], finish)
 
     def stats(self) -> EngineStats:
         active = len(self._sequences)
         return EngineStats(active, active, 0, 0, 0, self._iteration, 1024, 0, 32, self._max_requests)
 
 
-def _refuse(request: GenerationRequest) -> None:
+def refuse_what_chooses(request: GenerationRequest) -> None:
     """Its tokens are fixed: what would choose others cannot be honoured."""
     sampling = request.sampling
     asked = {
