@@ -162,6 +162,7 @@ class EngineRequest:
 
     `end_ids` all end a sequence (empty: nothing does but the length); `stop_words` and `bad_words` are token sequences.
     `caller`: the share of who asks (`Caller.share`), for fair turns among those whose grammars are new to the engine.
+    `cache_salt`: prefixes are shared with requests that have the same one only, where the engine keeps them apart.
     `extras`: numbers for inputs of the contract that have no field here; those that only engine models of ours know are
     left out for others.
     """
@@ -178,6 +179,7 @@ class EngineRequest:
     logprobs: bool = False
     guide: Guide | None = None
     caller: str = ""
+    cache_salt: int = 0
     extras: Mapping[Tensor, float] = field(default_factory=dict)
     streaming: bool = True
 
@@ -197,8 +199,11 @@ class TokenStream(ABC):
     """The tokens of one request as they come. Ends (StopAsyncIteration) after the engine's final response.
 
     Raises EngineError for what the engine breaks on, UnsupportedError for what it refuses, UnavailableError when Triton
-    is not there, and CancelledStreamError after `cancel`.
+    is not there, and CancelledStreamError after `cancel`. `cached_tokens`: of the prompt, found in the engine's cache;
+    None until its first token, and where the engine does not tell.
     """
+
+    cached_tokens: int | None = None
 
     def __aiter__(self) -> TokenStream:
         return self

@@ -226,9 +226,7 @@ STEP_CACHED = STEP_OUTPUTS.plain("step_cached", INT32, "one per slot's first ent
 STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to those who watch", (11,))
 STEP_KV = STEP_OUTPUTS.plain("step_kv", INT64, "names of KV-cache blocks, to those who watch", (-1,))
 STEP_KV_KINDS = STEP_OUTPUTS.plain("step_kv_kinds", INT32, "kind of change and how many names of it", (-1, 2))
-STEP_SERVED = STEP_OUTPUTS.plain(
-    "step_served", BYTES, "to those who watch: model, version, engine of first entries", (3,)
-)
+STEP_SERVED = STEP_OUTPUTS.plain("step_served", BYTES, "to those who watch: model, version, engine, instance", (4,))
 
 # The numbers of `step_state`.
 STATE_FIELDS = {

@@ -19,13 +19,22 @@ class RequestWriter:
     """Builds the requests of one engine model."""
 
     def __init__(
-        self, model: str, *, vocab_size: int, pad_id: int | None, callers: bool = False, ours: bool = True
+        self,
+        model: str,
+        *,
+        vocab_size: int,
+        pad_id: int | None,
+        callers: bool = False,
+        salts: bool = False,
+        ours: bool = True,
     ) -> None:
-        """`callers`: the model takes `caller`; `ours`: it takes the inputs that NVIDIA's backend does not have."""
+        """`callers`: the model takes `caller`; `salts`: `cache_salt`; `ours`: it takes the inputs that NVIDIA's
+        backend does not have."""
         self.model = model
         self._vocab_size = vocab_size
         self._pad_id = pad_id
         self._callers = callers
+        self._salts = salts
         self._unknown = frozenset(() if ours else contract.OWN_INPUTS)
 
     @classmethod
@@ -36,6 +45,8 @@ class RequestWriter:
             vocab_size=card.vocab_size,
             pad_id=card.pad_id,
             callers=can.callers,
+            # it names the cache's blocks by the salt even where the library does not keep them apart
+            salts=can.cache_salt or card.kv_events,
             ours=contract.STEP in card.transports,
         )
 
@@ -95,6 +106,8 @@ class RequestWriter:
             tensors.scalar(contract.RETURN_LOG_PROBS, True)
         if request.sampling.logit_bias:
             tensors.floats(contract.EMBEDDING_BIAS, self._dense_bias(request.sampling.logit_bias))
+        if request.cache_salt and self._salts:
+            tensors.scalar(contract.CACHE_SALT, request.cache_salt)
         if request.guide is not None:
             tensors.text(contract.GUIDE_TYPE, request.guide.kind)
             tensors.text(contract.GUIDE, request.guide.text)

@@ -46,16 +46,21 @@ class StepWriter:
         tensors.texts(contract.SUBMISSIONS, [submission.tensors for submission in submissions])
         return message
 
-    def subscribe(self, resume_from: int) -> service_pb2.ModelInferRequest:
+    def subscribe(self, resume_from: int, watch: bool = False) -> service_pb2.ModelInferRequest:
         message, tensors = self._message()
         message.id = self._subscription
         message.parameters[contract.EMPTY_FINAL].bool_param = True
         tensors.scalar(contract.RESUME_FROM, resume_from)
+        if watch:
+            tensors.scalar(contract.WATCH, True)
         return message
 
-    def acknowledge(self, step: int) -> service_pb2.ModelInferRequest:
+    def acknowledge(self, step: int, demand: tuple[int, int] | None = None) -> service_pb2.ModelInferRequest:
+        """`demand`: tokens and weights that wait in this gateway."""
         message, tensors = self._aside()
         tensors.scalar(contract.ACKNOWLEDGE, step)
+        if demand is not None:
+            tensors.ids(contract.DEMAND, demand)
         return message
 
     def cancel(self, slot: int) -> service_pb2.ModelInferRequest:

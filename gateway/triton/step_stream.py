@@ -19,7 +19,16 @@ from typing import Any
 from grpc import aio
 
 from llmops import contract
-from llmops.contract import ASIDE, ERROR, FINAL_FLAG, GRACE, LAST_OF_SLOT, UNKNOWN_SUBSCRIPTION, WINDOW
+from llmops.contract import (
+    ASIDE,
+    ERROR,
+    FINAL_FLAG,
+    FIRST_OF_SLOT,
+    GRACE,
+    LAST_OF_SLOT,
+    UNKNOWN_SUBSCRIPTION,
+    WINDOW,
+)
 from llmops.gateway.errors import ApiError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.triton.base import BROKEN, Transport
@@ -27,20 +36,25 @@ from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.slot_stream import SlotStream
 from llmops.gateway.triton.step_messages import StepWriter, Submission, slots_of
 from llmops.gateway.triton.tensors import condition_of, error_of
+from llmops.gateway.triton.watcher import Watcher, strings, tell
 
 ACKNOWLEDGE_EVERY = WINDOW // 8
 # between two tries to connect again, for as long as the engine keeps the requests (s)
 RETRY = 0.1
+# before a subscription that ended is opened again for who watches (s)
+AGAIN = 0.25
 # what the engine gets to end the subscription when the gateway leaves (s)
 LEAVE = 1.0
 # bound once: they are looked up with every step
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
+STEP_CACHED = contract.STEP_CACHED.name
 STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS.name
 RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
 
 class StepStreams(Transport):
-    """Opens the subscription with the first request, and a new one when the last was ended."""
+    """Opens the subscription with the first request, and a new one when the last was ended. While somebody watches
+    there always is one."""
 
     name = contract.STEP
 
@@ -50,6 +64,9 @@ class StepStreams(Transport):
         self._requests = RequestWriter.of(engine_model, card)
         self._receiver: StepReceiver | None = None
         self._opening = asyncio.Lock()
+        self._watcher: Watcher | None = None
+        self._staying: asyncio.Task | None = None
+        self._grace, self._demand = GRACE, (0, 0)
 
     async def open(self, request: EngineRequest) -> TokenStream:
         subscription = self._receiver
@@ -58,23 +75,63 @@ class StepStreams(Transport):
         return subscription.submit(request)
 
     async def close(self) -> None:
+        if self._staying is not None:
+            self._staying.cancel()
+            await asyncio.gather(self._staying, return_exceptions=True)
         if self._receiver is not None:
             await self._receiver.close()
+
+    def watch(self, watcher: Watcher, grace: float) -> None:
+        """From now on `watcher` hears of the engine, and streams that break have only `grace` seconds to go on: where
+        there are other replicas, that is time lost."""
+        self._watcher, self._grace = watcher, grace
+        self._staying = asyncio.create_task(self._stay(watcher), name="step-stream-watch")
+
+    def declare(self, tokens: int, weights: int) -> None:
+        """What waits in this gateway, for the engine to tell the others."""
+        self._demand = (tokens, weights)
+        if self._receiver is not None:
+            self._receiver.declare(self._demand)
+
+    def abandon(self, error: ApiError) -> None:
+        """End all open streams with `error`: the engine is not believed in any more."""
+        if self._receiver is not None and not self._receiver.ended:
+            self._receiver.end(error)
+
+    async def _stay(self, watcher: Watcher) -> None:
+        while True:
+            try:
+                subscription = await self._subscribe()
+                watcher.lost(await asyncio.shield(subscription.over))
+            except ApiError as error:
+                watcher.lost(error)
+            await asyncio.sleep(AGAIN)
 
     async def _subscribe(self) -> StepReceiver:
         async with self._opening:
             if self._receiver is None or self._receiver.ended:
-                subscription = StepReceiver(self._start_call, self._requests)
+                subscription = StepReceiver(self._start_call, self._requests, self._watcher, self._grace)
                 await subscription.start()
                 self._receiver = subscription
+                if any(self._demand):
+                    subscription.declare(self._demand)
             return self._receiver
 
 
 class StepReceiver:
-    """One subscription's life: connect, read steps, reconnect, end. `ended` once it delivers nothing more."""
+    """One subscription's life: connect, read steps, reconnect, end. `ended` once it delivers nothing more; `over` then
+    has why."""
 
-    def __init__(self, start_call: Callable[[], Any], requests: RequestWriter) -> None:
+    def __init__(
+        self,
+        start_call: Callable[[], Any],
+        requests: RequestWriter,
+        watcher: Watcher | None = None,
+        grace: float = GRACE,
+    ) -> None:
         self.ended = False
+        self.over: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
+        self._watcher, self._grace = watcher, grace
         self._start_call = start_call
         self._id = uuid.uuid4().hex
         self._writer = StepWriter(requests, self._id)
@@ -95,7 +152,7 @@ class StepReceiver:
         """Raises UnavailableError when Triton cannot be reached."""
         self._call = self._start_call()
         try:
-            await self._call.write(self._writer.subscribe(0))
+            await self._call.write(self._writer.subscribe(0, self._watcher is not None))
         except BROKEN as error:
             detail = await self._call.details()
             raise UnavailableError("Triton cannot be reached.", detail=str(detail or error)) from error
@@ -124,10 +181,14 @@ class StepReceiver:
         if not self.ended:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._leave(), LEAVE)
-        self._end(UnavailableError("The gateway is shutting down."))
+        self.end(UnavailableError("The gateway is shutting down."))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def declare(self, demand: tuple[int, int]) -> None:
+        self._acknowledged = self._last
+        self._send(self._write(self._writer.acknowledge(self._last, demand)))
 
     async def _leave(self) -> None:
         """Without a word the engine would go on with these answers for the grace time."""
@@ -145,7 +206,7 @@ class StepReceiver:
             while self._outbox:
                 await self._write_outbox()
         except Exception as error:  # a bug must not leave clients waiting
-            self._end(UnavailableError("The stream to the engine broke.", detail=repr(error)))
+            self.end(UnavailableError("The stream to the engine broke.", detail=repr(error)))
             raise
         finally:
             self._submitting = False
@@ -175,7 +236,7 @@ class StepReceiver:
                 if not self.ended:
                     await self._resume()
         except Exception as error:  # a bug must not leave clients waiting
-            self._end(UnavailableError("The stream from the engine broke.", detail=repr(error)))
+            self.end(UnavailableError("The stream from the engine broke.", detail=repr(error)))
             raise
 
     async def _read_steps(self) -> None:
@@ -195,12 +256,12 @@ class StepReceiver:
     def _refused(self, message_id: str, text: str) -> None:
         """An error message is about the slots of one message, or (under the subscription's own id) about all."""
         if UNKNOWN_SUBSCRIPTION in text:
-            self._end(UnavailableError(RESTARTED))
+            self.end(UnavailableError(RESTARTED))
             return
         slots = slots_of(message_id)
         if not slots and message_id != ASIDE:
             ended = UnavailableError("The engine ended the stream; send the request again.", detail=text)
-            self._end(condition_of(text) or ended)
+            self.end(condition_of(text) or ended)
         self._leaving.difference_update(slots)
         for slot in slots:
             stream = self._streams.pop(slot, None)
@@ -209,6 +270,8 @@ class StepReceiver:
 
     async def _step(self, response: Any) -> None:
         outputs = {output.name: at for at, output in enumerate(response.outputs)}
+        if self._watcher is not None:
+            tell(self._watcher, outputs, response.raw_output_contents)
         if STEP_INDEX in outputs:
             self._last = int.from_bytes(response.raw_output_contents[outputs[STEP_INDEX]], "little")
             self._deliver(outputs, response.raw_output_contents)
@@ -216,17 +279,22 @@ class StepReceiver:
                 self._acknowledged = self._last
                 await self._write(self._writer.acknowledge(self._last))
         elif FINAL_FLAG in response.parameters and response.id == self._id:
-            self._end(UnavailableError("The engine is shutting down; send the request again."))
+            self.end(UnavailableError("The engine is shutting down; send the request again."))
 
     def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:
         tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
         scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
-        errors = iter(_strings(raw[outputs[STEP_ERRORS]])) if STEP_ERRORS in outputs else iter(())
+        errors = iter(strings(raw[outputs[STEP_ERRORS]])) if STEP_ERRORS in outputs else iter(())
+        cached = iter(array("i", raw[outputs[STEP_CACHED]])) if STEP_CACHED in outputs else iter(())
         streams, start = self._streams, 0
         for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[outputs[STEP_ENTRIES]]):
             end = start + count
             error = next(errors, "the engine failed") if flags & ERROR else None
             stream = streams.get(slot)
+            if flags & FIRST_OF_SLOT:
+                known = next(cached, -1)
+                if stream is not None and known >= 0:
+                    stream.cached_tokens = known
             if flags & LAST_OF_SLOT:
                 streams.pop(slot, None)
                 self._leaving.discard(slot)
@@ -240,7 +308,7 @@ class StepReceiver:
 
     async def _resume(self) -> None:
         """Connect again and go on after the last step seen. Ends the subscription when that does not work in time."""
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + self._grace
         while self._streams:
             self._call.cancel()
             try:
@@ -253,11 +321,11 @@ class StepReceiver:
                 if time.monotonic() > deadline:
                     break
             await asyncio.sleep(RETRY)
-        self._end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
+        self.end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
 
     async def _say_again(self) -> None:
         """On a new connection: what the engine may not have got, in the order of the slots."""
-        await self._call.write(self._writer.subscribe(self._last))
+        await self._call.write(self._writer.subscribe(self._last, self._watcher is not None))
         unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
         # all of it is among these, and from now on a cancel has to be said
         self._outbox = {}
@@ -266,8 +334,11 @@ class StepReceiver:
         for slot in sorted(self._leaving):
             await self._call.write(self._writer.cancel(slot))
 
-    def _end(self, error: ApiError) -> None:
+    def end(self, error: ApiError) -> None:
+        """All open streams fail with `error`, and no step is read any more."""
         self.ended = True
+        if not self.over.done():
+            self.over.set_result(error)
         self._fail_open(error)
         if self._call is not None:
             self._call.cancel()
@@ -276,13 +347,3 @@ class StepReceiver:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
-
-
-def _strings(data: bytes) -> list[str]:
-    """Triton's BYTES: each element is a little-endian length and that many bytes."""
-    texts, at = [], 0
-    while at < len(data):
-        (size,) = struct.unpack_from("<I", data, at)
-        texts.append(data[at + 4 : at + 4 + size].decode("utf-8", "replace"))
-        at += 4 + size
-    return texts

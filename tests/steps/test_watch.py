@@ -151,7 +151,7 @@ def test_a_state_is_not_kept_for_later_and_comes_while_the_window_is_closed(engi
 
 
 def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there(engine) -> None:
-    subscription, _, gateway = watching(engine, served=("smollm2", "1", "abc"))
+    subscription, _, gateway = watching(engine, served=("smollm2", "1", "abc", "f00d"))
     subscription.begin(0, 0, None)
     subscription.add(0, 0, [7], [])
     subscription.begin(1, 2, 32)
@@ -162,7 +162,10 @@ def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there(engi
     first, second = gateway.steps
     assert first.entries.tolist() == [[0, 0, 1, 16], [1, 2, 1, 16]]
     assert (first.cached, second.cached) == ([-1, 32], [])
-    assert gateway.served == [("smollm2", "1", "abc")]
+    subscription.begin(2, 0, None)
+    subscription.add(2, 0, [9], [])
+    subscription.flush(0.0, state_of(engine))
+    assert gateway.served == [("smollm2", "1", "abc", "f00d")] * 2
 
 
 def test_recent_blocks_keep_the_beginning_of_a_text_longest(engine) -> None:

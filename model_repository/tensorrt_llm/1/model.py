@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 
 import llmops_contract as contract
 import triton_python_backend_utils as pb_utils
@@ -40,7 +41,7 @@ class TritonPythonModel:
         self._loop = EngineLoop(
             runtime, metrics.report, lambda text: pb_utils.Logger.log_error(f"{name}: {text}"), max_open
         )
-        served = (self._card["name"], args["model_version"], self._card["engine"])
+        served = (self._card["name"], args["model_version"], self._card["engine"], uuid.uuid4().hex)
         self._steps = StepService(self._loop, self._limits, Submissions(config["input"]), served)
         self._loop.start()
 

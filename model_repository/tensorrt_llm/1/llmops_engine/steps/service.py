@@ -61,9 +61,9 @@ class StepService:
     """Routes step-stream messages to the engine thread, where all of its state lives."""
 
     def __init__(
-        self, loop: EngineLoop, limits: EngineCapabilities, submissions: Submissions, served: tuple[str, str, str]
+        self, loop: EngineLoop, limits: EngineCapabilities, submissions: Submissions, served: tuple[str, ...]
     ) -> None:
-        """`served`: model, version and engine, for those who watch."""
+        """`served`: model, version, engine and instance, for those who watch."""
         self._served = served
         self._holdings = KvHoldings()
         self._loop = loop

@@ -26,12 +26,13 @@ CHANGED = 0.1
 @dataclass(slots=True)
 class Report:
     """What those who watch hear of the engine. `names` UINT64 of KV-cache blocks; `kinds`: kind and count of each run
-    of them; `served`: model, version and engine, where requests begin."""
+    of them; `served`: model, version, engine and
+    instance, at first and where requests begin."""
 
     state: EngineState
     names: np.ndarray
     kinds: list[tuple[int, int]]
-    served: tuple[str, str, str] | None
+    served: tuple[str, ...] | None
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class Subscription:
     `news`: what it is told of the KV cache, None unless it watches; `demand`: the weights that wait in it.
     """
 
-    def __init__(self, window: int = WINDOW, grace: float = GRACE, served: tuple[str, str, str] | None = None) -> None:
+    def __init__(self, window: int = WINDOW, grace: float = GRACE, served: tuple[str, ...] | None = None) -> None:
         self.lost = False
         self.open: dict[int, Any] = {}
         self._highest_slot = -1
@@ -166,7 +167,7 @@ class Subscription:
             return None
         names, kinds = self.news.take() if self.news else (np.zeros(0, np.uint64), [])
         begun = bool((step.entries[:, 3] & FIRST_OF_SLOT).any())
-        return Report(state, names, kinds, self._served if begun else None)
+        return Report(state, names, kinds, self._served if begun or step.index == 1 else None)
 
     def _has_to_beat(self, now: float, state: EngineState) -> bool:
         if self.news is None:
