@@ -28,6 +28,8 @@ COMMANDS = {
     "key": "Who may ask: API keys, their limits and budgets.",
     "price": "What tokens cost, from when on.",
     "usage": "What was used, and what it cost.",
+    "control": "Administration, usage and the ledger, beside the gateways.",
+    "audit": "Who changed what, and who was refused.",
     "verify": "Does a deployment do what its contract, checkpoint and plan promised.",
     "chat": "Chat in the terminal with any OpenAI endpoint.",
     "bench": "Load-test an OpenAI endpoint or Triton itself.",

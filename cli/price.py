@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import click
 
-from llmops.cli.accounts.options import store_options
-from llmops.cli.accounts.store import myself, reading, writing
-from llmops.cli.accounts.tables import dollars, price_data, print_json, when
+from llmops.cli.accounts.administration import Administration
+from llmops.cli.accounts.options import admin_options
+from llmops.cli.accounts.tables import dollars, print_json, when
 from llmops.cli.accounts.tables import show as show_table
-from llmops.cli.accounts.types import DollarsType, MomentType
+from llmops.cli.accounts.types import DollarsType, MomentType, given_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from llmops.store.prices import Price
+    from llmops.control.admin.wire import Price
 
 
 @click.group("price")
@@ -35,59 +33,55 @@ def command() -> None:
 @click.option("--cached", type=DollarsType(), help="Prompt tokens found in the engine's cache.  [default: as --input]")
 @click.option("--output", type=DollarsType(), required=True, help="Per million tokens of an answer.")
 @click.option("--from", "begins", type=MomentType(), help="When: 7d, 2027-01-01 (UTC).  [default: now]")
-@store_options
+@admin_options
 def set_(
-    model: str, into: int, cached: int | None, output: int, begins: datetime | None, store: str | None, as_json: bool
+    model: str,
+    into: Decimal,
+    cached: Decimal | None,
+    output: Decimal,
+    begins: datetime | None,
+    at: Administration,
+    as_json: bool,
 ) -> None:
     """The price of MODEL, which is the name that requests have."""
-    by = myself()
+    from llmops.control.admin.operations import SET_PRICE
+    from llmops.control.admin.wire import NewPrice
 
-    async def work(connection: AsyncConnection) -> Price:
-        from llmops.store.prices import Price, set_price
-
-        price = Price(model, begins or by.at, into, into if cached is None else cached, output)
-        await set_price(connection, price, by)
-        return price
-
-    price = writing(store, work)
+    optional = given_of({"cached": cached, "begins": begins})
+    price = at.do(SET_PRICE, NewPrice(model=model, input=into, output=output, **optional))
     if as_json:
-        print_json(price_data(price))
+        print_json(price.data())
     else:
-        click.echo(f"{model}: {_text(price)} per million tokens, from {when(price.valid_from)} UTC.")
+        click.echo(f"{model}: {_text(price)} per million tokens, from {when(price.begins)} UTC.")
 
 
 @command.command("list")
 @click.argument("model", required=False)
-@click.option("--at", type=MomentType(), help="Only those in force at this time, e.g. 2026-12-01 (UTC).")
-@store_options
-def list_(model: str | None, at: datetime | None, store: str | None, as_json: bool) -> None:
+@click.option("--at", "moment", type=MomentType(), help="Only those in force at this time, e.g. 2026-12-01 (UTC).")
+@admin_options
+def list_(model: str | None, moment: datetime | None, at: Administration, as_json: bool) -> None:
     """All prices there were and will be; of MODEL, or of all."""
-    now = myself().at
+    from llmops.control.admin.operations import LIST_PRICES
+    from llmops.control.admin.wire import PricesWanted
 
-    async def work(connection: AsyncConnection) -> tuple[Sequence[Price], dict[str, Price]]:
-        from llmops.store.prices import list_prices, prices_at
-
-        return await list_prices(connection, model), await prices_at(connection, at or now)
-
-    found, in_force = reading(store, work)
-    if at:
-        found = [price for price in found if in_force.get(price.model) == price]
+    found = at.do(LIST_PRICES, PricesWanted(**given_of({"model": model, "at": moment})))
     if as_json:
-        print_json([price_data(price) for price in found])
+        print_json([price.data() for price in found])
     elif not found:
         click.echo("No prices. Set one: llmops price set MODEL --input 0.6 --output 0.9", err=True)
     else:
         right = ("input", "cached", "output")
-        show_table(("model", *right, "from", ""), [_row(price, in_force) for price in found], right)
+        show_table(("model", *right, "from", ""), [_row(price) for price in found], right)
 
 
 def _text(price: Price) -> str:
-    return (
-        f"{dollars(price.input_micros)} in, {dollars(price.cached_micros)} cached, {dollars(price.output_micros)} out"
-    )
+    return f"{_dollars(price.input)} in, {_dollars(price.cached)} cached, {_dollars(price.output)} out"
 
 
-def _row(price: Price, in_force: dict[str, Price]) -> list[str]:
-    amounts = [dollars(price.input_micros), dollars(price.cached_micros), dollars(price.output_micros)]
-    held = "in force" if in_force.get(price.model) == price else ""
-    return [price.model, *amounts, when(price.valid_from), held]
+def _row(price: Price) -> list[str]:
+    amounts = [_dollars(amount) for amount in (price.input, price.cached, price.output)]
+    return [price.model, *amounts, when(price.begins), "in force" if price.in_force else ""]
+
+
+def _dollars(amount: Decimal) -> str:
+    return dollars(int(amount * 1_000_000))

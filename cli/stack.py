@@ -7,17 +7,21 @@ import signal
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.target_names import TARGETS, TargetName
 from llmops.cli.accounts.first_key import first_key
 from llmops.cli.accounts.store import default_store
 from llmops.errors import InputError, ServerError
+
+if TYPE_CHECKING:
+    from llmops.gateway.app import Guest
+    from llmops.gateway.settings import GatewaySettings
 
 
 def build_engine(
@@ -79,7 +83,7 @@ class Stack:
     def __init__(self, host: str, port: int, config: Path | None, store: str | None, open_: bool | None) -> None:
         """`first_key` is the one that was made, as none was there and the host is not this machine's alone."""
         from llmops.gateway.callers.access.guard import keys_asked
-        from llmops.gateway.server import bind
+        from llmops.gateway.http.serving import bind
         from llmops.gateway.settings import load_settings
         from llmops.hosts import is_loopback
 
@@ -131,7 +135,7 @@ class Stack:
         def listening(url: str, asked: bool) -> None:
             self._announce_when_ready(Ready(url, model, self._exposure(url, asked), asked), on_ready)
 
-        self._forced = run(settings, listening)
+        self._forced = run(settings, listening, _guests(settings))
         if self._failure is not None:
             raise self._failure
 
@@ -160,6 +164,16 @@ class Stack:
             # what is gone cannot be waited for: open answers end with an error, and with them the gateway
             self._triton.stop()
             signal.raise_signal(signal.SIGTERM)
+
+
+def _guests(settings: GatewaySettings) -> Sequence[Guest]:
+    """What `llmops control` does, where there is a store for it."""
+    if settings.store is None:
+        return ()
+    from llmops.control.app import guest
+    from llmops.control.duties_of import duties_of
+
+    return (guest(settings, lambda: duties_of(settings)),)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

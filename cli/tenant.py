@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.accounts.options import changed_limits, limit_options, store_options
-from llmops.cli.accounts.store import myself, reading, writing
-from llmops.cli.accounts.tables import budget_text, limits_text, print_json, show_pairs, tenant_data, when
+from llmops.cli.accounts.administration import Administration
+from llmops.cli.accounts.options import admin_options, limit_options
+from llmops.cli.accounts.tables import budget_text, limits_text, print_json, show_pairs, when
 from llmops.cli.accounts.tables import show as show_table
+from llmops.cli.accounts.types import given_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from llmops.store.accounts.tenants import Tenant
+    from llmops.control.admin.wire import Tenant
 
 
 @click.group("tenant")
@@ -29,35 +27,27 @@ def command() -> None:
 @command.command("create")
 @click.argument("name")
 @limit_options
-@store_options
-def create(name: str, store: str | None, as_json: bool, **given: Any) -> None:
+@admin_options
+def create(name: str, at: Administration, as_json: bool, **given: Any) -> None:
     """Make a tenant."""
-    by = myself()
+    from llmops.control.admin.operations import CREATE_TENANT
+    from llmops.control.admin.wire import NewTenant
 
-    async def work(connection: AsyncConnection) -> Tenant:
-        from llmops.store.accounts.limits import Limits
-        from llmops.store.accounts.tenants import create_tenant
-
-        return await create_tenant(connection, name, changed_limits(Limits(), given), by)
-
-    made = writing(store, work)
-    _tell(made, as_json, f"{made.id}: {limits_text(made.limits)}, {budget_text(made.limits)}.")
+    made = at.do(CREATE_TENANT, NewTenant(id=name, **given_of(given)))
+    _tell(made, as_json, f"{made.id}: {limits_text(made)}, {budget_text(made)}.")
 
 
 @command.command("list")
 @click.option("--all", "everything", is_flag=True, help="Also deleted ones.")
-@store_options
-def list_(everything: bool, store: str | None, as_json: bool) -> None:
+@admin_options
+def list_(everything: bool, at: Administration, as_json: bool) -> None:
     """Tenants with their limits."""
+    from llmops.control.admin.operations import LIST_TENANTS
+    from llmops.control.admin.wire import TenantsWanted
 
-    async def work(connection: AsyncConnection) -> Sequence[Tenant]:
-        from llmops.store.accounts.tenants import list_tenants
-
-        return await list_tenants(connection, deleted=everything)
-
-    found = reading(store, work)
+    found = at.do(LIST_TENANTS, TenantsWanted(all=everything))
     if as_json:
-        print_json([tenant_data(tenant) for tenant in found])
+        print_json([tenant.data() for tenant in found])
     elif not found:
         click.echo("No tenants. Make one: llmops tenant create NAME", err=True)
     else:
@@ -66,20 +56,17 @@ def list_(everything: bool, store: str | None, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("name")
-@store_options
-def show(name: str, store: str | None, as_json: bool) -> None:
+@admin_options
+def show(name: str, at: Administration, as_json: bool) -> None:
     """One tenant, and what it may use."""
+    from llmops.control.admin.operations import SHOW_TENANT
+    from llmops.control.admin.wire import TenantName
 
-    async def work(connection: AsyncConnection) -> Tenant:
-        from llmops.store.accounts.tenants import require_tenant
-
-        return await require_tenant(connection, name)
-
-    found = reading(store, work)
+    found = at.do(SHOW_TENANT, TenantName(tenant=name))
     if as_json:
-        print_json(tenant_data(found))
+        print_json(found.data())
         return
-    limits, budget = limits_text(found.limits), budget_text(found.limits)
+    limits, budget = limits_text(found), budget_text(found)
     show_pairs(
         [("tenant", found.id), ("limits", limits), ("budget", budget), ("made", f"{when(found.created_at)} UTC")]
     )
@@ -88,62 +75,48 @@ def show(name: str, store: str | None, as_json: bool) -> None:
 @command.command("update")
 @click.argument("name")
 @limit_options
-@store_options
-def update(name: str, store: str | None, as_json: bool, **given: Any) -> None:
+@admin_options
+def update(name: str, at: Administration, as_json: bool, **given: Any) -> None:
     """Change the limits that are named; `none` takes one away."""
-    if all(value is None for value in given.values()):
+    from llmops.control.admin.operations import UPDATE_TENANT
+    from llmops.control.admin.wire import TenantChange
+
+    if not given_of(given):
         raise click.UsageError("Nothing to change; give an option, e.g. --rpm 120.")
-    by = myself()
-
-    async def work(connection: AsyncConnection) -> Tenant:
-        from llmops.store.accounts.tenants import require_tenant, update_tenant
-
-        found = await require_tenant(connection, name)
-        return await update_tenant(connection, name, changed_limits(found.limits, given), by)
-
-    updated = writing(store, work)
-    _tell(updated, as_json, f"{updated.id}: {limits_text(updated.limits)}, {budget_text(updated.limits)}.")
+    updated = at.do(UPDATE_TENANT, TenantChange(tenant=name, **given_of(given)))
+    _tell(updated, as_json, f"{updated.id}: {limits_text(updated)}, {budget_text(updated)}.")
 
 
 @command.command("delete")
 @click.argument("name")
-@store_options
-def delete(name: str, store: str | None, as_json: bool) -> None:
+@admin_options
+def delete(name: str, at: Administration, as_json: bool) -> None:
     """Refuse all of a tenant's keys; its usage stays, and `restore` brings it back."""
-    by = myself()
+    from llmops.control.admin.operations import DELETE_TENANT
+    from llmops.control.admin.wire import TenantName
 
-    async def work(connection: AsyncConnection) -> Tenant | None:
-        from llmops.store.accounts.tenants import delete_tenant, find_tenant
-
-        await delete_tenant(connection, name, by)
-        return await find_tenant(connection, name)
-
-    _tell(writing(store, work), as_json, f"{name} is deleted and its keys are refused; `llmops tenant restore {name}`.")
+    deleted = at.do(DELETE_TENANT, TenantName(tenant=name))
+    _tell(deleted, as_json, f"{name} is deleted and its keys are refused; `llmops tenant restore {name}`.")
 
 
 @command.command("restore")
 @click.argument("name")
-@store_options
-def restore(name: str, store: str | None, as_json: bool) -> None:
+@admin_options
+def restore(name: str, at: Administration, as_json: bool) -> None:
     """Bring a deleted tenant back, with its keys."""
-    by = myself()
+    from llmops.control.admin.operations import RESTORE_TENANT
+    from llmops.control.admin.wire import TenantName
 
-    async def work(connection: AsyncConnection) -> Tenant | None:
-        from llmops.store.accounts.tenants import find_tenant, restore_tenant
-
-        await restore_tenant(connection, name, by)
-        return await find_tenant(connection, name)
-
-    _tell(writing(store, work), as_json, f"{name} is back, and its keys work again.")
+    _tell(at.do(RESTORE_TENANT, TenantName(tenant=name)), as_json, f"{name} is back, and its keys work again.")
 
 
-def _tell(tenant: Tenant | None, as_json: bool, said: str) -> None:
-    if as_json and tenant:
-        print_json(tenant_data(tenant))
+def _tell(tenant: Tenant, as_json: bool, said: str) -> None:
+    if as_json:
+        print_json(tenant.data())
     else:
         click.echo(said)
 
 
 def _row(tenant: Tenant) -> list[str]:
     deleted = when(tenant.deleted_at) if tenant.deleted_at else ""
-    return [tenant.id, limits_text(tenant.limits), budget_text(tenant.limits), when(tenant.created_at), deleted]
+    return [tenant.id, limits_text(tenant), budget_text(tenant), when(tenant.created_at), deleted]

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from llmops.errors import LlmopsError
+
+log = logging.getLogger(__name__)
+
+# seconds until a duty that failed is begun again; twice as many each time, until it has held as long
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 
 class Duty(ABC):
@@ -13,3 +23,32 @@ class Duty(ABC):
     @abstractmethod
     async def run(self) -> None:
         """Until it is cancelled, after which it holds nothing. What it raises is logged, and it is begun again."""
+
+
+async def keep(duties: Sequence[Duty]) -> None:
+    """Have all of them done, until this is cancelled."""
+    tasks = [asyncio.create_task(_kept(duty), name=duty.name) for duty in duties]
+    try:
+        # also without duties: who leads has to stay the leader
+        await asyncio.gather(asyncio.Event().wait(), *tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _kept(duty: Duty) -> None:
+    pause, loop = FIRST_PAUSE, asyncio.get_running_loop()
+    while True:
+        begun = loop.time()
+        try:
+            await duty.run()
+            log.error("%s ended by itself", duty.name)
+        except LlmopsError as error:
+            log.error("%s failed. %s", duty.name, error.message)
+        except Exception:
+            log.exception("%s failed", duty.name)
+        if loop.time() - begun > LONGEST_PAUSE:
+            pause = FIRST_PAUSE
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)

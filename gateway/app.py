@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from fastapi import APIRouter, FastAPI
@@ -49,6 +49,9 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.siblings import ALONE, Siblings
 from llmops.gateway.text.threads import TextThreads
 
+# adds its routes at once; what it returns is entered when the application begins, and left when it ends
+Guest = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
 BODIES: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
@@ -62,10 +65,13 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Sequence[Check] = ()) -> ExpressApp:
+def create_app(
+    settings: GatewaySettings, siblings: Siblings = ALONE, checks: Sequence[Check] = (), guests: Sequence[Guest] = ()
+) -> ExpressApp:
     """The application for any ASGI server. Nothing is connected before its lifespan starts.
 
-    `checks` are what every request must pass, in this order, after those that the settings name.
+    `checks` are what every request must pass, in this order, after those that the settings name. `guests` are what else
+    is served here.
     """
     metrics = Metrics(partial(_objectives, settings))
     text_threads = TextThreads(settings.text_threads, settings.limits.preparing)
@@ -86,7 +92,10 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
             await limits.gate.limiter.start()
         lag = LagWatch(metrics)
         try:
-            yield
+            async with AsyncExitStack() as stack:
+                for living in visiting:
+                    await stack.enter_async_context(living)
+                yield
         finally:
             lag.close()
             await responses.close()
@@ -134,6 +143,7 @@ def create_app(settings: GatewaySettings, siblings: Siblings = ALONE, checks: Se
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
     add_bodies(app, BODIES)
+    visiting = [guest(app) for guest in guests]
     return app
 
 

@@ -28,6 +28,14 @@ class InputError(LlmopsError):
     exit_code = 2
 
 
+class UnknownNameError(InputError):
+    """What was named is not there."""
+
+
+class TakenNameError(InputError):
+    """What was to be made is there already."""
+
+
 class CheckpointError(InputError):
     """The checkpoint is missing something, damaged, or of an architecture that is not supported."""
 

@@ -62,11 +62,14 @@ async def entries(
     tenant_id: str | None = None,
     since: datetime | None = None,
     limit: int = 100,
+    action: str = "",
 ) -> Sequence[Entry]:
-    """The newest first."""
+    """The newest first; those whose action begins with `action`."""
     wanted = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
     if tenant_id is not None:
         wanted = wanted.where(audit.c.tenant_id == tenant_id)
     if since is not None:
         wanted = wanted.where(audit.c.created_at >= since)
+    if action:
+        wanted = wanted.where(audit.c.action.startswith(action, autoescape=True))
     return [Entry(**row) for row in (await connection.execute(wanted)).mappings()]

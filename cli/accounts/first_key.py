@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
 
-from llmops.cli.accounts.store import myself, writing
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
+from llmops.cli.accounts.store import myself
 
 TENANT, USER = "default", "admin@localhost"
 
 
-def first_key(store: str) -> str:
+def first_key(url: str) -> str:
     """A key for the owner of a store in which none was ever made; empty where there was one."""
+    return asyncio.run(_first_key(url))
+
+
+async def _first_key(url: str) -> str:
     by = myself()
+    from llmops.store.accounts.keys import SCOPES, KeySpec, any_key, create_key
+    from llmops.store.accounts.limits import Limits
+    from llmops.store.accounts.tenants import create_tenant, find_tenant
+    from llmops.store.accounts.users import ensure_user
+    from llmops.store.open import open_store
 
-    async def work(connection: AsyncConnection) -> str:
-        from llmops.store.accounts.keys import SCOPES, KeySpec, any_key, create_key
-        from llmops.store.accounts.limits import Limits
-        from llmops.store.accounts.tenants import create_tenant, find_tenant
-        from llmops.store.accounts.users import ensure_user
-
+    async with await open_store(url, pool_size=1) as store, store.write() as connection:
         if await any_key(connection):
             return ""
         if await find_tenant(connection, TENANT) is None:
@@ -29,5 +30,3 @@ def first_key(store: str) -> str:
         owner = await ensure_user(connection, TENANT, USER, by)
         _, secret = await create_key(connection, owner, KeySpec(name="first", scopes=SCOPES), by)
         return secret
-
-    return writing(store, work)

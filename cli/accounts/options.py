@@ -1,30 +1,43 @@
-"""Options that `key`, `tenant`, `price` and `usage` share."""
+"""Options that `key`, `tenant`, `price`, `usage` and `audit` share."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from llmops.cli.accounts.types import BudgetType, LimitType, changed
-
-if TYPE_CHECKING:
-    from llmops.store.accounts.limits import Limits
+from llmops.cli.accounts.administration import Administration
+from llmops.cli.accounts.types import BudgetType, LimitType, given_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+LIMITS = ("rpm", "tpm", "concurrent", "budget")
 
 
-def store_options(command: Command) -> Command:
-    """`--store` and `--json`, as parameters `store` and `as_json`."""
-    command = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command)
-    return click.option(
-        "--store",
-        metavar="URL",
-        envvar="LLMOPS_STORE",
-        help="sqlite:///FILE or postgresql://…; also $LLMOPS_STORE.  [default: store.db in the cache folder]",
-    )(command)
+def admin_options(command: Command) -> Command:
+    """`--store`, `--url`, `--api-key` and `--json`, as parameters `at` (an Administration) and `as_json`."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, store: str | None, url: str | None, api_key: str | None, **given: Any) -> Any:
+        source = click.get_current_context().get_parameter_source
+        if url and store and source("store") is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError("--store and --url exclude each other.")
+        return command(*arguments, at=Administration(store, url, api_key), **given)
+
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        click.option("--api-key", envvar="LLMOPS_API_KEY", help="An admin's key, for --url; also $LLMOPS_API_KEY."),
+        click.option("--url", help="Ask the admin API of `llmops control` or `llmops up` there, not a store."),
+        click.option(
+            "--store",
+            metavar="URL",
+            envvar="LLMOPS_STORE",
+            help="sqlite:///FILE or postgresql://…; also $LLMOPS_STORE.  [default: store.db in the cache folder]",
+        ),
+    ):
+        run = option(run)
+    return run  # type: ignore[return-value]
 
 
 def limit_options(command: Command) -> Command:
@@ -39,7 +52,6 @@ def limit_options(command: Command) -> Command:
     return command
 
 
-def changed_limits(was: Limits, given: dict[str, Any]) -> Limits:
-    """With what `limit_options` were given."""
-    names = ("rpm", "tpm", "concurrent", "budget")
-    return replace(was, **{name: changed(given[name], getattr(was, name)) for name in names})
+def limits_given(given: dict[str, Any]) -> dict[str, Any]:
+    """Of what `limit_options` were given, that which was typed."""
+    return given_of({name: given[name] for name in LIMITS})

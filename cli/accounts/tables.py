@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 if TYPE_CHECKING:
-    from llmops.store.accounts.keys import KeyRow
-    from llmops.store.accounts.limits import Limits
-    from llmops.store.accounts.tenants import Tenant
-    from llmops.store.prices import Price
+    from llmops.control.admin.wire import Key, LimitFields, Tenant
+
+    Limited = Key | Tenant | LimitFields
 
 # a pipe has no width, and a truncated name is useless
 PIPED = 400
@@ -61,62 +60,12 @@ def when(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M}" if moment else "never"
 
 
-def limits_text(limits: Limits, short: bool = False) -> str:
+def limits_text(limits: Limited, short: bool = False) -> str:
     """`60 requests/min, 90,000 tokens/min, 4 at once`; short, for a table: `60 rpm, 90,000 tpm, 4 at once`."""
     units = ("rpm", "tpm") if short else ("requests/min", "tokens/min")
     named = zip((limits.rpm, limits.tpm, limits.concurrent), (*units, "at once"), strict=True)
     return ", ".join(f"{value:,} {unit}" for value, unit in named if value is not None) or "no limit"
 
 
-def budget_text(limits: Limits) -> str:
-    return f"{dollars(limits.budget.micros)}/{limits.budget.period}" if limits.budget else "no budget"
-
-
-def limits_data(limits: Limits) -> dict[str, Any]:
-    """In the terms of the options."""
-    budget = limits.budget and {"usd": limits.budget.micros / 1e6} | vars(limits.budget)
-    return {"rpm": limits.rpm, "tpm": limits.tpm, "concurrent": limits.concurrent, "budget": budget}
-
-
-def key_data(key: KeyRow, now: datetime) -> dict[str, Any]:
-    spec = key.spec
-    return {
-        "id": key.id,
-        "begins": key.prefix,
-        "name": spec.name,
-        "tenant": key.tenant_id,
-        "user": key.email,
-        "tier": spec.tier,
-        "scopes": list(spec.scopes),
-        "models": None if spec.models is None else list(spec.models),
-        **limits_data(spec.limits),
-        "created_at": _iso(key.created_at),
-        "expires_at": _iso(spec.expires_at),
-        "revoked_at": _iso(key.revoked_at),
-        "state": key.state(now),
-    }
-
-
-def tenant_data(tenant: Tenant) -> dict[str, Any]:
-    return {
-        "id": tenant.id,
-        **limits_data(tenant.limits),
-        "created_at": _iso(tenant.created_at),
-        "deleted_at": _iso(tenant.deleted_at),
-    }
-
-
-def price_data(price: Price) -> dict[str, Any]:
-    """In US dollars per million tokens."""
-    return {
-        "id": price.id,
-        "model": price.model,
-        "from": _iso(price.valid_from),
-        "input": price.input_micros / 1e6,
-        "cached": price.cached_micros / 1e6,
-        "output": price.output_micros / 1e6,
-    }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return moment.isoformat() if moment else None
+def budget_text(limits: Limited) -> str:
+    return f"{dollars(limits.budget.micros or 0)}/{limits.budget.period}" if limits.budget else "no budget"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
-
-if TYPE_CHECKING:
-    from llmops.store.accounts.limits import Budget
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 LONGEST = timedelta(days=3650)
@@ -23,11 +20,9 @@ class Nothing:
 NOTHING = Nothing()
 
 
-def changed(given: Any, was: Any) -> Any:
-    """What a setting is after a command that named it, took it away or left it out."""
-    if given is None:
-        return was
-    return None if given is NOTHING else given
+def given_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that were typed; None for what is to be taken away."""
+    return {name: None if value is NOTHING else value for name, value in options.items() if value is not None}
 
 
 class _Typed(click.ParamType):
@@ -62,29 +57,29 @@ class BudgetType(_Typed):
     name = "$/period"
     example = "a budget; write US dollars per day, week or month, e.g. 50/month, or none"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Budget | Nothing:
-        from llmops.store.accounts.limits import PERIODS, Budget
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict | Nothing:
+        from llmops.store.accounts.limits import PERIODS
 
         if value == "none":
             return NOTHING
         amount, _, period = str(value).partition("/")
-        dollars = micro_dollars(amount.removeprefix("$"))
-        if dollars is None or period not in PERIODS:
+        micros = micro_dollars(amount.removeprefix("$"))
+        if micros is None or period not in PERIODS:
             self.refuse(value, param, ctx)
-        return Budget(dollars, period)
+        return {"micros": micros, "period": period}
 
 
 class DollarsType(_Typed):
-    """US dollars, in micro-dollars."""
+    """US dollars, exact."""
 
     name = "$"
     example = "an amount of US dollars with at most six decimals, e.g. 0.6"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        micros = micro_dollars(str(value).removeprefix("$"))
-        if micros is None:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
+        amount = str(value).removeprefix("$")
+        if micro_dollars(amount) is None:
             self.refuse(value, param, ctx)
-        return micros
+        return Decimal(amount)
 
 
 class DurationType(_Typed):

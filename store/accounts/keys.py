@@ -11,15 +11,15 @@ from typing import Any
 from sqlalchemy import RowMapping, String, bindparam, case, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.errors import InputError
+from llmops.errors import InputError, UnknownNameError
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.secrets import SHOWN, hash_secret, is_secret, new_key_id, new_secret
+from llmops.store.accounts.secrets import SHOWN, hash_secret, is_hash, is_secret, new_key_id, new_secret
 from llmops.store.accounts.users import DEFAULT_TIER, User
 from llmops.store.audit import By, record
 from llmops.store.tables import api_keys, tenants, users
 
 SCOPES = ("inference", "usage", "metrics", "admin")
-DEFAULT_SCOPES = ("inference", "usage")
+DEFAULT_SCOPES = ("inference",)
 _TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,19}")
 
 
@@ -152,16 +152,16 @@ async def any_key(connection: AsyncConnection) -> bool:
 
 
 async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
-    """By its id, or the key itself. Raises InputError where there is none."""
-    if is_secret(key):
-        found = await find_key(connection, hash_secret(key))
+    """By its id, its SHA-256, or the key itself. Raises UnknownNameError where there is none."""
+    if is_secret(key) or is_hash(key):
+        found = await find_key(connection, key if is_hash(key) else hash_secret(key))
     else:
         row = (await connection.execute(_KEYS.where(api_keys.c.id == key))).mappings().first()
         found = None if row is None else _key(row)
     if found is None:
         # a key that was mistyped is almost one
-        shown = f"{key[:SHOWN]}…" if key.startswith("sk-") else key
-        raise InputError(f"There is no key {shown}; `llmops key list --all` shows them.")
+        shown = f"{key[:SHOWN]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
+        raise UnknownNameError(f"There is no key {shown}; `llmops key list --all` shows them.")
     return found
 
 

@@ -12,6 +12,7 @@ SHOWN = 12
 """How many characters of a key people may see again."""
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _SECRET = re.compile(re.escape(PREFIX) + r"[0-9A-Za-z]{32}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def new_secret() -> str:
@@ -26,6 +27,11 @@ def new_key_id() -> str:
 def is_secret(text: str) -> bool:
     """Whether `text` has the form of a key; costs no query."""
     return _SECRET.fullmatch(text) is not None
+
+
+def is_hash(text: str) -> bool:
+    """Whether `text` has the form of what `hash_secret` makes."""
+    return _HASH.fullmatch(text) is not None
 
 
 def hash_secret(secret: str) -> str:

@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.errors import InputError
+from llmops.errors import InputError, TakenNameError, UnknownNameError
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.meant import meant
 from llmops.store.audit import By, record
@@ -31,7 +31,7 @@ class Tenant:
 
 
 async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: By) -> Tenant:
-    """Raises InputError for a name that cannot be one, or is taken, also by a deleted tenant."""
+    """Raises InputError for a name that cannot be one, TakenNameError for one that is taken, also if deleted."""
     if not _NAME.fullmatch(tenant_id):
         raise InputError(
             f"{tenant_id!r} cannot name a tenant; write up to 63 lower-case letters, digits, dots, - and _."
@@ -42,7 +42,7 @@ async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
     if done.rowcount == 0:
         found = await find_tenant(connection, tenant_id)
         hint = f"; `llmops tenant restore {tenant_id}` brings it back" if found and found.deleted_at else ""
-        raise InputError(f"The tenant {tenant_id} already exists{', deleted' if hint else ''}{hint}.")
+        raise TakenNameError(f"The tenant {tenant_id} already exists{', deleted' if hint else ''}{hint}.")
     await record(connection, by, "tenant.create", tenant_id, tenant_id, limits.data())
     return made
 
@@ -54,15 +54,17 @@ async def find_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant | N
 
 
 async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
-    """Raises InputError for one that is not there, with the name that was meant perhaps, or was deleted."""
+    """Raises UnknownNameError for one that is not there, with the name that was meant perhaps, or was deleted."""
     found = await find_tenant(connection, tenant_id)
     if found is None:
         names = [tenant.id for tenant in await list_tenants(connection)]
-        raise InputError(
+        raise UnknownNameError(
             f"There is no tenant {tenant_id}{meant(tenant_id, names)}; `llmops tenant create {tenant_id}` makes one."
         )
     if found.deleted_at is not None:
-        raise InputError(f"The tenant {tenant_id} was deleted; `llmops tenant restore {tenant_id}` brings it back.")
+        raise UnknownNameError(
+            f"The tenant {tenant_id} was deleted; `llmops tenant restore {tenant_id}` brings it back."
+        )
     return found
 
 
@@ -93,7 +95,7 @@ async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: By) ->
     """Undo `delete_tenant`; its keys work again. Raises InputError for a tenant that is not deleted."""
     statement = tenants.update().where(tenants.c.id == tenant_id, tenants.c.deleted_at.is_not(None))
     if (await connection.execute(statement.values(deleted_at=None))).rowcount == 0:
-        raise InputError(f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows them.")
+        raise UnknownNameError(f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows them.")
     await record(connection, by, "tenant.restore", tenant_id, tenant_id)
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.errors import InputError
+from llmops.errors import InputError, UnknownNameError
 from llmops.store.accounts.meant import meant
 from llmops.store.audit import By, record
 from llmops.store.tables import users
@@ -59,11 +59,11 @@ async def find_user(connection: AsyncConnection, email: str) -> User | None:
 
 
 async def require_user(connection: AsyncConnection, email: str) -> User:
-    """Raises InputError for one that is not there, with the address that was meant perhaps."""
+    """Raises UnknownNameError for one that is not there, with the address that was meant perhaps."""
     found = await find_user(connection, email)
     if found is None:
         known = (await connection.execute(select(users.c.email))).scalars().all()
-        raise InputError(
+        raise UnknownNameError(
             f"There is no user {email}{meant(email, known)}; `llmops key create --user {email}` makes one."
         )
     return found

@@ -17,7 +17,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from llmops.gateway.app import create_app
-from llmops.gateway.server import bind, server_config
+from llmops.gateway.http.serving import bind, server_config
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.text.tokenizer import TextTokenizer
 

@@ -105,7 +105,7 @@ async def test_a_taken_port_is_one_sentence():
         port = taken.getsockname()[1]
         code, _, err = await outcome("gateway", "--port", str(port))
     assert code == 1
-    assert err.startswith(f"Error: The gateway cannot listen on 127.0.0.1:{port}")
+    assert err.startswith(f"Error: llmops cannot listen on 127.0.0.1:{port}")
     assert "--port" in err
     assert len(err.strip().splitlines()) == 1
 

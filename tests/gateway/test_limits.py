@@ -185,7 +185,7 @@ UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n"
     ids=["left", "closing", "paused"],
 )
 async def test_an_answer_that_nobody_reads_is_dropped(card, tokenizer, monkeypatch, sent):
-    monkeypatch.setattr("llmops.gateway.server.SEND_BUFFER", 4096)
+    monkeypatch.setattr("llmops.gateway.http.serving.SEND_BUFFER", 4096)
     async with running(card, tokenizer, timeouts={"client": 0.3}) as stack:
         with socket.socket() as silent:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

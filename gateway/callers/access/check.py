@@ -18,8 +18,14 @@ STRANGER = Caller(scopes=frozenset())
 HEALTH = "/health/"
 # what any key may see
 PLAIN = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
-# by the beginning of a route's path; all others are for `inference`
-SCOPES = (("/metrics", "metrics"), ("/api/admin", "admin"), ("/api/usage", "usage"), ("/v1/organization", "usage"))
+# by the beginning of a route's path: the scopes of which one is enough; all others are for `inference`
+SCOPES = (
+    ("/metrics", ("metrics",)),
+    ("/api/admin", ("admin",)),
+    ("/v1/organization", ("usage",)),
+    # its own; what its tenant used is for `usage`
+    ("/api/usage", ("usage", "inference")),
+)
 
 
 class Access(Check):
@@ -42,9 +48,9 @@ class Access(Check):
             context.caller = STRANGER
             return
         context.caller = await self._caller(credential)
-        wanted = scope_of(context.route)
-        if wanted and wanted not in context.caller.scopes:
-            raise ForbiddenError(f"This API key does not have the scope '{wanted}', which {context.route} asks for.")
+        wanted = scopes_of(context.route)
+        if wanted and context.caller.scopes.isdisjoint(wanted):
+            raise ForbiddenError(f"This API key does not have the scope '{wanted[0]}', which {context.route} asks for.")
 
     async def close(self) -> None:
         await self._directory.close()
@@ -69,11 +75,11 @@ class Access(Check):
         return caller
 
 
-def scope_of(route: str) -> str:
-    """What a key must have to ask there; empty where any key will do."""
+def scopes_of(route: str) -> tuple[str, ...]:
+    """One of which a key must have to ask there; empty where any key will do."""
     if route in PLAIN or route.startswith(HEALTH):
-        return ""
-    return next((scope for begins, scope in SCOPES if route.startswith(begins)), "inference")
+        return ()
+    return next((scopes for begins, scopes in SCOPES if route.startswith(begins)), ("inference",))
 
 
 def access_of(settings: GatewaySettings) -> Access | None:

@@ -1,0 +1,54 @@
+"""`llmops audit`: who changed what, and who was refused."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+import click
+
+from llmops.cli.accounts.administration import Administration
+from llmops.cli.accounts.options import admin_options
+from llmops.cli.accounts.tables import print_json, when
+from llmops.cli.accounts.tables import show as show_table
+from llmops.cli.accounts.types import DurationType, given_of
+
+if TYPE_CHECKING:
+    from llmops.control.admin.wire import AuditEntry
+
+
+@click.command("audit")
+@click.option("--tenant", help="Only of this tenant.")
+@click.option("--action", help="Only actions that begin so: key., tenant.delete, access.")
+@click.option("--last", type=DurationType(), help="Only the last 12h, 7d.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="The newest so many.")
+@admin_options
+def command(
+    tenant: str | None, action: str | None, last: timedelta | None, limit: int, at: Administration, as_json: bool
+) -> None:
+    """Who changed what, and who was refused: the newest first.
+
+    Refusals are counted by the minute, so that a storm of them is a few lines.
+    """
+    from llmops.control.admin.operations import READ_AUDIT
+    from llmops.control.admin.wire import AuditWanted
+
+    since: datetime | None = datetime.now(timezone.utc) - last if last else None
+    wanted = AuditWanted(**given_of({"tenant": tenant, "action": action, "since": since}), limit=limit)
+    found = at.do(READ_AUDIT, wanted)
+    if as_json:
+        print_json([entry.data() for entry in found])
+    elif not found:
+        click.echo("Nothing is on record.", err=True)
+    else:
+        show_table(("when", "who", "did", "to", "tenant", "detail"), [_row(entry) for entry in found])
+
+
+def _row(entry: AuditEntry) -> list[str]:
+    told = ", ".join(f"{name} {_text(value)}" for name, value in entry.detail.items() if value is not None)
+    return [when(entry.created_at), entry.actor, entry.action, entry.subject, entry.tenant or "", told]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,50 @@
+"""`llmops control`: administration, usage and the ledger, beside any number of gateways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmops.cli.accounts.store import default_store, require_store_extra
+
+PORT = 9100
+
+
+@click.command("control")
+@click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), help="YAML file with the gateway's settings."
+)
+@click.option(
+    "--store",
+    metavar="URL",
+    help="sqlite:///FILE or postgresql://…; also $LLMOPS_STORE.  [default: store.db in the cache folder]",
+)
+@click.option("--gateway", metavar="URL", help="A gateway, for what models there are.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port to listen on; 0 takes any."
+)
+def command(config: Path | None, store: str | None, gateway: str | None, host: str, port: int) -> None:
+    """Administration and usage over HTTP, and the work that one process at a time does.
+
+    Of several on one store, one leads; when it ends, another takes over within seconds. All of them answer.
+    """
+    require_store_extra()
+    from llmops.control.duties_of import duties_of
+    from llmops.control.server import run
+    from llmops.gateway.logs import configure_logging
+    from llmops.gateway.settings import load_settings
+
+    settings = load_settings(config, host=host, port=port, store=store, open=False)
+    if settings.store is None:
+        settings = settings.model_copy(update={"store": default_store()})
+    configure_logging(settings.log_level)
+
+    def announce(url: str, asked: bool) -> None:
+        from llmops.store.place import Place
+
+        who = "with a key" if asked else "without a key, and administered with one of scope admin only"
+        click.echo(f"llmops control listens on {url} (store {Place.parse(str(settings.store))}), {who}.")
+
+    run(settings, lambda: duties_of(settings), gateway, announce)

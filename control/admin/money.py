@@ -1,0 +1,25 @@
+"""US dollars as JSON has them, and the whole micro-dollars that are kept."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated
+
+from pydantic import Field, PlainSerializer
+
+MILLION = 1_000_000
+
+# exact as it is read from JSON; as a number it is written
+Dollars = Annotated[
+    Decimal,
+    Field(ge=0, max_digits=30, decimal_places=6, description="US dollars, with at most six decimals."),
+    PlainSerializer(float, return_type=float, when_used="json"),
+]
+
+
+def micros_of(dollars: Decimal) -> int:
+    return int(dollars * MILLION)
+
+
+def dollars_of(micros: int) -> Decimal:
+    return Decimal(micros) / MILLION

@@ -1,0 +1,33 @@
+"""How each operation is done on a store."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.control.admin import operations as all_of
+from llmops.control.admin.work import audit, keys, prices, tenants, usage
+from llmops.store.audit import By
+
+Work = Callable[[AsyncConnection, By, Any], Awaitable[Any]]
+
+WORK: Mapping[str, Work] = {
+    all_of.CREATE_TENANT.name: tenants.create,
+    all_of.LIST_TENANTS.name: tenants.list_,
+    all_of.SHOW_TENANT.name: tenants.show,
+    all_of.UPDATE_TENANT.name: tenants.update,
+    all_of.DELETE_TENANT.name: tenants.delete,
+    all_of.RESTORE_TENANT.name: tenants.restore,
+    all_of.CREATE_KEY.name: keys.create,
+    all_of.LIST_KEYS.name: keys.list_,
+    all_of.SHOW_KEY.name: keys.show,
+    all_of.UPDATE_KEY.name: keys.update,
+    all_of.ROTATE_KEY.name: keys.rotate,
+    all_of.REVOKE_KEY.name: keys.revoke,
+    all_of.SET_PRICE.name: prices.set_,
+    all_of.LIST_PRICES.name: prices.list_,
+    all_of.READ_USAGE.name: usage.read,
+    all_of.READ_AUDIT.name: audit.read,
+}

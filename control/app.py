@@ -1,0 +1,133 @@
+"""What control serves: as an application of its own, or as the guest of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops import __version__
+from llmops.control.admin.operations import OPERATIONS
+from llmops.control.admin.routes import add_admin
+from llmops.control.duties import Duty, keep
+from llmops.control.lead import lead
+from llmops.control.meters import Meters
+from llmops.control.models import DescribedModels, Models
+from llmops.control.organization import CostsQuery, Organization, Page, UsageQuery
+from llmops.control.own import OwnUsage, OwnUsageEndpoint, OwnWanted
+from llmops.control.reading import json_answer
+from llmops.control.schema import documented
+from llmops.control.shared import SharedStore
+from llmops.gateway.callers.access.check import access_of
+from llmops.gateway.http.express import ExpressApp
+from llmops.gateway.http.failures import add_handlers
+from llmops.gateway.http.openapi import add_bodies
+from llmops.gateway.settings import GatewaySettings
+from llmops.store.place import Place
+
+Duties = Callable[[], Sequence[Duty]]
+BODIES: tuple[type[BaseModel], ...] = tuple(one.asked for one in OPERATIONS if one.has_body)
+
+
+class Control:
+    """Its routes on an application, and what lives as long as that does. `gateway`: a client of one, for what models
+    there are; `duties` makes those of the process that leads."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        duties: Duties,
+        gateway: httpx.AsyncClient | None,
+        leads: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        assert settings.store is not None
+        self._store, self._gateway = SharedStore(settings.store), gateway
+        self._duties, self._leads = duties, leads
+
+    def add_to(self, app: FastAPI) -> None:
+        add_admin(app, self._store)
+        usage, models = OwnUsageEndpoint(self._store), Models(self._store, self._gateway)
+        organization = Organization(self._store)
+        own: dict[str, Any] = {"methods": ["GET"], "tags": ["usage"]}
+        app.add_api_route("/api/usage", usage.handle, **own, **documented(OwnWanted, OwnUsage))
+        app.add_api_route("/api/models", models.handle, **own, responses={200: {"model": DescribedModels}})
+        of_tenant: dict[str, Any] = {"methods": ["GET"], "tags": ["openai"]}
+        begins = "/v1/organization"
+        app.add_api_route(
+            f"{begins}/usage/completions", organization.usage, **of_tenant, **documented(UsageQuery, Page)
+        )
+        app.add_api_route(f"{begins}/costs", organization.costs, **of_tenant, **documented(CostsQuery, Page))
+        add_bodies(app, BODIES)
+
+    @asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        leading = asyncio.create_task(self._lead(), name="lead")
+        try:
+            yield
+        finally:
+            leading.cancel()
+            await asyncio.gather(leading, return_exceptions=True)
+            if self._gateway is not None:
+                await self._gateway.aclose()
+            await self._store.close()
+
+    async def ready(self, request: Request) -> Response:
+        """Whether the store can be asked."""
+        async with self._store.read():
+            return json_answer({"status": "ready"})
+
+    async def _lead(self) -> None:
+        await lead(Place.parse(self._store.url), lambda: keep(self._duties()), self._leads)
+
+
+def create_app(settings: GatewaySettings, duties: Duties, gateway: str | None = None) -> ExpressApp:
+    """An application of its own. `gateway`: the URL of one."""
+    meters, access = Meters(), access_of(settings)
+    client = httpx.AsyncClient(base_url=gateway, timeout=10.0) if gateway else None
+    control = Control(settings, duties, client, meters.leads)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with control.living():
+            yield
+        if access is not None:
+            await access.close()
+
+    app = ExpressApp(
+        title="llmops control",
+        version=__version__,
+        description="Administration, usage and costs.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        checks=[meters, *([access] if access else [])],
+    )
+    add_handlers(app)
+    control.add_to(app)
+    app.add_api_route("/health/live", live, methods=["GET"], tags=["health"])
+    app.add_api_route("/health/ready", control.ready, methods=["GET"], tags=["health"])
+    app.add_api_route("/metrics", meters.show, methods=["GET"], tags=["health"])
+    return app
+
+
+def guest(settings: GatewaySettings, duties: Duties) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Control inside a gateway that has these settings: behind its door, on its port."""
+
+    def enter(app: FastAPI) -> AbstractAsyncContextManager[None]:
+        # asked as a client would: what a key may see is decided in one place
+        gateway = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+        control = Control(settings, duties, gateway)
+        control.add_to(app)
+        return control.living()
+
+    return enter
+
+
+async def live(request: Request) -> Response:
+    return json_answer({"status": "live"})

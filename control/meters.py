@@ -1,0 +1,34 @@
+"""What Prometheus is told of a control process."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.http.door import Check
+from llmops.gateway.messages import Outcome
+
+
+class Meters(Check):
+    """Requests by route and status, and whether this process leads."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "llmops_control_requests", "Requests to the control process.", ("route", "status"), registry=self.registry
+        )
+        self._leads = Gauge(
+            "llmops_control_leads", "1 where this process does what one at a time does.", registry=self.registry
+        )
+
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
+        # only known routes become a label
+        self._requests.labels(context.route or "unknown", str(outcome.status)).inc()
+
+    def leads(self, leads: bool) -> None:
+        self._leads.set(leads)
+
+    async def show(self, request: Request) -> Response:
+        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)

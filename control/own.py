@@ -1,0 +1,125 @@
+"""GET /api/usage: what the one who asks used, and what it cost."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.control.admin.period import period_of
+from llmops.control.admin.wire import Usage, Wire
+from llmops.control.admin.work.usage import counts, line
+from llmops.control.failures import refused
+from llmops.control.reading import json_answer, query_of
+from llmops.control.shared import SharedStore
+from llmops.errors import InputError
+from llmops.gateway.errors import ForbiddenError, InvalidRequestError
+from llmops.gateway.http.body import validate
+from llmops.gateway.http.context import context_of
+from llmops.gateway.messages import Caller
+from llmops.store.usage import UsageFilter, spent_micros, sum_usage
+
+Of = Literal["key", "user", "tenant"]
+# what can be told apart in the usage of each
+GROUPS: dict[str, tuple[str, ...]] = {
+    "key": ("day", "model"),
+    "user": ("day", "model", "key"),
+    "tenant": ("day", "model", "key", "user"),
+}
+# under which a gateway keeps what is used without a key
+ANONYMOUS = str(UUID(int=0))
+
+
+class OwnWanted(Wire):
+    """Usage `of` this key, of all keys of its user or, with the scope `usage`, of its tenant's."""
+
+    of: Of = "key"
+    first: date | None = Field(default=None, validation_alias="from", serialization_alias="from")
+    last: date | None = Field(default=None, validation_alias="to", serialization_alias="to")
+    by: tuple[Literal["day", "model", "key", "user"], ...] = ()
+
+
+class Spent(Wire):
+    """A budget of the key or its tenant, and what is left of it in the present period, which ends at `until`."""
+
+    of: Literal["key", "tenant"]
+    usd: float
+    period: str
+    spent_usd: float
+    left_usd: float
+    until: datetime
+
+
+class OwnUsage(Usage):
+    of: Of
+    budgets: tuple[Spent, ...]
+
+
+class OwnUsageEndpoint:
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+
+    async def handle(self, request: Request) -> Response:
+        caller, now = context_of(request).caller, datetime.now(timezone.utc)
+        asked = validate(OwnWanted, query_of(request, OwnWanted))
+        _refuse(asked, caller)
+        try:
+            period = period_of(asked.first, asked.last, now)
+        except InputError as error:
+            raise refused(error) from error
+        wanted = _filter(asked.of, caller, period.first, period.last)
+        groups = tuple(dict.fromkeys(asked.by))
+        async with self._store.read() as connection:
+            (total,) = await sum_usage(connection, wanted)
+            lines = await sum_usage(connection, wanted, groups) if groups else ()
+            budgets = await _budgets(connection, caller, now)
+        told = OwnUsage(
+            period=period, of=asked.of, **counts(total), budgets=budgets, lines=tuple(line(one) for one in lines)
+        )
+        return json_answer(told.data())
+
+
+def _refuse(asked: OwnWanted, caller: Caller) -> None:
+    """Raises ForbiddenError for others' usage without the scope, InvalidRequestError for groups that are not there."""
+    if asked.of == "tenant" and "usage" not in caller.scopes:
+        raise ForbiddenError("What a tenant used is for keys with the scope 'usage'.")
+    unknown = [name for name in asked.by if name not in GROUPS[asked.of]]
+    if unknown:
+        known = ", ".join(GROUPS[asked.of])
+        raise InvalidRequestError(f"The usage of a {asked.of} cannot be told by {unknown[0]}; use {known}.", param="by")
+
+
+def _filter(of: Of, caller: Caller, first: date, last: date) -> UsageFilter:
+    if not caller.key_id:
+        return UsageFilter(user_id=ANONYMOUS, first=first, last=last)
+    mine: dict[str, Any] = {"key_id": caller.key_id} if of == "key" else {"user_id": caller.user_id}
+    if of == "tenant":
+        mine = {"tenant_id": caller.tenant_id}
+    return UsageFilter(**mine, first=first, last=last)
+
+
+async def _budgets(connection: AsyncConnection, caller: Caller, now: datetime) -> tuple[Spent, ...]:
+    found = []
+    for quota in caller.quotas:
+        budget = quota.budget
+        if budget is None or quota.model is not None:
+            continue
+        of: Literal["key", "tenant"] = "key" if quota.of == caller.key_id else "tenant"
+        whose: dict[str, Any] = {"key_id": caller.key_id} if of == "key" else {"tenant_id": caller.tenant_id}
+        spent = await spent_micros(connection, budget.begins(now), **whose)
+        found.append(
+            Spent(
+                of=of,
+                usd=budget.micros / 1e6,
+                period=budget.period,
+                spent_usd=spent / 1e6,
+                left_usd=max(budget.micros - spent, 0) / 1e6,
+                until=budget.ends(now),
+            )
+        )
+    return tuple(found)

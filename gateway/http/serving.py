@@ -1,0 +1,74 @@
+"""Serving an application: binding the port, bounds for who connects, and letting open streams end before leaving."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+
+from llmops.errors import ResourceError
+from llmops.gateway.http.chunked import ServerSend
+from llmops.gateway.http.private import check_uvicorn
+from llmops.gateway.http.protocol import bounds_of, protocol_of
+from llmops.gateway.settings import GatewaySettings
+
+SEND_BUFFER = 128 * 1024
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ResourceError when the port is taken or the host is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ResourceError(
+            f"llmops cannot listen on {host}:{port} ({error.strerror}); choose another with --port, or 0 for any."
+        ) from error
+    # accepted connections inherit it: what the system keeps for a client that does not read would be up to 4 MB each
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+class DrainingServer(uvicorn.Server):
+    """On SIGTERM or Ctrl-C: not ready any more, no new connections, open streams may end within the drain time.
+
+    A second signal ends at once. Either way `run` returns: the process decides its own exit code.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_draining: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_draining = on_draining
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._on_draining()
+
+
+def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+    """How uvicorn serves the application. Raises ResourceError for a uvicorn that it does not know."""
+    check_uvicorn()
+    return uvicorn.Config(
+        ServerSend(app),
+        loop="uvloop",
+        http=protocol_of(bounds_of(settings, getattr(app.state, "metrics", None))),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        # its start and stop lines say nothing that ours do not
+        log_level="warning" if settings.log_level == "info" else settings.log_level,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=math.ceil(settings.timeouts.connection),
+        timeout_graceful_shutdown=max(round(settings.timeouts.drain), 1),
+    )

@@ -1,0 +1,117 @@
+"""Usage of a tenant by stretches of time: days from the totals, hours and minutes from the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Select, Table, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from llmops.store.tables import tenant_totals, usage_records, usage_totals, users
+from llmops.store.usage import UsageSum
+
+DAY = 86_400
+_COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
+
+
+@dataclass(frozen=True)
+class BucketSum:
+    """What was used in the bucket that begins at `begins` (Unix seconds). `sum.group`: ids of `user` and `key`, a
+    model's name."""
+
+    begins: int
+    sum: UsageSum
+
+
+class _Seconds(FunctionElement[int]):
+    """A moment in whole Unix seconds, rounded down."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(_Seconds, "sqlite")
+def _sqlite_seconds(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"CAST(strftime('%s', {compiler.process(element.clauses, **kw)}) AS INTEGER)"
+
+
+@compiles(_Seconds, "postgresql")
+def _postgresql_seconds(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"CAST(floor(extract(epoch FROM {compiler.process(element.clauses, **kw)})) AS BIGINT)"
+
+
+async def bucket_sums(
+    connection: AsyncConnection,
+    tenant_id: str,
+    begins: int,
+    ends: int,
+    width: int,
+    by: Sequence[str] = (),
+    only: Mapping[str, Sequence[str]] = {},
+) -> Sequence[BucketSum]:
+    """From `begins` to `ends`, which are whole buckets of `width` seconds, by the groups of `by` (`user`, `key`,
+    `model`). `only`: of these users, keys or models. Buckets in which nothing was used are left out."""
+    asked = {*by, *(name for name, values in only.items() if values)}
+    if width == DAY:
+        statement = _of_days(tenant_id, begins, ends, by, only, asked <= {"model"})
+    else:
+        statement = _of_records(tenant_id, begins, ends, width, by, only)
+    found = []
+    for row in (await connection.execute(statement)).mappings():
+        counted = {name: int(row[name]) for name in ("requests", *_COUNTED)}
+        found.append(BucketSum(_begins(row["bucket"], width), UsageSum({name: row[name] for name in by}, **counted)))
+    return found
+
+
+def _of_days(
+    tenant_id: str, begins: int, ends: int, by: Sequence[str], only: Mapping[str, Sequence[str]], coarse: bool
+) -> Select:
+    table: Table = tenant_totals if coarse else usage_totals
+    first, last = _moment(begins).date(), _moment(ends - 1).date()
+    sums = [func.sum(table.c[name]).label(name) for name in ("requests", *_COUNTED)]
+    statement = _grouped(table, table.c.day, sums, by, only).where(table.c.day >= first, table.c.day <= last)
+    if coarse:
+        return statement.where(tenant_totals.c.tenant_id == tenant_id)
+    return statement.join(users, users.c.id == table.c.user_id).where(users.c.tenant_id == tenant_id)
+
+
+def _of_records(
+    tenant_id: str, begins: int, ends: int, width: int, by: Sequence[str], only: Mapping[str, Sequence[str]]
+) -> Select:
+    at = usage_records.c.created_at
+    sums = [func.count().label("requests"), *(func.sum(usage_records.c[name]).label(name) for name in _COUNTED)]
+    statement = _grouped(usage_records, _Seconds(at) // width, sums, by, only)
+    statement = statement.where(at >= _moment(begins), at < _moment(ends))
+    return statement.join(users, users.c.id == usage_records.c.user_id).where(users.c.tenant_id == tenant_id)
+
+
+def _grouped(
+    table: Table,
+    bucket: ColumnElement[Any],
+    sums: Sequence[ColumnElement[Any]],
+    by: Sequence[str],
+    only: Mapping[str, Sequence[str]],
+) -> Select:
+    names = {"user": "user_id", "key": "key_id", "model": "model"}
+    groups = [bucket.label("bucket"), *(table.c[names[name]].label(name) for name in by)]
+    statement = select(*groups, *sums).select_from(table)
+    for name, values in only.items():
+        if values:
+            statement = statement.where(table.c[names[name]].in_(values))
+    labels = [group.name for group in groups]
+    return statement.group_by(*labels).order_by(*labels)
+
+
+def _moment(seconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=seconds)
+
+
+def _begins(bucket: Any, width: int) -> int:
+    if width == DAY:
+        return int(datetime(bucket.year, bucket.month, bucket.day, tzinfo=timezone.utc).timestamp())
+    return int(bucket) * width
