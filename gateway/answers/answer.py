@@ -61,23 +61,23 @@ class Answer:
             context.grant.follow(lambda: self.usage)
 
     @property
-    def completion_tokens(self) -> int:
-        return sum([choice.completion_tokens for choice in self.choices])
-
-    @property
-    def reasoning_tokens(self) -> int:
-        return sum([choice.reasoning_tokens for choice in self.choices])
-
-    @property
     def usage(self) -> Usage:
         """What it used so far."""
-        return Usage(self.prompt_tokens, self.completion_tokens, self.reasoning_tokens)
+        completion = reasoning = 0
+        for choice in self.choices:
+            completion += choice.completion_tokens
+            reasoning += choice.reasoning_tokens
+        return Usage(self.prompt_tokens, completion, reasoning)
 
     @property
     def finish(self) -> str:
         """How it ended, in an Outcome's terms."""
-        done = all(choice.done for choice in self.choices)
-        return self.broken or (self.choices[0].finish_reason if done else "cancelled")
+        if self.broken:
+            return self.broken
+        for choice in self.choices:
+            if not choice.done:
+                return "cancelled"
+        return self.choices[0].finish_reason
 
     async def start(self) -> None:
         """Wait for the first tokens. Raises the engine's error if it sends one instead."""

@@ -191,6 +191,8 @@ def plan_chat(model: ServedModel, body: ChatRequest, limits: RequestLimits, mark
 
 def _enforced(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, model: ServedModel) -> Guide | None:
     """The engine's guide. A function that is not `strict` is held to its schema as far as a grammar can."""
+    if tools.guide is None:
+        return None
     field = guide_field(body) if tools.guide == own_guide else "tool_choice"
     check_guide(tools.guide, model.card, field)
     strict = must_hold(body) if own_guide is not None else any(tool.function.strict for tool in body.tools or ())

@@ -137,6 +137,8 @@ async def _granted(grant: Grant, requests: list[EngineRequest], model: str) -> l
 
 def _guide(body: CompletionRequest, model: ServedModel, service: Service) -> Guide | None:
     guide = guide_of(body, SchemaLimits.of(service.limits))
+    if guide is None:
+        return None
     field = guide_field(body)
     check_guide(guide, model.card, field)
     return enforced(guide, model.card.capabilities.guided, must_hold(body), field)

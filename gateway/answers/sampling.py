@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from llmops import contract
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
@@ -13,6 +13,8 @@ from llmops.gateway.messages import Capabilities, Guide, ModelCard, Sampling
 from llmops.gateway.openai.common import SamplingFields
 from llmops.gateway.settings import RequestLimits
 from llmops.gateway.text.tokenizer import TextTokenizer
+
+T = TypeVar("T")
 
 # What an engine refuses by its tensor's name is a field of the request to the client
 FIELD_OF_TENSOR = {
@@ -34,6 +36,18 @@ FIELD_OF_TENSOR = {
 }
 
 
+# A field that not every engine can honour, what an engine must be able to, and the values that ask for nothing
+_CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "logit_bias": ("logit_bias", ({},)),
+    "min_p": ("min_p", (0.0,)),
+    "repetition_penalty": ("penalties", (1.0,)),
+    "presence_penalty": ("penalties", (0.0,)),
+    "frequency_penalty": ("penalties", (0.0,)),
+    "bad_words": ("bad_words", ([],)),
+    "seed": ("seed", ()),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Endings:
     """What ends an answer besides its length."""
@@ -45,20 +59,18 @@ class Endings:
 def check_capabilities(body: SamplingFields, card: ModelCard) -> None:
     """Raises UnsupportedError naming the first field that this model's engine cannot honour."""
     can = card.capabilities
-    _require(can.logit_bias or not body.logit_bias, "logit_bias", card)
-    _require(can.min_p or not body.min_p, "min_p", card)
-    for field in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-        neutral = (None, 1.0 if field == "repetition_penalty" else 0.0)
-        _require(can.penalties or getattr(body, field) in neutral, field, card)
-    _require(can.bad_words or not body.bad_words, "bad_words", card)
-    _require(can.seed or body.seed is None, "seed", card)
+    if not _CAPABILITIES.keys().isdisjoint(body.model_fields_set):
+        for field, (capability, neutral) in _CAPABILITIES.items():
+            if getattr(body, field) not in (None, *neutral) and not getattr(can, capability):
+                raise _unsupported(field, card)
     if (body.n or 1) > can.n:
         raise UnsupportedError(f"n is at most {can.n} with target {card.target}.", param="n")
 
 
 def check_logprobs(wanted: bool, top: int, card: ModelCard, top_field: str) -> None:
     """`top` alternatives per token beside the chosen one."""
-    _require(card.capabilities.logprobs or not wanted, "logprobs", card)
+    if wanted and not card.capabilities.logprobs:
+        raise _unsupported("logprobs", card)
     if top > card.capabilities.top_logprobs:
         can: Capabilities = card.capabilities
         raise UnsupportedError(
@@ -68,17 +80,17 @@ def check_logprobs(wanted: bool, top: int, card: ModelCard, top_field: str) -> N
         )
 
 
-def check_guide(guide: Guide | None, card: ModelCard, field: str) -> None:
-    if guide is not None and guide.kind not in card.capabilities.guided:
+def check_guide(guide: Guide, card: ModelCard, field: str) -> None:
+    if guide.kind not in card.capabilities.guided:
         raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
 
 
 def sampling_of(body: SamplingFields, card: ModelCard) -> Sampling:
     """The body's wish, else the model's default, else OpenAI's: always sent, as engines have defaults of their own."""
     own, can = card.sampling, card.capabilities
-    temperature: float = first_of(body.temperature, own.temperature, 1.0)
-    top_p: float = first_of(body.top_p, own.top_p, 1.0)
-    top_k: int = max(first_of(body.top_k, own.top_k, 0), 0)
+    temperature = first_of(body.temperature, own.temperature, 1.0)
+    top_p = first_of(body.top_p, own.top_p, 1.0)
+    top_k = max(first_of(body.top_k, own.top_k, 0), 0)
     return Sampling(
         temperature=0.0 if top_p == 0 or top_k == 1 else temperature,
         top_p=top_p,
@@ -97,14 +109,15 @@ def _seed(given: int | None) -> int:
     return secrets.randbits(63) if given is None else given % 2**64
 
 
-def first_of(*values: Any) -> Any:
+def first_of(asked: T | None, own: T | None, neutral: T) -> T:
     """The first of them that is not None."""
-    return next(value for value in values if value is not None)
+    return asked if asked is not None else own if own is not None else neutral
 
 
 def endings_of(body: SamplingFields, card: ModelCard, limits: RequestLimits) -> Endings:
     ids = () if body.ignore_eos else card.end_ids
-    ids = tuple(dict.fromkeys((*ids, *_stop_ids_of(body.stop_token_ids or (), card, limits))))
+    if body.stop_token_ids:
+        ids = tuple(dict.fromkeys((*ids, *_stop_ids_of(body.stop_token_ids, card, limits))))
     return Endings(ids, _stops_of(body.stop, limits))
 
 
@@ -147,7 +160,9 @@ def output_length(
 
 def bad_words_of(body: SamplingFields, tokenizer: TextTokenizer, limits: RequestLimits) -> tuple[tuple[int, ...], ...]:
     """Each word as its tokens at the start of a text and after a space: engines ban sequences of tokens."""
-    words = body.bad_words or []
+    words = body.bad_words
+    if not words:
+        return ()
     if len(words) > limits.stop_strings or any(len(word) > limits.stop_length for word in words):
         raise InvalidRequestError(
             f"At most {limits.stop_strings} bad_words of {limits.stop_length} characters are allowed.",
@@ -157,9 +172,8 @@ def bad_words_of(body: SamplingFields, tokenizer: TextTokenizer, limits: Request
     return tuple(dict.fromkeys(tuple(ids) for ids in forms if ids))
 
 
-def _require(fulfilled: bool, field: str, card: ModelCard) -> None:
-    if not fulfilled:
-        raise UnsupportedError(f"{field} is not supported by this model (target {card.target}).", param=field)
+def _unsupported(field: str, card: ModelCard) -> UnsupportedError:
+    return UnsupportedError(f"{field} is not supported by this model (target {card.target}).", param=field)
 
 
 def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: RequestLimits) -> Sequence[int]:
@@ -167,7 +181,7 @@ def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: RequestLimits) -> 
         raise InvalidRequestError(
             f"At most {limits.stop_token_ids} stop_token_ids are allowed.", param="stop_token_ids"
         )
-    if max(ids, default=0) >= card.vocab_size:
+    if max(ids) >= card.vocab_size:
         raise InvalidRequestError(
             f"The stop_token_ids must be token ids from 0 to {card.vocab_size - 1}.", param="stop_token_ids"
         )
@@ -175,7 +189,9 @@ def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: RequestLimits) -> 
 
 
 def _stops_of(stop: str | Sequence[str] | None, limits: RequestLimits) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if stop is None:
+        return ()
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > limits.stop_strings:
         raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed.", param="stop")
     for position, one in enumerate(stops):

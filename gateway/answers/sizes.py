@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 from llmops.gateway.fleet.serving import ServedModel
@@ -38,25 +38,23 @@ def check_messages(messages: Sequence[Message], limits: RequestLimits) -> None:
     if len(messages) > limits.messages:
         raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")
     check_length(characters(messages), limits, "messages")
-    calls = (call for message in messages for call in message.tool_calls or ())
-    if sum(map(_weight_of_arguments, calls)) > limits.json_values:
+    calls = [call for message in messages if message.tool_calls for call in message.tool_calls]
+    if calls and sum(map(_weight_of_arguments, calls)) > limits.json_values:
         raise InvalidRequestError("The arguments of the tool calls hold too many JSON values.", param="messages")
 
 
 def characters(messages: Sequence[Message]) -> int:
     """Of all that a template may write of them."""
-    return sum(map(len, _texts(messages)))
-
-
-def _texts(messages: Sequence[Message]) -> Iterator[str]:
+    total = 0
     for message in messages:
         if isinstance(message.content, str):
-            yield message.content
+            total += len(message.content)
         elif message.content:
-            yield from (part.text for part in message.content if part.text)
+            total += sum(len(part.text) for part in message.content if part.text)
         if message.tool_calls:
-            yield from (call.function.arguments or "" for call in message.tool_calls)
-        yield from (text for text in (message.refusal, message.reasoning_content) if text)
+            total += sum(len(call.function.arguments or "") for call in message.tool_calls)
+        total += len(message.refusal or "") + len(message.reasoning_content or "")
+    return total
 
 
 def _weight_of_arguments(call: MessageToolCall) -> int:

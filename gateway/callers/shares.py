@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class Shares:
@@ -19,7 +20,7 @@ class Shares:
 
     def take(self, path: Sequence[str], count: int = 1) -> bool:
         """`count` places for `path`, an address and perhaps a key. False when there are none."""
-        levels = _levels(path)
+        levels = _levels(tuple(path))
         if self.taken + count > self.free and not self._has_room(levels, count):
             return False
         self.taken += count
@@ -29,7 +30,7 @@ class Shares:
 
     def give_back(self, path: Sequence[str], count: int = 1) -> None:
         self.taken -= count
-        for names in _levels(path):
+        for names in _levels(tuple(path)):
             self._taken[names] -= count
             if not self._taken[names]:
                 del self._taken[names]
@@ -47,8 +48,6 @@ class Shares:
         return True
 
 
-def _levels(path: Sequence[str]) -> list[tuple[str, ...]]:
-    levels = []
-    for size in range(1, len(path) + 1):
-        levels.append(tuple(path[:size]))
-    return levels
+@lru_cache(maxsize=4096)
+def _levels(path: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple(path[: size + 1] for size in range(len(path)))

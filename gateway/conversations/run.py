@@ -197,11 +197,9 @@ class ResponseRun(AnswerEvents):
         return self._builder.start()
 
     def _finish(self) -> list[Event]:
-        answer = self._answer
-        tokens = TokenCounts(
-            input=answer.prompt_tokens, output=answer.completion_tokens, reasoning=answer.reasoning_tokens
-        )
-        events = [*self._start(), *self._builder.finish(answer.choices[0].finish_reason, tokens)]
+        used = self._answer.usage
+        tokens = TokenCounts(used.prompt_tokens, used.completion_tokens, reasoning=used.reasoning_tokens)
+        events = [*self._start(), *self._builder.finish(self._answer.choices[0].finish_reason, tokens)]
         self._settle()
         return events
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any
 
 from starlette.requests import Request
@@ -136,15 +137,28 @@ def note_ignored(
 
     `known` fields may be dotted: `text.verbosity`. Fields that nobody knows are those left over in `extra`, or `body`.
     """
-    given = body.model_fields_set
-    found = sorted(name for name in known if name.partition(".")[0] in given and _is_set(body, name))
-    unknown = sorted(name for name, value in ((extra or body).model_extra or {}).items() if value is not None)
+    fields = _fields(known)
+    given = body.model_fields_set & fields.keys()
+    found = sorted(name for field in given for name in fields[field] if _is_set(body, name)) if given else []
+    extras = (extra or body).model_extra
+    unknown = sorted(name for name, value in extras.items() if value is not None) if extras else []
+    if not found and not unknown:
+        return
     context.ignored = found + [_printable(name) for name in unknown[:16]]
     for name in found:
         metrics.ignored.labels(name).inc()
     if unknown:
         # a client must not be able to make labels
         metrics.ignored.labels("unknown").inc(len(unknown))
+
+
+@cache
+def _fields(known: frozenset[str]) -> dict[str, list[str]]:
+    """The dotted names below each field of a body."""
+    fields: dict[str, list[str]] = {}
+    for name in known:
+        fields.setdefault(name.partition(".")[0], []).append(name)
+    return fields
 
 
 def _is_set(body: Wire, name: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from llmops.gateway.errors import (
     BodyTooLargeError,
@@ -75,7 +76,7 @@ class Intake(Check):
         while more:
             left = self._left(monotonic() - started, size)
             try:
-                part, more = await _part_within(left, request)
+                part, more = await (_part(request) if is_here(request) else _part_within(left, request))
             except asyncio.TimeoutError:
                 raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
             size += len(part)
@@ -100,8 +101,7 @@ class Intake(Check):
 
 
 async def _part_within(seconds: float, request: Request) -> tuple[bytes, bool]:
-    """Raises TimeoutError. Most bodies are there already: a task for each, as wait_for makes one, would cost more than
-    reading them."""
+    """Raises TimeoutError. A task for each part, as wait_for makes one, would cost more than reading it."""
     task = asyncio.current_task()
     assert task is not None
     if seconds <= 0:
@@ -117,6 +117,12 @@ async def _part_within(seconds: float, request: Request) -> tuple[bytes, bool]:
         raise asyncio.TimeoutError from None
     finally:
         timer.cancel()
+
+
+def is_here(request: Request) -> bool:
+    """Whether all of the body has come, so that reading it does not wait; that of most requests has."""
+    cycle = getattr(request.receive, "__self__", None)
+    return isinstance(cycle, RequestResponseCycle) and not cycle.more_body
 
 
 async def _part(request: Request) -> tuple[bytes, bool]:

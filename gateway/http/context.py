@@ -64,19 +64,19 @@ class RequestContext:
         write = self.overhead - sum(self.stages.values()) - self.detokenised
         return {**self.stages, "upstream": self.waited, "detokenise": self.detokenised, "write": write}
 
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> list[tuple[bytes, bytes]]:
         """Of an answer that begins now: its id, the time it took, the gateway's own part of that, what was ignored."""
         total = perf_counter() - self.started
         self.overhead = max(total - self.waited, 0.0)
-        headers = {
-            "x-request-id": self.request_id,
-            "openai-processing-ms": str(round(total * 1000)),
-            "x-llmops-overhead-ms": f"{self.overhead * 1000:.2f}",
-        }
+        headers = [
+            (b"x-request-id", self.request_id.encode()),
+            (b"openai-processing-ms", b"%d" % round(total * 1000)),
+            (b"x-llmops-overhead-ms", b"%.2f" % (self.overhead * 1000)),
+        ]
         if self.grant is not None:
-            headers.update(self.grant.headers())
+            headers += [(name.encode(), value.encode()) for name, value in self.grant.headers().items()]
         if self.ignored:
-            headers["x-llmops-ignored"] = ", ".join(self.ignored)
+            headers.append((b"x-llmops-ignored", ", ".join(self.ignored).encode()))
         return headers
 
 

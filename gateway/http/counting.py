@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
 from llmops.gateway.messages import Outcome
@@ -12,12 +14,15 @@ class RequestCounts(Check):
     """By route and status, and what the gateway's own time until the answer began was spent on."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+        self._total = metrics.overhead.labels("total")
+        self._stage = cache(metrics.stages.labels)
+        # only known routes become a label; anything else would let clients grow the metrics at will
+        self._requests = cache(lambda route, status: metrics.requests.labels(route or "unknown", str(status)))
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         if context.waited:
-            self._metrics.overhead.labels("total").observe(context.overhead)
-            for stage, seconds in context.all_stages().items():
-                self._metrics.stages.labels(stage).observe(seconds)
-        # only known routes become a label; anything else would let clients grow the metrics at will
-        self._metrics.requests.labels(context.route or "unknown", str(outcome.status)).inc()
+            self._total.observe(context.overhead)
+            stage = self._stage
+            for name, seconds in context.all_stages().items():
+                stage(name).observe(seconds)
+        self._requests(context.route, outcome.status).value += 1

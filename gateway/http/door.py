@@ -64,9 +64,9 @@ class Door:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                present = {name for name, _ in message["headers"]}
-                extra = [(name.encode(), value.encode()) for name, value in context.headers().items()]
-                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
+                present = dict(message["headers"])
+                extra = [pair for pair in context.headers() if pair[0] not in present]
+                message["headers"] = [*message["headers"], *extra]
             await send(message)
 
         try:

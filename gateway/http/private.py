@@ -9,14 +9,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from llmops.errors import ResourceError
 
-# protocol.py overrides the methods and reads the rest; chunked.py writes streams past `send`
+# protocol.py overrides the methods and reads the rest; chunked.py writes streams past `send`; body.py looks ahead
 PROTOCOL = (
     *("connection_made", "connection_lost", "data_received", "pause_writing", "send_400_response"),
     *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
     *("client", "cycle", "loop", "transport"),
 )
 CYCLE = ("send", "flow", "transport", "disconnected", "chunked_encoding", "response_complete",
-         "response_started", "message_event")  # fmt: skip
+         "response_started", "message_event", "more_body")  # fmt: skip
 
 
 def check_uvicorn() -> None:

@@ -157,7 +157,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head = -1
         self._body = self._overhead = 0
-        self._stop_waiting()
+        if self._timer is not None:
+            self._stop_waiting()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -166,7 +167,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._head = 0
-        self._stop_waiting()
+        if self._timer is not None:
+            self._stop_waiting()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

@@ -20,9 +20,9 @@ _HEAVY = 8
 BESIDES = 2**20
 
 # What may stand for more than a double can hold: an exponent of three digits, or 200 digits (with an exponent of two),
-# of which each tenth is looked at. One expression for all of it takes 3.2 ms for 130 KB of prose, these 1 ms.
+# of which each tenth is looked at. Found where all digits look alike: an expression would take ten times as long.
+_ALIKE = bytes(48 if chr(byte).isdigit() else 101 if byte in b"eE" else 32 for byte in range(128)) + bytes(128)
 _LARGE_EXPONENT = re.compile(rb"\d[eE]\+?\d{3}")
-_DIGITS = re.compile(rb"\d{20}")
 _LONG = re.compile(rb"[\d.]{190}")
 _BETWEEN = re.compile(rb"[\s,:\[\]{}]+")
 # digits that Python makes a number of, and a number text
@@ -49,8 +49,11 @@ async def surveyed(body: bytes, values: int, characters: int) -> bool:
 
 
 def suspicious(body: bytes) -> bool:
-    words = b"NaN" in body or b"Infinity" in body
-    return words or bool(_LARGE_EXPONENT.search(body) or _DIGITS.search(body[::10]))
+    # a single byte is looked for much faster than several
+    if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):
+        return True
+    alike = body.translate(_ALIKE, b"+")
+    return b"0e000" in alike or b"0" * 20 in alike[::10]
 
 
 async def _weigh(body: bytes, values: int, characters: int) -> None:

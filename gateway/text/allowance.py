@@ -6,14 +6,16 @@ Both are counted per thread, so what is counted needs no handle on the rendering
 from __future__ import annotations
 
 import threading
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
-from contextlib import contextmanager
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from time import thread_time
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jinja2
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: characters that one rendering may write or copy, all its steps together
 CHARACTERS = 1 << 27
@@ -38,13 +40,12 @@ class _Allowance(threading.local):
 _left = _Allowance()
 
 
-@contextmanager
-def allowance(seconds: float) -> Iterator[None]:
-    """What is rendered in this block, by this thread, ends after `seconds` of CPU or CHARACTERS."""
+def within_allowance(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`work(…)`; what it renders, on this thread, ends after `seconds` of CPU or CHARACTERS."""
     before = _left.deadline, _left.characters
     _left.deadline, _left.characters = thread_time() + seconds, CHARACTERS
     try:
-        yield
+        return work(*args, **kwargs)
     finally:
         _left.deadline, _left.characters = before
 

@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text.allowance import TemplateTimeoutError, allowance
+from llmops.gateway.text.allowance import TemplateTimeoutError, within_allowance
 from llmops.gateway.text.controls import ControlTokens
 from llmops.gateway.text.guard import GuardedEnvironment
 from llmops.gateway.text.marking import UNMARKED, Marker
@@ -124,8 +124,7 @@ class ChatTemplate:
 
     def _rendered(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
         try:
-            with allowance(self._seconds):
-                return template.render(context)
+            return within_allowance(self._seconds, template.render, context)
         except TemplateTimeoutError as error:
             raise InvalidRequestError(
                 f"The chat template needs more than {self._seconds:g} s for these messages.", param="messages"
@@ -193,8 +192,7 @@ def _compiled(
     marker = Marker(controls, special_tokens) if controls is not None else None
     try:
         # constants are evaluated here
-        with allowance(seconds):
-            template = _environment(controls, marker).from_string(source)
+        template = within_allowance(seconds, _environment(controls, marker).from_string, source)
     except (*_FAILURES, SyntaxError) as error:
         raise InputError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from error
     # jinja2's is a chain of mappings, which each rendering would copy entry by entry

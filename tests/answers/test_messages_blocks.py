@@ -16,6 +16,7 @@ from llmops.gateway.endpoints.messages.blocks import blocks_of, input_of, stop_o
 from llmops.gateway.endpoints.messages.events import MessageEvents
 from llmops.gateway.endpoints.messages.models import page_of
 from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.messages import Usage
 
 HEAD = {"id": "msg_1", "type": "message", "role": "assistant", "model": "tiny", "content": [], "stop_reason": None}
 WORDS = st.text('a\u00e9"\\\n\U0001f642 ', min_size=1, max_size=6)
@@ -72,7 +73,8 @@ def message_of(events):
 @given(answers())
 def test_events_add_up_to_the_blocks(groups):
     choice = Scripted(groups)
-    answer = SimpleNamespace(choices=[choice], prompt_tokens=3, completion_tokens=5, reasoning_tokens=1)
+    usage = Usage(prompt_tokens=3, completion_tokens=5, reasoning_tokens=1)
+    answer = SimpleNamespace(choices=[choice], usage=usage)
     events = MessageEvents(answer, HEAD, lambda one, called: stop_of(one, called=called, cut=False), bytes)
     # what the text of a plain choice is, the shortest way takes from the delta itself
     texts = ["".join(piece.text for piece in group) if choice.plain else "" for group in groups]

@@ -23,27 +23,20 @@ GUIDE_CHARACTERS = INLINE_CHARACTERS + 1
 
 def guide_of(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
     """The one guide that `request` asks for; InvalidRequestError names the field that cannot be used."""
-    asked = {
-        param: (value, make)
-        for param, (value, make) in _sources(request).items()
-        if value is not None and _is_guide(param, request)
-    }
+    asked = [param for param in _given(request) if _is_guide(param, request)]
     if len(asked) > 1:
-        raise InvalidRequestError(f"Only one of {', '.join(asked)} can be given.", param=list(asked)[1])
-    for param, (value, make) in asked.items():
-        return make(value, param, limits)
-    return None
+        raise InvalidRequestError(f"Only one of {', '.join(asked)} can be given.", param=asked[1])
+    return _SOURCES[asked[0]](getattr(request, asked[0]), asked[0], limits) if asked else None
 
 
 def guide_field(request: SamplingFields) -> str:
     """The field that `guide_of` takes its guide from, to be named in errors."""
-    given = (name for name, (value, _) in _sources(request).items() if value is not None)
-    return next((name for name in given if _is_guide(name, request)), "response_format")
+    return next((param for param in _given(request) if _is_guide(param, request)), "response_format")
 
 
 def work_of(request: SamplingFields) -> int:
     """What making its guide counts for, in characters of a prompt: always enough for a thread of its own."""
-    return GUIDE_CHARACTERS if any(value is not None for value, _ in _sources(request).values()) else 0
+    return GUIDE_CHARACTERS if _given(request) else 0
 
 
 def must_hold(request: SamplingFields) -> bool:
@@ -53,12 +46,12 @@ def must_hold(request: SamplingFields) -> bool:
     return not by_format or form.json_schema.strict is True  # type: ignore[union-attr]
 
 
-def enforced(guide: Guide | None, kinds: Sequence[str], strict: bool, param: str) -> Guide | None:
+def enforced(guide: Guide, kinds: Sequence[str], strict: bool, param: str) -> Guide:
     """`guide` as a grammar of our own making where the engine takes one (`kinds`).
 
     Raises InvalidRequestError naming keyword and place for what cannot be enforced; without `strict` that is left out.
     """
-    if guide is None or "ebnf_grammar" not in kinds or guide.kind not in ("json_schema", "regex"):
+    if "ebnf_grammar" not in kinds or guide.kind not in ("json_schema", "regex"):
         return guide
     try:
         made = pattern_grammar(guide.text) if guide.kind == "regex" else grammar_of(guide.text, strict)
@@ -73,18 +66,11 @@ def _is_guide(name: str, request: SamplingFields) -> bool:
     return name != "response_format" or (form is not None and form.type != "text")
 
 
-_Maker = Callable[[Any, str, SchemaLimits], Guide | None]
-
-
-def _sources(request: SamplingFields) -> dict[str, tuple[Any, _Maker]]:
-    return {
-        "response_format": (request.response_format, _from_format),
-        "guided_json": (request.guided_json, _from_json),
-        "guided_regex": (request.guided_regex, _from_regex),
-        "guided_choice": (request.guided_choice, _from_choice),
-        "guided_grammar": (request.guided_grammar, _from_grammar),
-        "structured_outputs": (request.structured_outputs, _from_structured_outputs),
-    }
+def _given(request: SamplingFields) -> list[str]:
+    """The fields with a value that may ask for a guide."""
+    if _SOURCES.keys().isdisjoint(request.model_fields_set):
+        return []
+    return [param for param in _SOURCES if getattr(request, param) is not None]
 
 
 def _from_format(value: ResponseFormat, param: str, limits: SchemaLimits) -> Guide:
@@ -141,6 +127,8 @@ def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide 
     return JSON_OBJECT if value else None
 
 
+_Maker = Callable[[Any, str, SchemaLimits], Guide | None]
+
 _STRUCTURED: dict[str, _Maker] = {
     "json": _from_json,
     "regex": _from_regex,
@@ -159,3 +147,14 @@ def _from_structured_outputs(value: dict[str, Any], param: str, limits: SchemaLi
     for key, part in given.items():
         return _STRUCTURED[key](part, f"{param}.{key}", limits)
     return None
+
+
+# the fields of a request that may ask for a guide, and what makes it of their value
+_SOURCES: dict[str, _Maker] = {
+    "response_format": _from_format,
+    "guided_json": _from_json,
+    "guided_regex": _from_regex,
+    "guided_choice": _from_choice,
+    "guided_grammar": _from_grammar,
+    "structured_outputs": _from_structured_outputs,
+}

@@ -72,10 +72,11 @@ def stop_of(choice: Choice, *, called: bool, cut: bool) -> dict[str, Any]:
 
 def usage_of(answer: Answer) -> dict[str, Any]:
     """The counts so far. Engines do not tell what of the prompt they had in a cache."""
+    used = answer.usage
     return {
-        "input_tokens": answer.prompt_tokens,
+        "input_tokens": used.prompt_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
-        "output_tokens": answer.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
+        "output_tokens": used.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": used.reasoning_tokens},
     }
