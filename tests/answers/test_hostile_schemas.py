@@ -10,7 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import llmops.gateway
@@ -83,7 +83,6 @@ def test_a_pattern_is_found_where_pythons_matcher_finds_it(pattern, start, end, 
     assert finds(written, text) == (re.search(written, text) is not None)
 
 
-@settings(deadline=None)
 @given(PATTERNS, st.text("ab1", min_size=1, max_size=4))
 def test_looking_for_a_pattern_costs_as_much_as_the_text_is_long(pattern, unit):
     once, twice = (steps(lambda count=count: finds(pattern, unit * count)) for count in (40, 80))

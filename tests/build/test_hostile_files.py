@@ -24,7 +24,7 @@ from llmops.build.model.architecture import Architecture
 from llmops.build.tokenizer.gguf import tokenizer_from_gguf
 from llmops.errors import CheckpointError
 
-EXAMPLES = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TOKENS = ["<s>", "</s>", "a", "b", "ab", "c"]
 METADATA: dict[str, Any] = {
     "llama.embedding_length": 32,

@@ -177,7 +177,7 @@ def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, dat
     return ov.compile_model(model, "CPU", EXACT)(np.zeros(1, np.float32))[0]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),
     shift=st.floats(-2, 2),

@@ -82,7 +82,7 @@ def sentencepiece() -> tuple[Tokenizer, Tokenizer]:
     return Tokenizer.from_str(original.to_str()), tokenizer_from_gguf(metadata)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.text(alphabet="acdeghilmnorst", min_size=1, max_size=9), min_size=1, max_size=6))
 def test_sentencepiece_from_scores(sentencepiece: tuple[Tokenizer, Tokenizer], words: list[str]) -> None:
     original, rebuilt = sentencepiece

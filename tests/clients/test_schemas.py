@@ -43,7 +43,7 @@ VALUES = st.recursive(LEAVES, lambda inner: objects(inner) | lists(inner) | st.t
 ), max_leaves=4)  # fmt: skip
 
 
-@settings(max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, database=None, suppress_health_check=list(HealthCheck))
 @given(objects(VALUES))
 def check(base_url, schema):
     schema = {"$defs": {"kind": {"enum": ["a", "b"]}}, **schema}

@@ -128,7 +128,7 @@ def test_ids_are_those_of_transformers(pair, name):
     ours, theirs = pair
     template = template_of(name, ours)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(MESSAGES, st.booleans())
     def check(messages, more):
         expected = theirs.apply_chat_template(
@@ -157,7 +157,7 @@ def test_no_text_of_a_client_becomes_a_control_token(pair, name):
     ours, _ = pair
     template = template_of(name, ours)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.lists(HOSTILE, min_size=1, max_size=3))
     def check(texts):
         roles = ("user", "assistant", "user")

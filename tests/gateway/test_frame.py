@@ -32,7 +32,7 @@ def tokenizer(request):
     return made
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(first=st.text(max_size=12), second=st.text(max_size=12))
 def test_as_the_tokenizer_does(tokenizer, first, second):
     one, two = (tokenizer.encode(text, add_special_tokens=False).ids for text in (first, second))

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 
 schemathesis = pytest.importorskip("schemathesis")
 
-EXAMPLES = settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=15, database=None, suppress_health_check=list(HealthCheck))
 
 
 def check(operation, base_url, statuses):

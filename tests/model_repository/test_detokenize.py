@@ -66,7 +66,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], sizes: list[int]) -> list[str]:
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(min_size=1, max_size=60), sizes)
 def test_byte_level_chunks_join_to_the_text(text: str, chunks: list[int]) -> None:
     ids = byte_level().encode(text).ids
@@ -74,7 +74,7 @@ def test_byte_level_chunks_join_to_the_text(text: str, chunks: list[int]) -> Non
     assert "".join(parts) == byte_level().decode(ids) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=6), sizes)
 def test_byte_fallback_chunks_join_to_the_text(texts: list[str], chunks: list[int]) -> None:
     tokenizer = byte_fallback()
@@ -93,7 +93,7 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[int]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(min_size=1, max_size=40))
 def test_no_chunk_ends_inside_a_character(text: str) -> None:
     ids = byte_level().encode(text).ids

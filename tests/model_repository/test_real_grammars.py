@@ -121,7 +121,7 @@ DEFINITIONS = {
 }
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS)
 def test_any_schema_of_the_family(walker: Walker, schema: dict[str, Any]) -> None:
     schema = {"$defs": DEFINITIONS, **schema}

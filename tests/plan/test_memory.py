@@ -27,7 +27,7 @@ def used(memory) -> int:
     return memory.weight_bytes + fixed + memory.kv_cache
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     tp=st.sampled_from([1, 2, 4, 8]),
     batch=st.integers(1, 2048),

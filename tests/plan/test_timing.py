@@ -40,7 +40,7 @@ def test_one_sequence_of_llama2_7b_decodes_near_the_bound(models, source):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     m=st.integers(1, 8192),
     n=st.sampled_from([1024, 4608, 28672]),

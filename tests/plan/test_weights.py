@@ -94,7 +94,7 @@ def test_awq_by_hand():
     assert FORMATS["int4_awq"].linear_bytes(4096, 4096, "mlp", 2) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tp=st.sampled_from([1, 2, 4, 8]), pp=st.integers(1, 8), name=st.sampled_from(sorted(PLANNED)))
 def test_ranks_together_hold_at_least_the_model(models, tp: int, pp: int, name: str):
     precision = FORMATS[name]

@@ -99,7 +99,7 @@ def test_compressed_floats_and_integers_by_hand():
     assert read(compressed("int-quantized", 8, "int"), **stored).tolist() == [[0.5, -1.0], [1.5, 63.5]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 40))
 def test_what_was_packed_comes_back(data, bits, rows, columns):
     """Against the definition: value i of a row lies at bit i * bits."""

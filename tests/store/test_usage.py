@@ -168,7 +168,7 @@ async def test_gaps_are_the_numbers_that_have_not_come(store, by):
         assert [await next_seq(connection, gateway) for gateway in ("g1", "g2")] == [6, 4]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_in_whatever_batches_events_come_the_books_are_the_same(data, by, newest_file, folder):
     """Against a set of what has arrived, counted in Python; the mark moves page by page of three."""
