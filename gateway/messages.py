@@ -340,23 +340,19 @@ class ReplicaView:
 
 
 class Wanted(NamedTuple):
-    """What a request needs of a replica. `ids`: the prompt as it travels, INT32; `answer`: tokens that it may have to
-    keep beside them; `salt`: what keeps tenants' prefixes apart; `version`: the only one that will do, empty for any;
-    `without`: replicas on which it failed.
+    """What a request needs of a replica. `tokens` of its prompt; `ids`: the prompt as it travels, INT32; `answer`: how
+    many it will probably get; `salt`: what keeps tenants' prefixes apart; `version`: the only one that will do, empty
+    for any; `without`: replicas on which it failed; `hashes` of the prompt's blocks, where they are known already.
     """
 
-    ids: bytes
+    tokens: int
+    ids: bytes = b""
     answer: int = 0
     salt: int = 0
-    tenant: str = ""
     adapter: str = ""
     version: str = ""
     without: frozenset[str] = frozenset()
-
-    @property
-    def tokens(self) -> int:
-        """Of the prompt."""
-        return len(self.ids) // 4
+    hashes: Sequence[int] | None = None
 
 
 class Policy(Protocol):
@@ -364,6 +360,10 @@ class Policy(Protocol):
 
     def choose(self, wanted: Wanted, views: Sequence[ReplicaView], now: float) -> int | None:
         """The index of a view; None when none of them will do."""
+        ...
+
+    def cached(self, wanted: Wanted, view: ReplicaView) -> int:
+        """Tokens of its prompt that are thought to be in the replica's cache."""
         ...
 
     def sent(self, wanted: Wanted, view: ReplicaView) -> None:
@@ -383,28 +383,37 @@ class Policy(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request that waits for a replica. `tokens` of its prompt and `answer`, those it will probably get; `arrived`
-    and `deadline` (for its first token) in seconds of the clock that the Order is asked with; `bytes`: what it holds in
-    memory meanwhile. `moved`: it was taken out of a batch and comes before its tenant's others. `what` is the caller's
-    own.
+    """A request that waits for a replica. `arrived` and `deadline` (for its first token) are in seconds of the clock
+    that the Order is asked with; `bytes`: what it holds in memory meanwhile; `home`: the replica that was best
+    when it came, the only one that will do until `stays`. `moved`: it was taken out of a batch and comes before its
+    tenant's others. `what` is the caller's own.
     """
 
     tenant: str
-    tokens: int
-    answer: int
+    wanted: Wanted
     arrived: float
     tier: str = ""
     weight: float = 1.0
     deadline: float = math.inf
     bytes: int = 0
+    home: str = ""
+    stays: float = 0.0
     moved: bool = False
     what: Any = None
 
+    @property
+    def size(self) -> int:
+        """Tokens for which it needs room: those of its prompt, and of its answer as it will probably be."""
+        return self.wanted.tokens + self.wanted.answer
+
 
 class Room(NamedTuple):
-    """What the replica with the most of it can take: tokens of prompt and answer together."""
+    """What a replica can take: `tokens` of prompt and answer, of the tickets that it `takes`; those whose home it is
+    (`replica_id`) come first among equals."""
 
     tokens: float = math.inf
+    replica_id: str = ""
+    takes: Callable[[Ticket], bool] | None = None
 
 
 class Order(Protocol):
@@ -417,11 +426,15 @@ class Order(Protocol):
         ...
 
     def remove(self, ticket: Ticket) -> bool:
-        """It waits no longer, as its client left. False when it did not wait."""
+        """It waits no longer: its client left, or its deadline passed. False when it did not wait."""
         ...
 
     def served(self, ticket: Ticket, prompt: int, answer: int) -> None:
-        """Tokens of it that an engine has read and made, beyond those already said."""
+        """Tokens of it that an engine reads and makes, beyond what was said before; negative: fewer than was said."""
+        ...
+
+    def ahead(self, ticket: Ticket) -> float:
+        """The cost of what would be served before it, were it pushed now."""
         ...
 
     def demand(self) -> float:

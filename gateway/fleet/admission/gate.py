@@ -1,0 +1,236 @@
+"""When a request goes to a replica, and who is told at once to come back later. Pure: whoever asks brings the time.
+
+Requests wait here and not in the engines, so that whichever replica has room first gets the one that is next. A replica
+has room while less is queued there than it can read in two steps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llmops.gateway.fleet.admission.fair import cost_of
+from llmops.gateway.fleet.admission.order import Tiers
+from llmops.gateway.fleet.admission.predict import Drain
+from llmops.gateway.fleet.admission.ramp import Ramps
+from llmops.gateway.fleet.cost import PREFILL_RATE, STEP_SECONDS, first_token, kv_load, occupancy
+from llmops.gateway.messages import Policy, ReplicaView, Room, Ticket
+
+# A clock's retry-after is multiplied by a number between these, or all that were refused would come back at once.
+JITTER = (0.8, 1.2)
+# The share of the newest in the mean length of answers.
+NEWEST = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`entries` and `bytes` that may wait; `steps` of an engine whose worth may be queued in it; the shares of its KV
+    cache up to which requests are sent (`watermark`) and above which one is taken back (`preempt`).
+    """
+
+    entries: int = 4096
+    bytes: int = 256 * 2**20
+    steps: float = 2.0
+    watermark: float = 0.9
+    preempt: float = 0.95
+
+
+class Placed(NamedTuple):
+    """A ticket goes to the view of this index."""
+
+    ticket: Ticket
+    place: int
+
+
+class Gate:
+    """Of one model. What is placed is noted in its view (`unseen`) and with the policy."""
+
+    def __init__(
+        self, order: Tiers, policy: Policy, bounds: Bounds | None = None, rng: random.Random | None = None
+    ) -> None:
+        self.order, self.policy, self.bounds = order, policy, bounds or Bounds()
+        self._rng = rng or random.Random()
+        self._drain, self._ramps = Drain(), Ramps()
+        # when a replica was this gateway's turn, of several that share it
+        self._turns: dict[str, tuple[int, bool]] = {}
+        self._answer = 0.0
+
+    def look(self, views: Sequence[ReplicaView], now: float) -> None:
+        """Replicas came, went, or changed their state."""
+        self._ramps.look(views, now)
+
+    def at_once(self, ticket: Ticket, views: Sequence[ReplicaView], now: float) -> int | None:
+        """Where it goes if nobody waits and its best replica has room. Otherwise it has its `home` then, if there is a
+        replica for it at all."""
+        place = self.policy.choose(ticket.wanted, views, now)
+        if place is None:
+            return None
+        view = views[place]
+        ticket.home = view.replica_id
+        if self.order or not self._has_room(view, ticket.weight, now) or ticket.size > self.kv_room(view):
+            return None
+        self.order.take(ticket)
+        self._send(ticket, view)
+        return place
+
+    def refusal(self, ticket: Ticket, views: Sequence[ReplicaView], now: float) -> float | None:
+        """How long it would wait (s), if that is too long for its tier or its deadline."""
+        wait = self.wait(ticket, views)
+        return wait if wait > self.limit(ticket, now) else None
+
+    def limit(self, ticket: Ticket, now: float) -> float:
+        """Seconds from now that it may wait for its first token."""
+        return min(ticket.arrived + self.order.tier(ticket).max_wait, ticket.deadline) - now
+
+    def wait(self, ticket: Ticket, views: Sequence[ReplicaView]) -> float:
+        """Predicted seconds until its first token: what is before it in the queue, and then its prompt where it is
+        read soonest."""
+        home = next((view for view in views if view.replica_id == ticket.home), None)
+        if home is None:
+            return self.queued(ticket, views)
+        uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, home), 1)
+        return self.queued(ticket, views) + first_token(home, uncached, self._answer or ticket.wanted.answer)
+
+    def queued(self, ticket: Ticket, views: Sequence[ReplicaView]) -> float:
+        """The part of `wait` that nothing has to be known for but who asks."""
+        ahead = self.order.ahead(ticket)
+        return ahead / self._drain.rate(views) if ahead else 0.0
+
+    def retry_after(self, wait: float) -> float:
+        """What somebody is told who would have waited so long."""
+        return wait * self._rng.uniform(*JITTER)
+
+    def push(self, ticket: Ticket, views: Sequence[ReplicaView], now: float) -> list[Ticket]:
+        """Let it wait. Those who lose their place to it, or it itself, are returned."""
+        home = next((view for view in views if view.replica_id == ticket.home), None)
+        if home is not None:
+            # to wait for what it has cached is worth as long as reading it again takes
+            saved = self.policy.cached(ticket.wanted, home) / (home.prefill_rate or PREFILL_RATE)
+            ticket.stays = now + saved
+        out: list[Ticket] = []
+        while self._is_full(ticket):
+            last = self.order.last_for(ticket) if self.order else None
+            if last is None:
+                return [*out, ticket]
+            self.order.remove(last)
+            out.append(last)
+        self.order.push(ticket)
+        self._drain.backlog(True, now)
+        return out
+
+    def remove(self, ticket: Ticket, now: float) -> bool:
+        """It waits no longer. False when it did not."""
+        known = self.order.remove(ticket)
+        self._drain.backlog(bool(self.order), now)
+        return known
+
+    def next(self, views: Sequence[ReplicaView], now: float) -> Placed | None:
+        """One of those who wait, if there is room for it; to be asked until there is none."""
+        if not self.order:
+            return None
+        places = [place for place, view in enumerate(views) if self._is_open(view, now)]
+        places = _in_use(places, views)
+        reserved = self._reserved(views)
+        for place in sorted(places, key=lambda place: occupancy(views[place])):
+            view = views[place]
+            ticket = self._held(view) if place == reserved else self._pop(view, now)
+            if ticket is not None:
+                self._drain.left(cost_of(ticket))
+                self._drain.backlog(bool(self.order), now)
+                self._send(ticket, view)
+                return Placed(ticket, place)
+        return None
+
+    def victim(self, view: ReplicaView, running: Iterable[Ticket]) -> Ticket | None:
+        """Who is taken back from a replica whose KV cache is full: of the lowest tier the youngest, where one of a
+        higher tier runs beside it."""
+        if kv_load(view) <= self.bounds.preempt:
+            return None
+        ranked = [(self.order.rank(ticket), ticket.arrived, at, ticket) for at, ticket in enumerate(running)]
+        if not ranked or max(ranked)[0] == min(ranked)[0]:
+            return None
+        return max(ranked)[3]
+
+    def ended(self, ticket: Ticket, answer: int) -> None:
+        """Its answer had so many tokens: what it was charged is put right."""
+        self.order.served(ticket, 0, answer - ticket.wanted.answer)
+        self._answer += NEWEST * (answer - self._answer) if self._answer else answer
+
+    def kv_room(self, view: ReplicaView) -> float:
+        """Tokens that may be sent there: those that run will need about half an answer more each."""
+        count = view.running + view.waiting + view.unseen
+        if not view.blocks or not count:
+            # what does not fit an empty replica fits none
+            return float("inf")
+        free = view.free_blocks - (1 - self.bounds.watermark) * view.blocks
+        return free * view.tokens_per_block - view.waiting_tokens - view.unseen_tokens - count * self._answer / 2
+
+    def _is_full(self, ticket: Ticket) -> bool:
+        return len(self.order) >= self.bounds.entries or self.order.bytes + ticket.bytes > self.bounds.bytes
+
+    def _is_open(self, view: ReplicaView, now: float) -> bool:
+        return view.state in ("ready", "spare", "suspect") and self._has_room(view, 0.0, now)
+
+    def _has_room(self, view: ReplicaView, weight: float, now: float) -> bool:
+        step = view.step_seconds or STEP_SECONDS
+        worth = self.bounds.steps * step * (view.prefill_rate or PREFILL_RATE)
+        if view.waiting_tokens + view.unseen_tokens >= worth:
+            return False
+        if view.max_batch_size and view.running + view.waiting + view.unseen > view.max_batch_size:
+            return False
+        return self._ramps.allows(view, now) and (not view.demand or self._is_my_turn(view, weight, int(now / step)))
+
+    def _is_my_turn(self, view: ReplicaView, weight: float, step: int) -> bool:
+        """Of gateways that share a replica each gets as many of its steps as its demand is of all."""
+        own = self.order.demand() or weight
+        total = view.demand if self.order else view.demand + weight
+        if own >= total or not (view.running or view.waiting):
+            return True
+        last, mine = self._turns.get(view.replica_id, (-1, False))
+        if last != step:
+            mine = self._rng.random() < own / total
+            self._turns[view.replica_id] = (step, mine)
+        return mine
+
+    def _reserved(self, views: Sequence[ReplicaView]) -> int | None:
+        """The replica that is kept for who has waited for room too long: the one with the most."""
+        if self.order.held is None:
+            return None
+        ready = [place for place, view in enumerate(views) if view.state == "ready" and _takes(view, self.order.held)]
+        return max(ready, key=lambda place: self.kv_room(views[place]), default=None)
+
+    def _held(self, view: ReplicaView) -> Ticket | None:
+        held = self.order.held
+        if held is None or held.size > self.kv_room(view):
+            return None
+        self.order.remove(held)
+        self.order.take(held)
+        return held
+
+    def _pop(self, view: ReplicaView, now: float) -> Ticket | None:
+        return self.order.pop(Room(self.kv_room(view), view.replica_id, lambda ticket: _takes(view, ticket)), now)
+
+    def _send(self, ticket: Ticket, view: ReplicaView) -> None:
+        uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
+        view.unseen += 1
+        view.unseen_tokens += uncached
+        self._ramps.sent(view, uncached)
+        self.policy.sent(ticket.wanted, view)
+
+
+def _in_use(places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
+    """Ready ones; spare ones where no ready one has room; suspects when there is nothing else at all."""
+    for state in ("ready", "spare"):
+        some = [place for place in places if views[place].state == state]
+        if some:
+            return some
+    return [] if any(view.state == "ready" for view in views) else list(places)
+
+
+def _takes(view: ReplicaView, ticket: Ticket) -> bool:
+    wanted = ticket.wanted
+    if view.replica_id in wanted.without or (wanted.adapter and wanted.adapter not in view.adapters):
+        return False
+    return view.version == wanted.version if wanted.version else view.weight > 0

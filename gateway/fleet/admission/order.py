@@ -1,0 +1,145 @@
+"""Who is next: strict tiers, of which each may have a least share, and fair turns inside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmops.gateway.fleet.admission.fair import Fair, cost, cost_of
+from llmops.gateway.messages import Room, Ticket
+
+# Seconds after which room is held for one that does not fit.
+PATIENCE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """`weight`: what one of its tenants counts for when gateways share an engine; `share`: of all that is served, the
+    least that it gets while it waits; `max_wait` for a first token (s): who would wait longer is refused.
+    """
+
+    name: str
+    weight: float = 1.0
+    share: float = 0.0
+    max_wait: float = 300.0
+
+
+class _Lane:
+    __slots__ = ("credit", "queue", "tier")
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier, self.queue = tier, Fair()
+        # cost that its share has earned beyond what it was served
+        self.credit = 0.0
+
+
+class Tiers:
+    """The Order of a gateway; a ticket of a tier that is not there is one of the last.
+
+    `held` is the first that waits for room longer than `patience`; others pass it only where it has none.
+    """
+
+    def __init__(self, tiers: Sequence[Tier], patience: float = PATIENCE) -> None:
+        """`tiers`: the highest first, at least one."""
+        self._lanes = [_Lane(tier) for tier in tiers]
+        self._by_name = {lane.tier.name: lane for lane in self._lanes}
+        self._patience = patience
+        self.held: Ticket | None = None
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return sum(lane.queue.size for lane in self._lanes)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        for lane in self._lanes:
+            yield from lane.queue
+
+    def tier(self, ticket: Ticket) -> Tier:
+        return self._lane(ticket).tier
+
+    def rank(self, ticket: Ticket) -> int:
+        """0 for the highest."""
+        return self._lanes.index(self._lane(ticket))
+
+    def push(self, ticket: Ticket) -> None:
+        self._lane(ticket).queue.push(ticket)
+        self.bytes += ticket.bytes
+
+    def remove(self, ticket: Ticket) -> bool:
+        lane = self._lane(ticket)
+        if not lane.queue.remove(ticket):
+            return False
+        self.bytes -= ticket.bytes
+        if not lane.queue.size:
+            lane.credit = 0.0
+        if ticket is self.held:
+            self.held = None
+        return True
+
+    def pop(self, room: Room, now: float) -> Ticket | None:
+        for lane in self._turns():
+            ticket, without_room = lane.queue.next(room, now)
+            if self.held is None:
+                self.held = next((one for one in without_room if now - one.arrived > self._patience), None)
+            if ticket is not None:
+                self._take(lane, ticket)
+                return ticket
+        return None
+
+    def take(self, ticket: Ticket) -> None:
+        """It is served without having waited, as nobody does."""
+        self._lane(ticket).queue.begin(ticket)
+
+    def served(self, ticket: Ticket, prompt: int, answer: int) -> None:
+        self._lane(ticket).queue.charge(ticket, cost(prompt, answer))
+
+    def ahead(self, ticket: Ticket) -> float:
+        before = 0.0
+        for lane in self._lanes:
+            if lane is self._lane(ticket):
+                return before + lane.queue.ahead(ticket.tenant, ticket.weight)
+            before += lane.queue.cost
+        return before
+
+    def demand(self) -> float:
+        return sum(lane.tier.weight * lane.queue.weight for lane in self._lanes)
+
+    def waiting(self) -> Mapping[str, int]:
+        """How many wait in each tier."""
+        return {lane.tier.name: lane.queue.size for lane in self._lanes}
+
+    def last_for(self, ticket: Ticket) -> Ticket | None:
+        """Who gives up its place to `ticket` when there are no more: the youngest of the longest backlog of the lowest
+        tier that waits. None when that is the one that `ticket` itself would add to, or one above its own."""
+        lane = next(lane for lane in reversed([*self._lanes]) if lane.queue.size)
+        own = self._lane(ticket)
+        longest = lane.queue.longest()
+        assert longest is not None
+        if lane is own:
+            mine = own.queue.backlog(ticket.tenant)
+            if ((mine.cost if mine else 0.0) + cost_of(ticket)) / ticket.weight >= longest.cost / longest.weight:
+                return None
+        elif self._lanes.index(lane) < self._lanes.index(own):
+            return None
+        return next(reversed(longest.tickets))
+
+    def _take(self, lane: _Lane, ticket: Ticket) -> None:
+        amount = cost_of(ticket)
+        lane.queue.begin(ticket)
+        if lane.credit > 0:
+            lane.credit -= amount
+        for other in self._lanes:
+            if other.tier.share and other.queue.size:
+                other.credit += other.tier.share * amount
+        self.remove(ticket)
+
+    def _turns(self) -> list[_Lane]:
+        """The lanes that wait: those whose share has earned a request, then all from the highest down."""
+        waiting = [lane for lane in self._lanes if lane.queue.size]
+        if len(waiting) < 2:
+            return waiting
+        owed = [lane for lane in waiting if lane.tier.share and lane.credit >= lane.queue.cost / lane.queue.size]
+        return [*owed, *(lane for lane in waiting if lane not in owed)]
+
+    def _lane(self, ticket: Ticket) -> _Lane:
+        return self._by_name.get(ticket.tier) or self._lanes[-1]

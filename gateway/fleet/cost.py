@@ -1,0 +1,39 @@
+"""What a request costs on a replica: the seconds until its first token there."""
+
+from __future__ import annotations
+
+from llmops.gateway.messages import ReplicaView
+
+# Prompt tokens/s and seconds of a step, as long as a replica has not shown its own: a 7B model on one data-centre GPU.
+PREFILL_RATE = 20_000.0
+STEP_SECONDS = 0.02
+
+
+def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
+    """Seconds until the first token of a prompt of which `uncached` tokens are to be read.
+
+    What waits there is read before it, and where the batch is full, some of it has to end before: a sequence takes
+    about `answer` steps, and they end one after another.
+    """
+    step = view.step_seconds or STEP_SECONDS
+    queued = view.waiting_tokens + view.unseen_tokens
+    seconds = (uncached + queued) / (view.prefill_rate or PREFILL_RATE) + step * (1 + 1 / (view.running + 1))
+    size = view.max_batch_size
+    if size:
+        over = view.running + view.waiting + view.unseen + 1 - size
+        if over > 0:
+            seconds += over * answer * step / size
+    return seconds
+
+
+def kv_load(view: ReplicaView, tokens: float = 0.0) -> float:
+    """The share of the KV cache that is held, were these tokens and what the replica has not seen yet in it."""
+    if not view.blocks:
+        return 0.0
+    return 1 - (view.free_blocks - (tokens + view.unseen_tokens) / view.tokens_per_block) / view.blocks
+
+
+def occupancy(view: ReplicaView) -> float:
+    """How full a replica is, by what is shortest: places in its batch or the KV cache."""
+    places = (view.running + view.waiting + view.unseen) / view.max_batch_size if view.max_batch_size else 0.0
+    return max(places, kv_load(view))

@@ -1,0 +1,1 @@
+"""Where a request goes: pure, without a clock of its own."""

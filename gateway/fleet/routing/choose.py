@@ -1,0 +1,169 @@
+"""The replica on which a request has its first token soonest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+from llmops.blocks import block_hashes
+from llmops.gateway.fleet.cost import first_token, kv_load, occupancy
+from llmops.gateway.fleet.routing.prefix import Held, PrefixIndex
+from llmops.gateway.messages import ReplicaState, ReplicaView, Wanted
+
+# The share of a KV cache above which a replica gets nothing while another is below.
+WATERMARK = 0.9
+# How full the others must be for spare replicas to be used.
+FULL = 0.8
+# Up to so many replicas all are compared; of more, those that hold most of the prefix and two drawn by lot.
+ALL, HOLDERS, DRAWN = 8, 4, 2
+# A replica that costs less than this much more is as good: the first of the candidates wins, not chance.
+ALIKE = 1e-9
+
+
+class Cheapest:
+    """The Policy of a gateway. The guard against hot spots is the cost itself: a queue there outweighs a hit."""
+
+    def __init__(self, index: PrefixIndex | None = None, rng: random.Random | None = None) -> None:
+        """Without an index nothing is known of prefixes, and nothing is hashed."""
+        self.index = index
+        self._rng = rng or random.Random()
+        self._hashed: tuple[Wanted | None, int, Sequence[int]] = (None, 0, [])
+
+    def choose(self, wanted: Wanted, views: Sequence[ReplicaView], now: float) -> int | None:
+        places = _eligible(wanted, views)
+        if len(places) < 2:
+            return places[0] if places else None
+        held: Sequence[Held] = ()
+        first: list[int] = []
+        if self.index is not None:
+            hashes = self.hashes(wanted, views[places[0]].tokens_per_block)
+            held = self.index.held(hashes)
+            first = self._preferred(hashes, held, places, views)
+        candidates = [*first, *self._drawn(places)]
+        best = self._cheapest(wanted, views, candidates, held)
+        if best is None and len(places) > len(candidates):
+            best = self._cheapest(wanted, views, places, held)
+        return min(candidates, key=lambda place: kv_load(views[place])) if best is None else best
+
+    def sent(self, wanted: Wanted, view: ReplicaView) -> None:
+        if self.index is not None:
+            self.index.store(view.replica_id, self.hashes(wanted, view.tokens_per_block))
+
+    def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
+        if self.index is not None:
+            self.index.store(replica_id, hashes)
+
+    def removed(self, replica_id: str, hashes: Sequence[int]) -> None:
+        if self.index is not None:
+            self.index.remove(replica_id, hashes)
+
+    def forget(self, replica_id: str) -> None:
+        if self.index is not None:
+            self.index.forget(replica_id)
+
+    def hashes(self, wanted: Wanted, tokens_per_block: int) -> Sequence[int]:
+        """Of the prompt's blocks; those of the last request are kept, as it is asked for again when it is sent."""
+        if wanted.hashes is not None:
+            return wanted.hashes
+        last, size, hashes = self._hashed
+        if last is wanted and size == tokens_per_block:
+            return hashes
+        hashes = block_hashes(wanted.ids, tokens_per_block, wanted.salt)
+        self._hashed = (wanted, tokens_per_block, hashes)
+        return hashes
+
+    def cached(self, wanted: Wanted, view: ReplicaView) -> int:
+        """Tokens of the prompt that the replica is thought to have cached."""
+        if self.index is None:
+            return 0
+        held = self.index.held(self.hashes(wanted, view.tokens_per_block))
+        return _blocks(held, self.index.bit(view.replica_id)) * view.tokens_per_block
+
+    def _preferred(
+        self, hashes: Sequence[int], held: Sequence[Held], places: list[int], views: Sequence[ReplicaView]
+    ) -> list[int]:
+        """Holders of the prefix, the longest first, and the choice that all gateways have for what is new of it."""
+        if not hashes:
+            return []
+        new = held[0].blocks if held else 0
+        favourite = _favourite(hashes[min(new, len(hashes) - 1)], places, views)
+        return [*self._holders(held, places, views), favourite]
+
+    def _holders(self, held: Sequence[Held], places: list[int], views: Sequence[ReplicaView]) -> list[int]:
+        assert self.index is not None
+        found: list[int] = []
+        for some in held:
+            names = set(self.index.names(some.bits))
+            more = [place for place in places if views[place].replica_id in names]
+            if len(found) + len(more) > HOLDERS:
+                # of many that hold the same, those with most room: the first by number would get everything
+                more.sort(key=lambda place: occupancy(views[place]))
+            found += more
+            if len(found) >= HOLDERS:
+                break
+        return found[:HOLDERS]
+
+    def _drawn(self, places: list[int]) -> list[int]:
+        """Two by lot. Of few replicas all, beginning anywhere: else the first would get all that is even."""
+        count, size = len(places), DRAWN if len(places) > ALL else len(places)
+        start = int(self._rng.random() * count)
+        if size == count:
+            return places[start:] + places[:start]
+        return [places[start], places[(start + 1 + int(self._rng.random() * (count - 1))) % count]]
+
+    def _cheapest(
+        self, wanted: Wanted, views: Sequence[ReplicaView], candidates: Sequence[int], held: Sequence[Held]
+    ) -> int | None:
+        """The best candidate of those under the watermark; None when there is none."""
+        tokens, answer, best, lowest = wanted.tokens, wanted.answer, None, float("inf")
+        bit = self.index.bit if self.index else None
+        for place in candidates:
+            view = views[place]
+            known = _blocks(held, bit(view.replica_id)) * view.tokens_per_block if held and bit else 0
+            # the last token is always read: its logits are the answer's first
+            cost = first_token(view, max(tokens - known, 1), answer)
+            if cost < lowest - ALIKE and kv_load(view, tokens - known) <= WATERMARK:
+                best, lowest = place, cost
+        return best
+
+
+def _eligible(wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
+    """Where it may go at all: ready ones with its adapter and version; spare ones too when those are full; suspects
+    when there is nothing else."""
+    places = _in_state("ready", wanted, views)
+    if any(view.state == "spare" for view in views) and _are_full([views[at] for at in places]):
+        places += _in_state("spare", wanted, views)
+    return places or _in_state("suspect", wanted, views)
+
+
+def _in_state(state: ReplicaState, wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
+    places = [place for place, view in enumerate(views) if view.state == state and view.weight > 0]
+    if wanted.version or wanted.adapter or wanted.without:
+        every = [place for place, view in enumerate(views) if view.state == state] if wanted.version else places
+        places = [place for place in every if _fits(wanted, views[place])]
+    return places
+
+
+def _are_full(views: Sequence[ReplicaView]) -> bool:
+    return sum(map(occupancy, views)) >= FULL * len(views)
+
+
+def _fits(wanted: Wanted, view: ReplicaView) -> bool:
+    if view.replica_id in wanted.without or (wanted.adapter and wanted.adapter not in view.adapters):
+        return False
+    return not wanted.version or view.version == wanted.version
+
+
+def _favourite(name: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:
+    """Rendezvous hashing: every gateway has the same for a name, and when a replica leaves, only its own move."""
+    scores = [xxh3_64_intdigest(views[place].replica_id.encode(), name) for place in places]
+    return places[scores.index(max(scores))]
+
+
+def _blocks(held: Sequence[Held], bit: int) -> int:
+    for some in held:
+        if some.bits & bit:
+            return some.blocks
+    return 0
