@@ -34,7 +34,9 @@ def spec_options(command: Any) -> Any:
             help="When: 90d, 12h, 2027-01-31 (UTC), or never.",
         ),
         click.option("--models", type=NamesType(everything=True), help="Only these models; or all."),
-        click.option("--scopes", type=NamesType(), help="Of inference, usage, metrics, admin.  [default: inference]"),
+        click.option(
+            "--scopes", type=NamesType(), help="Of inference, usage, metrics, admin, fairness.  [default: inference]"
+        ),
         click.option("--tier", help="Tier of its requests, any name you use.  [default: the user's, or free]"),
         click.option("--name", help="What it is for."),
     ):

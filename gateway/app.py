@@ -28,6 +28,7 @@ from llmops.gateway.endpoints.models import ModelList
 from llmops.gateway.endpoints.rerank import Rerank
 from llmops.gateway.endpoints.responses import Responses
 from llmops.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
+from llmops.gateway.fleet.admission.hints import hints_of
 from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.queues import Queues
 from llmops.gateway.fleet.serving import EmbeddingModel, Encoder, ServedModel
@@ -120,6 +121,7 @@ def create_app(
             intake,
             RequestCounts(metrics),
             *([access] if access else []),
+            *hints_of(settings),
             *named,
             *checks,
             *([limits] if limits else []),

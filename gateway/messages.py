@@ -156,6 +156,20 @@ class Grant(ABC):
         """The request is over."""
 
 
+class Turn(NamedTuple):
+    """When a request is due: whose share of the replicas it takes (`tenant`), of which tier; `arrived` and `deadline`
+    (for its first token) in seconds of perf_counter.
+    """
+
+    tenant: str = ""
+    tier: str = ""
+    arrived: float = 0.0
+    deadline: float = math.inf
+
+
+ANY_TURN = Turn()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One validated, tokenised request: what the tensor contract (docs/contract.md) can say.
@@ -182,6 +196,7 @@ class EngineRequest:
     cache_salt: int = 0
     extras: Mapping[Tensor, float] = field(default_factory=dict)
     streaming: bool = True
+    turn: Turn = ANY_TURN
 
 
 class TokenBatch(NamedTuple):

@@ -45,6 +45,26 @@ class Slo(_Section):
     tpot_p95: _Duration | None = None
 
 
+class TierSettings(_Section):
+    """What requests of one tier get when there are more than the replicas can take; the tiers before it come first.
+
+    `share`: of all tokens the least it gets while it waits; `max_wait`: who would wait longer for the first token is
+    refused at once (None: the objective for the first token in the first tier, 60 s in others); `weight`: what each of
+    its tenants that wait counts for when several gateways share a replica.
+    """
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    max_wait: _Duration | None = None
+
+
+class Waiting(_Section):
+    """How many requests of a model may wait in this worker, and what they may hold."""
+
+    entries: Annotated[int, Field(gt=0)] = 4096
+    bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+
+
 class ModelOverrides(_Section):
     """What this gateway knows better than the model's own card, e.g. where its copy of the tokenizer is.
 
@@ -188,7 +208,8 @@ class GatewaySettings(BaseSettings):
     """Everything `llmops gateway` can be told.
 
     `request_checks`: `module:name` of what makes a Check (gateway/http/door.py) when it is called with these settings.
-    `slo`: of all models without one of their own.
+    `slo`: of all models without one of their own. `tiers`, the highest first, by the tiers of keys:
+    who is served first.
     `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
     """
 
@@ -199,6 +220,8 @@ class GatewaySettings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
     slo: Slo = Slo()
+    tiers: dict[str, TierSettings] = Field(default_factory=dict)
+    waiting: Waiting = Waiting()
     limits: RequestLimits = RequestLimits()
     quotas: Quotas = Quotas()
     redis: Annotated[str | None, AfterValidator(_redis_url), Field(repr=False)] = None
@@ -214,6 +237,12 @@ class GatewaySettings(BaseSettings):
     text_threads: Annotated[int, Field(ge=1)] = 2
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     log_level: str = "info"
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether requests wait in the gateway for room on a replica, instead of going there at once."""
+        every = [self.slo, *(one.slo for one in self.models.values() if one.slo is not None)]
+        return bool(self.tiers) or any(slo.ttft_p95 is not None for slo in every)
 
     def slo_of(self, model: str) -> Slo:
         own = self.models.get(model)

@@ -141,6 +141,7 @@ async def _start(
         guide=plan.guide,
         caller=context.caller.share,
         extras=model.extras,
+        turn=context.turn,
     )
     end_ids = frozenset(endings.end_ids)
     choices = [

@@ -104,7 +104,7 @@ async def _start(
     encoded, guide = await service.text_threads.run(prepare, context.size + work_of(body), context.caller.share)
     context.mark("tokenise")
     endings = endings_of(body, model.card, service.limits)
-    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context.caller.share)
+    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context)
     if context.grant is not None:
         requests = await _granted(context.grant, requests, model.name)
     choices = [
@@ -152,7 +152,7 @@ def _engine_requests(
     answer_id: str,
     service: Service,
     guide: Guide | None,
-    caller: str,
+    context: RequestContext,
 ) -> list[EngineRequest]:
     sampling = sampling_of(body, model.card)
     bad_words = bad_words_of(body, model.tokenizer, service.limits)
@@ -169,8 +169,9 @@ def _engine_requests(
             logprobs=body.logprobs is not None or sequences_of(body) > (body.n or 1),
             bad_words=bad_words,
             guide=guide,
-            caller=caller,
+            caller=context.caller.share,
             extras=model.extras,
+            turn=context.turn,
         )
         for at, ids in enumerate(prompts)
     ]

@@ -1,29 +1,42 @@
-"""What a request costs on a replica: the seconds until its first token there."""
+"""What a replica is for a request: whether it may have it, and the seconds until its first token there."""
 
 from __future__ import annotations
 
-from llmops.gateway.messages import ReplicaView
+from llmops.gateway.messages import ReplicaView, Wanted
 
 # Prompt tokens/s and seconds of a step, as long as a replica has not shown its own: a 7B model on one data-centre GPU.
 PREFILL_RATE = 20_000.0
 STEP_SECONDS = 0.02
+# What a second of a whole answer weighs beside one until its first token: its objective is about so much longer.
+DECODING = 1 / 40
 
 
 def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
     """Seconds until the first token of a prompt of which `uncached` tokens are to be read.
 
-    What waits there is read before it, and where the batch is full, some of it has to end before: a sequence takes
-    about `answer` steps, and they end one after another.
+    What waits there is read before it, from the next step on and no faster than in one; and where the batch is full,
+    some of it has to end before: a sequence takes about `answer` steps, and they end one after another.
     """
     step = view.step_seconds or STEP_SECONDS
     queued = view.waiting_tokens + view.unseen_tokens
-    seconds = (uncached + queued) / (view.prefill_rate or PREFILL_RATE) + step * (1 + 1 / (view.running + 1))
+    seconds = (uncached + queued) / (view.prefill_rate or PREFILL_RATE)
+    if seconds < step:
+        seconds = step
+    if view.running:
+        seconds += step / 2
     size = view.max_batch_size
     if size:
         over = view.running + view.waiting + view.unseen + 1 - size
         if over > 0:
             seconds += over * answer * step / size
     return seconds
+
+
+def cost(view: ReplicaView, uncached: float, answer: float) -> float:
+    """What is compared: the seconds until the first token, and a little of those by which the whole answer, with those
+    that run beside it, takes longer than in an empty replica."""
+    step = view.step_seconds or STEP_SECONDS
+    return first_token(view, uncached, answer) + DECODING * answer * step * occupancy(view)
 
 
 def kv_load(view: ReplicaView, tokens: float = 0.0) -> float:
@@ -37,3 +50,10 @@ def occupancy(view: ReplicaView) -> float:
     """How full a replica is, by what is shortest: places in its batch or the KV cache."""
     places = (view.running + view.waiting + view.unseen) / view.max_batch_size if view.max_batch_size else 0.0
     return max(places, kv_load(view))
+
+
+def takes(view: ReplicaView, wanted: Wanted) -> bool:
+    """Whether a request may go there at all, however long it would take."""
+    if view.replica_id in wanted.without or (wanted.adapter and wanted.adapter not in view.adapters):
+        return False
+    return view.version == wanted.version if wanted.version else view.weight > 0

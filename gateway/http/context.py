@@ -4,6 +4,7 @@ carry, and how it ended."""
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from time import perf_counter
 from starlette.requests import Request
 from starlette.types import Scope
 
-from llmops.gateway.messages import Caller, Grant, Usage
+from llmops.gateway.messages import Caller, Grant, Turn, Usage
 
 KEY = "llmops"
 NOBODY = Caller()
@@ -29,6 +30,9 @@ class RequestContext:
     `size`: bytes of its body, by which its work is counted; `held`: those that the gateway's intake counts as its.
     `stages` are the seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
     `overhead`: seconds until the answer began that were not spent waiting for the engine; 0 before.
+
+    `fair` is on whose behalf its caller asks, `ttft` how many seconds from its arrival its first token is due: both as
+    its headers say, where anybody reads them.
 
     `grant` is what its caller's quotas leave it, None without any.
 
@@ -48,10 +52,20 @@ class RequestContext:
     size: int = 0
     held: int = 0
     overhead: float = 0.0
+    fair: str = ""
+    ttft: float = math.inf
     grant: Grant | None = None
     usage: Usage | None = None
     finish: str = ""
     later: asyncio.Task[None] | None = None
+
+    @property
+    def turn(self) -> Turn:
+        """When it is due, of those who wait for the same model."""
+        tenant = self.caller.share.partition("/")[0]
+        if self.fair:
+            tenant = f"{tenant}/{self.fair}"
+        return Turn(tenant, self.caller.tier, self.started, self.started + self.ttft)
 
     def mark(self, stage: str) -> None:
         """`stage` ends now; it began where the last one ended."""

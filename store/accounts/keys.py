@@ -18,7 +18,7 @@ from llmops.store.accounts.users import DEFAULT_TIER, User
 from llmops.store.audit import By, record
 from llmops.store.tables import api_keys, tenants, users
 
-SCOPES = ("inference", "usage", "metrics", "admin")
+SCOPES = ("inference", "usage", "metrics", "admin", "fairness")
 DEFAULT_SCOPES = ("inference",)
 _TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,19}")
 

@@ -15,10 +15,10 @@ from llmops.gateway.fleet.admission.fair import cost_of
 from llmops.gateway.fleet.admission.order import Tiers
 from llmops.gateway.fleet.admission.predict import Drain
 from llmops.gateway.fleet.admission.ramp import Ramps
-from llmops.gateway.fleet.cost import PREFILL_RATE, STEP_SECONDS, first_token, kv_load, occupancy
+from llmops.gateway.fleet.cost import PREFILL_RATE, STEP_SECONDS, first_token, kv_load, occupancy, takes
 from llmops.gateway.messages import Policy, ReplicaView, Room, Ticket
 
-# A clock's retry-after is multiplied by a number between these, or all that were refused would come back at once.
+# A retry-after is multiplied by a number between these, or all that were refused would come back at once.
 JITTER = (0.8, 1.2)
 # The share of the newest in the mean length of answers.
 NEWEST = 0.02
@@ -153,6 +153,13 @@ class Gate:
             return None
         return max(ranked)[3]
 
+    def unsent(self, ticket: Ticket, view: ReplicaView) -> None:
+        """It was placed and did not go: nothing of it is charged."""
+        view.unseen = max(view.unseen - 1, 0)
+        uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
+        view.unseen_tokens = max(view.unseen_tokens - uncached, 0)
+        self.order.served(ticket, -ticket.wanted.tokens, -ticket.wanted.answer)
+
     def ended(self, ticket: Ticket, answer: int) -> None:
         """Its answer had so many tokens: what it was charged is put right."""
         self.order.served(ticket, 0, answer - ticket.wanted.answer)
@@ -198,7 +205,9 @@ class Gate:
         """The replica that is kept for who has waited for room too long: the one with the most."""
         if self.order.held is None:
             return None
-        ready = [place for place, view in enumerate(views) if view.state == "ready" and _takes(view, self.order.held)]
+        ready = [
+            place for place, view in enumerate(views) if view.state == "ready" and takes(view, self.order.held.wanted)
+        ]
         return max(ready, key=lambda place: self.kv_room(views[place]), default=None)
 
     def _held(self, view: ReplicaView) -> Ticket | None:
@@ -210,7 +219,7 @@ class Gate:
         return held
 
     def _pop(self, view: ReplicaView, now: float) -> Ticket | None:
-        return self.order.pop(Room(self.kv_room(view), view.replica_id, lambda ticket: _takes(view, ticket)), now)
+        return self.order.pop(Room(self.kv_room(view), view.replica_id, lambda ticket: takes(view, ticket.wanted)), now)
 
     def _send(self, ticket: Ticket, view: ReplicaView) -> None:
         uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
@@ -227,10 +236,3 @@ def _in_use(places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
         if some:
             return some
     return [] if any(view.state == "ready" for view in views) else list(places)
-
-
-def _takes(view: ReplicaView, ticket: Ticket) -> bool:
-    wanted = ticket.wanted
-    if view.replica_id in wanted.without or (wanted.adapter and wanted.adapter not in view.adapters):
-        return False
-    return view.version == wanted.version if wanted.version else view.weight > 0

@@ -34,15 +34,16 @@ class _Lane:
 
 
 class Tiers:
-    """The Order of a gateway; a ticket of a tier that is not there is one of the last.
+    """The Order of a gateway; a ticket of a tier that is not there is one of `default`, or else of the last.
 
     `held` is the first that waits for room longer than `patience`; others pass it only where it has none.
     """
 
-    def __init__(self, tiers: Sequence[Tier], patience: float = PATIENCE) -> None:
+    def __init__(self, tiers: Sequence[Tier], patience: float = PATIENCE, default: str = "") -> None:
         """`tiers`: the highest first, at least one."""
         self._lanes = [_Lane(tier) for tier in tiers]
         self._by_name = {lane.tier.name: lane for lane in self._lanes}
+        self._others = self._by_name.get(default, self._lanes[-1])
         self._patience = patience
         self.held: Ticket | None = None
         self.bytes = 0
@@ -142,4 +143,4 @@ class Tiers:
         return [*owed, *(lane for lane in waiting if lane not in owed)]
 
     def _lane(self, ticket: Ticket) -> _Lane:
-        return self._by_name.get(ticket.tier) or self._lanes[-1]
+        return self._by_name.get(ticket.tier, self._others)

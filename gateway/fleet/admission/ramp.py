@@ -40,7 +40,7 @@ class Ramps:
             del self._since[view.replica_id], self._sent[view.replica_id]
             return True
         # ∫ FIRST · GROWTH^t dt
-        share = FIRST * (GROWTH**passed - 1) / math.log(GROWTH)
+        share = FIRST * (math.pow(GROWTH, passed) - 1) / math.log(GROWTH)
         return self._sent[view.replica_id] <= share * (view.prefill_rate or PREFILL_RATE)
 
     def sent(self, view: ReplicaView, tokens: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_intdigest
 
 from llmops.blocks import block_hashes
-from llmops.gateway.fleet.cost import first_token, kv_load, occupancy
+from llmops.gateway.fleet.cost import cost, kv_load, occupancy, takes
 from llmops.gateway.fleet.routing.prefix import Held, PrefixIndex
 from llmops.gateway.messages import ReplicaState, ReplicaView, Wanted
 
@@ -30,6 +30,7 @@ class Cheapest:
         self.index = index
         self._rng = rng or random.Random()
         self._hashed: tuple[Wanted | None, int, Sequence[int]] = (None, 0, [])
+        self._found: tuple[Wanted | None, Sequence[Held]] = (None, ())
 
     def choose(self, wanted: Wanted, views: Sequence[ReplicaView], now: float) -> int | None:
         places = _eligible(wanted, views)
@@ -40,6 +41,7 @@ class Cheapest:
         if self.index is not None:
             hashes = self.hashes(wanted, views[places[0]].tokens_per_block)
             held = self.index.held(hashes)
+            self._found = (wanted, held)
             first = self._preferred(hashes, held, places, views)
         candidates = [*first, *self._drawn(places)]
         best = self._cheapest(wanted, views, candidates, held)
@@ -49,6 +51,7 @@ class Cheapest:
 
     def sent(self, wanted: Wanted, view: ReplicaView) -> None:
         if self.index is not None:
+            self._found = (None, ())
             self.index.store(view.replica_id, self.hashes(wanted, view.tokens_per_block))
 
     def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
@@ -78,7 +81,10 @@ class Cheapest:
         """Tokens of the prompt that the replica is thought to have cached."""
         if self.index is None:
             return 0
-        held = self.index.held(self.hashes(wanted, view.tokens_per_block))
+        last, held = self._found
+        if last is not wanted:
+            held = self.index.held(self.hashes(wanted, view.tokens_per_block))
+            self._found = (wanted, held)
         return _blocks(held, self.index.bit(view.replica_id)) * view.tokens_per_block
 
     def _preferred(
@@ -123,9 +129,9 @@ class Cheapest:
             view = views[place]
             known = _blocks(held, bit(view.replica_id)) * view.tokens_per_block if held and bit else 0
             # the last token is always read: its logits are the answer's first
-            cost = first_token(view, max(tokens - known, 1), answer)
-            if cost < lowest - ALIKE and kv_load(view, tokens - known) <= WATERMARK:
-                best, lowest = place, cost
+            seconds = cost(view, max(tokens - known, 1), answer)
+            if seconds < lowest - ALIKE and kv_load(view, tokens - known) <= WATERMARK:
+                best, lowest = place, seconds
         return best
 
 
@@ -139,21 +145,13 @@ def _eligible(wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
 
 
 def _in_state(state: ReplicaState, wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
-    places = [place for place, view in enumerate(views) if view.state == state and view.weight > 0]
     if wanted.version or wanted.adapter or wanted.without:
-        every = [place for place, view in enumerate(views) if view.state == state] if wanted.version else places
-        places = [place for place in every if _fits(wanted, views[place])]
-    return places
+        return [place for place, view in enumerate(views) if view.state == state and takes(view, wanted)]
+    return [place for place, view in enumerate(views) if view.state == state and view.weight > 0]
 
 
 def _are_full(views: Sequence[ReplicaView]) -> bool:
     return sum(map(occupancy, views)) >= FULL * len(views)
-
-
-def _fits(wanted: Wanted, view: ReplicaView) -> bool:
-    if view.replica_id in wanted.without or (wanted.adapter and wanted.adapter not in view.adapters):
-        return False
-    return not wanted.version or view.version == wanted.version
 
 
 def _favourite(name: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:

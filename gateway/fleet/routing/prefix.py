@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 ENTRIES = 200_000
 
 
-def salt_of(tenant: str) -> int:
+def tenant_salt(tenant: str) -> int:
     """What keeps a tenant's blocks apart from others'; 0, all together, for none."""
     return xxh3_64_intdigest(tenant.encode()) if tenant else 0
 

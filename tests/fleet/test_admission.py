@@ -1,0 +1,189 @@
+"""The gate on an event loop, and what settings and headers make of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from llmops.gateway.errors import InvalidRequestError, UnavailableError
+from llmops.gateway.fleet.admission.gate import Bounds, Gate
+from llmops.gateway.fleet.admission.hints import Hints
+from llmops.gateway.fleet.admission.order import Tier, Tiers
+from llmops.gateway.fleet.admission.waiting import Admission, gate_of, ticket_of
+from llmops.gateway.fleet.routing.choose import Cheapest
+from llmops.gateway.fleet.routing.prefix import PrefixIndex
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.messages import Caller, ReplicaView, Turn, Wanted
+from llmops.gateway.settings import GatewaySettings
+from tests.fleet.views import ticket, view
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def admission(views: list[ReplicaView], clock: Clock | None = None, **bounds: int) -> Admission:
+    tiers = [Tier("interactive", max_wait=1.0), Tier("batch", max_wait=600.0)]
+    door = Gate(Tiers(tiers), Cheapest(PrefixIndex()), Bounds(**bounds))
+    return Admission(door, lambda: views, clock or Clock())
+
+
+def waiting(door: Admission, tenant: str, tier: str = "batch") -> asyncio.Task[ReplicaView]:
+    return asyncio.create_task(door.enter(ticket(tenant, arrived=100.0, tier=tier)))
+
+
+async def all_wait() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_who_finds_room_does_not_wait_and_others_go_when_there_is_some() -> None:
+    views = [view("a")]
+    door = admission(views)
+    assert (await door.enter(ticket("x", tokens=400))).replica_id == "a"
+    tasks = [waiting(door, tenant) for tenant in "yz"]
+    await all_wait()
+    assert len(door) == 2
+    views[0].unseen_tokens = 399
+    door.changed()
+    assert (await tasks[0]).replica_id == "a"
+    await all_wait()
+    assert not tasks[1].done()
+    views[0].unseen_tokens = 0
+    door.changed()
+    assert (await tasks[1]).replica_id == "a"
+    assert len(door) == 0
+
+
+async def test_a_refusal_says_when_to_come_back() -> None:
+    views = [view("a", waiting_tokens=40_000)]
+    with pytest.raises(UnavailableError, match="more requests than can be answered in time") as refused:
+        await admission(views).enter(ticket("x", arrived=100.0, tier="interactive"))
+    error = refused.value
+    assert (error.status, error.code, error.should_retry) == (503, "overloaded", True)
+    assert error.retry_after is not None
+    # 40,100 tokens at 10,000/s and half a step, give or take a fifth
+    assert 4.01 * 0.8 <= error.retry_after <= 4.05 * 1.2
+    assert error.headers()["retry-after-ms"] == str(math.ceil(1000 * error.retry_after))
+
+
+async def test_the_queue_alone_is_enough_to_refuse_before_anything_is_known_of_a_prompt() -> None:
+    views = [view("a", waiting_tokens=500)]
+    door = admission(views)
+    door.check(ticket("x", tokens=0, arrived=100.0, tier="interactive"))
+    tasks = [waiting(door, "x", "interactive")]
+    for _ in range(200):
+        tasks.append(waiting(door, "x", "batch"))
+    await all_wait()
+    door.check(ticket("x", tokens=0, arrived=100.0, tier="interactive"))
+    with pytest.raises(UnavailableError):
+        door.check(ticket("x", tokens=0, arrived=100.0, tier="batch", deadline=100.5))
+    door.close()
+    assert all(isinstance(error, UnavailableError) for error in await asyncio.gather(*tasks, return_exceptions=True))
+
+
+async def test_who_leaves_is_not_waited_for() -> None:
+    views = [view("a", waiting_tokens=500)]
+    door = admission(views)
+    tasks = [waiting(door, tenant) for tenant in "xy"]
+    await all_wait()
+    tasks[0].cancel()
+    await all_wait()
+    views[0].waiting_tokens = 0
+    door.changed()
+    assert (await tasks[1]).replica_id == "a"
+    assert (len(door), views[0].unseen) == (0, 1)
+
+
+async def test_who_leaves_just_when_it_is_its_turn_takes_no_room() -> None:
+    views = [view("a", waiting_tokens=500)]
+    door = admission(views)
+    task = waiting(door, "x")
+    await all_wait()
+    views[0].waiting_tokens = 0
+    door.changed()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (views[0].unseen, views[0].unseen_tokens) == (0, 0)
+
+
+async def test_who_was_let_in_and_waits_too_long_after_all_is_refused() -> None:
+    views = [view("a", waiting_tokens=500)]
+    door = admission(views)
+    task = asyncio.create_task(door.enter(ticket("x", arrived=100.0, deadline=100.1)))
+    with pytest.raises(UnavailableError) as refused:
+        await task
+    assert refused.value.code == "overloaded"
+    assert (len(door), len(door.gate.order)) == (0, 0)
+
+
+async def test_who_loses_a_place_in_a_full_queue_is_told() -> None:
+    views = [view("a", waiting_tokens=500)]
+    door = admission(views, entries=2)
+    flood = [waiting(door, "flood") for _ in range(2)]
+    await all_wait()
+    other = waiting(door, "other")
+    with pytest.raises(UnavailableError):
+        await flood[1]
+    views[0].waiting_tokens = 0
+    door.changed()
+    assert [(await task).replica_id for task in (flood[0], other)] == ["a", "a"]
+
+
+async def test_without_a_replica_that_takes_it_nobody_waits() -> None:
+    with pytest.raises(UnavailableError, match="No replica") as refused:
+        await admission([view("a", state="gone")]).enter(ticket("x"))
+    assert refused.value.code == "engine_unavailable"
+
+
+def test_without_objectives_and_tiers_there_is_no_gate() -> None:
+    assert gate_of(GatewaySettings(), "m", Cheapest()) is None
+
+
+def test_tiers_and_their_waits_come_from_the_settings() -> None:
+    settings = GatewaySettings(
+        slo={"ttft_p95": "500ms"},
+        tiers={"interactive": {"weight": 4}, "standard": {}, "batch": {"share": 0.1, "max_wait": "10m"}},
+        waiting={"entries": 7},
+    )
+    door = gate_of(settings, "m", Cheapest())
+    assert door is not None
+    assert door.bounds.entries == 7
+
+    def tier(name: str) -> Tier:
+        return door.order.tier(ticket(tier=name))
+
+    assert tier("interactive") == Tier("interactive", 4.0, 0.0, 0.5)
+    assert tier("batch") == Tier("batch", 1.0, 0.1, 600.0)
+    # who has no tier, or one that is not there
+    assert tier("") == tier("unknown") == Tier("standard", max_wait=60.0)
+
+
+async def hinted(caller: Caller, **headers: str) -> Turn:
+    context = RequestContext("r", caller=caller, started=5.0)
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    await Hints().before({"type": "http", "headers": pairs}, context)
+    return context.turn
+
+
+async def test_a_client_may_say_when_its_first_token_is_due_and_some_on_whose_behalf_they_ask() -> None:
+    headers = {"x_llm_d_slo_ttft_ms": "250", "x_llm_d_inference_fairness_id": "customer-7"}
+    plain = Caller(share="acme/key", tier="gold")
+    assert await hinted(plain) == Turn("acme", "gold", 5.0, math.inf)
+    assert await hinted(plain, **headers) == Turn("acme", "gold", 5.0, 5.25)
+    reseller = Caller(share="acme/key", scopes=frozenset({"inference", "fairness"}))
+    turn = await hinted(reseller, **headers)
+    assert turn.tenant == "acme/customer-7"
+    assert ticket_of(turn, Wanted(3), held=9).deadline == 5.25
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-1", "0", "nan", "inf"])
+async def test_a_time_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(InvalidRequestError, match="x-llm-d-slo-ttft-ms"):
+        await hinted(Caller(), x_llm_d_slo_ttft_ms=value)

@@ -1,0 +1,143 @@
+"""Where a request goes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.gateway.fleet.cost import cost, first_token
+from llmops.gateway.fleet.routing.choose import Cheapest
+from llmops.gateway.fleet.routing.prefix import PrefixIndex
+from llmops.gateway.messages import ReplicaView
+from tests.fleet.views import view, wanted
+
+PROMPT = list(range(400))
+
+
+def policy(seed: int = 0) -> Cheapest:
+    return Cheapest(PrefixIndex(), random.Random(seed))
+
+
+def test_the_holder_of_the_prefix_gets_it_until_its_queue_costs_more_than_reading_it_again() -> None:
+    chosen, views = policy(), [view(name) for name in "abcd"]
+    chosen.sent(wanted(PROMPT), views[2])
+    # 400 tokens at 10,000/s are 40 ms
+    views[2].waiting_tokens = 390
+    assert chosen.choose(wanted(PROMPT), views, 0.0) == 2
+    views[2].waiting_tokens = 410
+    assert chosen.choose(wanted(PROMPT), views, 0.0) != 2
+
+
+def test_what_was_sent_and_is_not_seen_yet_counts_as_waiting() -> None:
+    chosen, views = policy(), [view("a"), view("b", unseen_tokens=500)]
+    assert chosen.choose(wanted(PROMPT), views, 0.0) == 0
+
+
+def test_gateways_that_know_nothing_of_each_other_send_a_new_prefix_to_one_place() -> None:
+    views = [view(f"replica-{number}") for number in range(16)]
+    choices = {policy(seed).choose(wanted([*PROMPT, seed]), views, 0.0) for seed in range(20)}
+    assert len(choices) == 1
+
+
+def test_new_prefixes_spread_over_all_replicas() -> None:
+    views = [view(f"replica-{number}") for number in range(4)]
+    chosen = policy()
+    counts = Counter(chosen.choose(wanted([first, *PROMPT]), views, 0.0) for first in range(400))
+    assert min(counts.values()) > 70
+
+
+@given(st.sets(st.integers(0, 99), min_size=9, max_size=20), st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
+def test_when_a_replica_leaves_only_its_own_prefixes_move(numbers: set[int], firsts: list[int]) -> None:
+    views = [view(f"replica-{number}") for number in sorted(numbers)]
+    before = {first: favourite(views, first) for first in firsts}
+    left = views[1:]
+    for first, where in before.items():
+        if where != views[0].replica_id:
+            assert favourite(left, first) == where
+
+
+def favourite(views: list[ReplicaView], first: int) -> str:
+    """Where it goes when all else is equal: the candidates are the same for every draw of lots."""
+    places = {policy(seed).choose(wanted([first, *PROMPT]), views, 0.0) for seed in range(5)}
+    assert len(places) == 1
+    return views[places.pop() or 0].replica_id
+
+
+def test_a_replica_over_the_watermark_gets_nothing_while_another_is_below() -> None:
+    views = [view("a", free_blocks=150), view("b", waiting_tokens=100_000)]
+    chosen = policy()
+    chosen.sent(wanted(PROMPT), views[0])
+    assert chosen.choose(wanted(PROMPT), views, 0.0) == 0
+    # what is cached there needs no blocks; of what is not, 400 tokens are 100 blocks
+    assert chosen.choose(wanted([9, *PROMPT]), views, 0.0) == 1
+    views[1].free_blocks = 0
+    assert chosen.choose(wanted([9, *PROMPT]), views, 0.0) == 0
+
+
+def test_spare_replicas_wait_until_the_others_are_full() -> None:
+    views = [view("a", running=5), view("b", running=5), view("spare", state="spare")]
+    assert policy().choose(wanted(PROMPT), views, 0.0) in (0, 1)
+    views[0].running = views[1].running = 7
+    assert policy().choose(wanted(PROMPT), views, 0.0) == 2
+
+
+@pytest.mark.parametrize("state", ["starting", "draining", "gone"])
+def test_nothing_goes_where_nothing_may(state: str) -> None:
+    assert policy().choose(wanted(PROMPT), [view("a", state=state)], 0.0) is None
+
+
+def test_suspects_are_used_when_there_is_nothing_else() -> None:
+    views = [view("a", state="suspect"), view("b", waiting_tokens=10**6)]
+    assert policy().choose(wanted(PROMPT), views, 0.0) == 1
+    views[1].state = "gone"
+    assert policy().choose(wanted(PROMPT), views, 0.0) == 0
+
+
+def test_adapters_versions_and_where_it_failed_leave_replicas_out() -> None:
+    views = [view("a", version="1"), view("b", version="2", adapters=frozenset({"fr"})), view("c", version="2")]
+    chosen = policy()
+    assert chosen.choose(wanted(PROMPT, adapter="fr"), views, 0.0) == 1
+    assert chosen.choose(wanted(PROMPT, adapter="de"), views, 0.0) is None
+    assert chosen.choose(wanted(PROMPT, version="1"), views, 0.0) == 0
+    assert chosen.choose(wanted(PROMPT, version="2", without=frozenset({"b"})), views, 0.0) == 2
+
+
+def test_a_version_without_weight_serves_those_who_are_pinned_to_it() -> None:
+    views = [view("a", version="1"), view("b", version="2", weight=0.0)]
+    views[0].waiting_tokens = 10**6
+    assert policy().choose(wanted(PROMPT), views, 0.0) == 0
+    assert policy().choose(wanted(PROMPT, version="2"), views, 0.0) == 1
+
+
+def test_with_many_replicas_a_hot_prefix_does_not_stay_on_the_first_that_have_it() -> None:
+    views = [view(f"replica-{number}") for number in range(32)]
+    chosen = policy()
+    for one in views:
+        chosen.sent(wanted(PROMPT), one)
+    for one in views[:20]:
+        one.running = 8
+    assert all((chosen.choose(wanted(PROMPT), views, 0.0) or 0) >= 20 for _ in range(20))
+
+
+def test_without_an_index_the_shortest_queue_wins() -> None:
+    views = [view("a", waiting_tokens=500), view("b"), view("c", waiting_tokens=500)]
+    assert Cheapest(None, random.Random(1)).choose(wanted(PROMPT), views, 0.0) == 1
+
+
+def test_seconds_to_the_first_token_are_the_queue_the_prompt_and_a_place_in_the_batch() -> None:
+    assert first_token(view("a"), 400, 100) == pytest.approx(400 / 10_000)
+    assert first_token(view("a"), 10, 100) == pytest.approx(0.02)
+    full = view("a", running=8, waiting=3, waiting_tokens=1000)
+    places = 4 * 100 * 0.02 / 8
+    assert first_token(full, 400, 100) == pytest.approx(1400 / 10_000 + 0.02 / 2 + places)
+
+
+def test_a_fuller_batch_costs_as_much_as_a_longer_prompt() -> None:
+    busy, idle = view("a", running=4), view("b")
+    answer = 400
+    assert cost(busy, 400, answer) - first_token(busy, 400, answer) == pytest.approx(answer * 0.02 / 2 / 40)
+    assert cost(idle, 400, answer) == first_token(idle, 400, answer)

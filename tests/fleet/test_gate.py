@@ -1,0 +1,246 @@
+"""When a request goes to a replica, and who is sent away."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmops.gateway.fleet.admission.gate import Bounds, Gate
+from llmops.gateway.fleet.admission.order import Tier, Tiers
+from llmops.gateway.fleet.admission.predict import Drain
+from llmops.gateway.fleet.routing.choose import Cheapest
+from llmops.gateway.fleet.routing.prefix import PrefixIndex
+from llmops.gateway.messages import ReplicaView, Ticket, Wanted
+from tests.fleet.views import ticket, view
+
+TIERS = [Tier("interactive", max_wait=1.0), Tier("batch", max_wait=600.0)]
+
+
+def gate(bounds: Bounds | None = None, seed: int = 0, tiers: list[Tier] | None = None) -> Gate:
+    return Gate(Tiers(tiers or TIERS), Cheapest(PrefixIndex(), random.Random(seed)), bounds, random.Random(seed))
+
+
+def wait_in(one: Gate, views: list[ReplicaView], *tickets: Ticket, now: float = 0.0) -> None:
+    for each in tickets:
+        if one.at_once(each, views, now) is None:
+            assert one.push(each, views, now) == []
+
+
+def placed(one: Gate, views: list[ReplicaView], now: float = 0.0) -> list[tuple[str, str]]:
+    found = []
+    while (next_one := one.next(views, now)) is not None:
+        found.append((next_one.ticket.tenant, views[next_one.place].replica_id))
+    return found
+
+
+def test_an_engine_is_sent_two_steps_worth_and_not_more() -> None:
+    # 2 steps of 20 ms at 10,000 tokens/s are 400 tokens
+    door, views = gate(), [view("a", max_batch_size=0)]
+    for number in range(4):
+        assert door.at_once(ticket(str(number), tokens=100), views, 0.0) == 0
+    late = ticket("late", tokens=1)
+    assert door.at_once(late, views, 0.0) is None
+    assert views[0].unseen_tokens == 400
+    assert late.home == "a"
+    door.push(late, views, 0.0)
+    assert placed(door, views) == []
+    # the replica says that it has them, and has begun with one
+    views[0].unseen, views[0].unseen_tokens, views[0].running, views[0].waiting_tokens = 0, 0, 1, 300
+    assert placed(door, views) == [("late", "a")]
+
+
+def test_a_full_batch_is_sent_one_more() -> None:
+    door, views = gate(), [view("a", running=8)]
+    wait_in(door, views, ticket("x"), ticket("y"))
+    assert (views[0].unseen, len(door.order)) == (1, 1)
+
+
+def test_the_first_with_room_gets_who_is_next() -> None:
+    door, views = gate(), [view("a", waiting_tokens=900), view("b", waiting_tokens=950)]
+    wait_in(door, views, ticket("x"))
+    views[1].waiting_tokens = 0
+    assert placed(door, views) == [("x", "b")]
+
+
+def test_one_whose_prefix_is_cached_waits_for_it_as_long_as_reading_it_would_take() -> None:
+    door, views = gate(), [view("a"), view("b")]
+    # 200 blocks of 4 tokens at 10,000/s are 80 ms
+    long = Wanted(800, answer=10, hashes=range(1, 201))
+    door.policy.sent(long, views[0])
+    views[0].waiting_tokens = 401
+    waits = Ticket("x", long, 0.0)
+    wait_in(door, views, waits)
+    assert placed(door, views, 0.079) == []
+    assert placed(door, views, 0.081) == [("x", "b")]
+
+
+def test_who_does_not_fit_the_cache_waits_and_lets_others_pass_until_it_has_waited_too_long() -> None:
+    door = gate()
+    # 900 of 1,000 blocks may be used: 150 are free, so 50 blocks of 4 tokens
+    views = [view("a", free_blocks=150, running=3), view("b", free_blocks=100, running=3)]
+    wait_in(door, views, ticket("long", tokens=3000), ticket("short", tokens=100))
+    assert placed(door, views) == [("short", "a")]
+    views[0].unseen = views[0].unseen_tokens = 0
+    wait_in(door, views, ticket("short", tokens=10, arrived=3.0), now=3.0)
+    assert placed(door, views, 3.0) == [("short", "a")]
+    assert [one.tenant for one in door.order] == ["long"]
+    # from now on the replica with most room is kept for it
+    assert door.order.held is not None
+    views[0].free_blocks, views[0].unseen, views[0].unseen_tokens = 500, 0, 0
+    door.order.push(ticket("short", tokens=50, arrived=3.0))
+    assert placed(door, views, 3.1) == []
+    views[0].free_blocks = 900
+    assert placed(door, views, 3.2)[0] == ("long", "a")
+
+
+def test_what_fits_no_replica_goes_to_an_empty_one() -> None:
+    door, views = gate(), [view("a")]
+    assert door.at_once(ticket("x", tokens=100_000), views, 0.0) == 0
+
+
+def test_who_would_wait_too_long_is_told_for_how_long() -> None:
+    door, views = gate(), [view("a", waiting_tokens=1000)]
+    # 20 × (490 + 2 × 10) at 10,000/s: a little more than a second
+    for number in range(20):
+        door.push(ticket(f"batch-{number}", tokens=490, tier="batch"), views, 0.0)
+        door.push(ticket(f"chat-{number}", tokens=490, tier="interactive"), views, 0.0)
+    late = ticket("chat-3", tokens=490, tier="interactive")
+    # its own 510 and as much of each other
+    assert door.refusal(late, views, 0.0) == pytest.approx(1.02)
+    new = ticket("new", tokens=490, tier="interactive")
+    assert door.refusal(new, views, 0.0) is None
+    assert door.refusal(replace(late, tier="batch"), views, 0.0) is None
+    hurried = ticket("hurried", tokens=490, tier="batch", deadline=0.5)
+    assert door.refusal(hurried, views, 0.0) == pytest.approx(1.02)
+
+
+def test_those_who_are_refused_do_not_all_come_back_at_once() -> None:
+    waits = [gate(seed=seed).retry_after(10.0) for seed in range(200)]
+    assert 8.0 <= min(waits) < 8.2
+    assert 11.8 < max(waits) <= 12.0
+
+
+def test_a_full_queue_takes_the_place_of_whoever_has_most() -> None:
+    door, views = gate(Bounds(entries=10, bytes=1000)), [view("a", waiting_tokens=1000)]
+    flood = [ticket("flood", arrived=float(number), tier="interactive", bytes=50) for number in range(10)]
+    for one in flood:
+        assert door.push(one, views, 0.0) == []
+    assert door.push(again := ticket("flood", tier="interactive"), views, 0.0) == [again]
+    assert door.push(ticket("new", tier="interactive"), views, 0.0) == [flood[9]]
+    assert door.push(batch := ticket("batch", tier="batch"), views, 0.0) == [batch]
+    # bytes count as well: 450 are held, so a request of 700 takes three more places
+    assert door.push(ticket("large", tier="interactive", bytes=700), views, 0.0) == flood[8:5:-1]
+    assert door.order.bytes == 1000
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=4), st.integers(0, 1000))
+def test_gateways_share_a_replica_by_what_they_declare(weights: list[float], seed: int) -> None:
+    doors = [gate(seed=seed + number) for number in range(len(weights))]
+    shown = [view("a", running=4, subscribers=len(weights), demand=sum(weights)) for _ in weights]
+    for door, weight in zip(doors, weights, strict=True):
+        for _ in range(1000):
+            door.order.push(ticket("x", weight=weight))
+    sent: Counter[int] = Counter()
+    for step in range(1000):
+        for number, door in enumerate(doors):
+            if door.next([shown[number]], 0.001 + step * 0.02) is not None:
+                sent[number] += 1
+            shown[number].unseen = shown[number].unseen_tokens = 0
+    for number, weight in enumerate(weights):
+        assert sent[number] / 1000 == pytest.approx(weight / sum(weights), abs=0.08)
+
+
+def test_a_replica_with_nothing_to_do_is_everybodys() -> None:
+    door = gate()
+    door.order.push(ticket("x"))
+    assert placed(door, [view("a", subscribers=9, demand=1000.0)]) == [("x", "a")]
+
+
+def test_a_replica_that_comes_back_is_used_little_by_little() -> None:
+    door, views = gate(), [view("a", state="gone", max_batch_size=0)]
+    door.look(views, 0.0)
+    for number in range(3000):
+        door.order.push(ticket(str(number), tokens=100))
+    views[0].state = "ready"
+    sent = []
+    for step in range(100):
+        now = 10 + step * 0.1
+        door.look(views, now)
+        count = 0
+        while door.next(views, now) is not None:
+            count += 1
+            views[0].unseen = views[0].unseen_tokens = 0
+            if count == 10:
+                break
+        sent.append(count * 100)
+    # 10 % of 10,000 tokens/s at first, half as much again each second: ∫ from 0 to 0.9 and from 3.9 to 4.9 seconds
+    assert sum(sent[:10]) == pytest.approx(1086, abs=100)
+    assert sum(sent[40:50]) == pytest.approx(5995, abs=200)
+    assert sent[60:] == [1000] * 40
+
+
+def test_a_replica_that_was_there_before_the_gateway_is_used_at_once() -> None:
+    door, views = gate(), [view("a")]
+    door.look(views, 0.0)
+    assert door.at_once(ticket("x", tokens=300), views, 0.0) == 0
+    assert door.at_once(ticket("x", tokens=300), views, 0.0) == 0
+
+
+def test_the_lowest_tiers_youngest_gives_way_when_the_cache_is_full() -> None:
+    door, full = gate(), view("a", free_blocks=40)
+    chat = ticket("a", tier="interactive", arrived=9.0)
+    old, young = (ticket("b", tier="batch", arrived=arrived) for arrived in (1.0, 2.0))
+    assert door.victim(full, [old, chat, young]) is young
+    assert door.victim(full, [old, young]) is None
+    assert door.victim(full, []) is None
+    assert door.victim(view("a", free_blocks=60), [old, chat]) is None
+
+
+def test_what_did_not_go_is_not_charged() -> None:
+    door, views = gate(), [view("a")]
+    one = ticket("x")
+    assert door.at_once(one, views, 0.0) == 0
+    door.unsent(one, views[0])
+    assert (views[0].unseen, views[0].unseen_tokens) == (0, 0)
+    assert door.order.tier(one).name == "batch"
+    assert door.order._lane(one).queue.counter("x") == 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_no_replica_with_room_stays_idle_while_somebody_waits(data: st.DataObject) -> None:
+    views = [view(name, max_batch_size=data.draw(st.integers(1, 6))) for name in "abc"]
+    door, now = gate(), 0.0
+    for _ in range(data.draw(st.integers(1, 40))):
+        now += data.draw(st.floats(0.1, 1.0))
+        if data.draw(st.booleans()):
+            tokens = data.draw(st.integers(1, 600))
+            wait_in(door, views, ticket(data.draw(st.sampled_from("xy")), tokens, arrived=now), now=now)
+        else:
+            one = data.draw(st.sampled_from(views))
+            one.running, one.unseen, one.unseen_tokens = data.draw(st.integers(0, one.max_batch_size)), 0, 0
+        placed(door, views, now)
+        if door.order:
+            assert all(each.unseen_tokens >= 400 or each.running + each.unseen > each.max_batch_size for each in views)
+
+
+def test_the_rate_at_which_a_queue_drains_is_what_left_it_while_there_was_one() -> None:
+    drain, views = Drain(), [view("a")]
+    assert drain.rate(views) == 10_000
+    now = 0.0
+    for _ in range(600):
+        drain.backlog(True, now)
+        drain.left(50)
+        now += 0.1
+    drain.backlog(False, now)
+    assert drain.rate(views) == pytest.approx((500 * 5 + 10_000 * 0.5) / 5.5, rel=0.02)
+    # an hour without a queue, and a clock that goes back
+    drain.backlog(True, now + 3600)
+    drain.backlog(True, now)
+    assert drain.rate(views) == pytest.approx((500 * 5 + 10_000 * 0.5) / 5.5, rel=0.02)

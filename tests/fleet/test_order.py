@@ -1,0 +1,223 @@
+"""Who is next."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from llmops.gateway.fleet.admission.fair import Fair, cost_of
+from llmops.gateway.fleet.admission.order import Tier, Tiers
+from llmops.gateway.messages import Room, Ticket
+from tests.fleet.views import ticket
+
+TENANTS = ["a", "b", "c", "d"]
+WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}
+LARGEST = 400 + 2 * 100
+
+
+def drain(order: Tiers, count: int, now: float = 0.0) -> list[Ticket]:
+    found = (order.pop(Room(), now) for _ in range(count))
+    return [one for one in found if one is not None]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10**6), st.integers(20, 200))
+def test_tenants_that_wait_get_tokens_by_their_weights(seed: int, rounds: int) -> None:
+    """VTC's bound: what two that wait all the time were served differs by no more than their largest requests do."""
+    rng, order = random.Random(seed), Tiers([Tier("only")])
+    served = dict.fromkeys(TENANTS, 0.0)
+
+    def add(tenant: str) -> None:
+        order.push(ticket(tenant, rng.randint(1, 400), rng.randint(1, 100), weight=WEIGHTS[tenant]))
+
+    for tenant in TENANTS:
+        add(tenant)
+        add(tenant)
+    for _ in range(rounds):
+        (one,) = drain(order, 1)
+        add(one.tenant)
+        # the answer is never as long as was thought
+        truth = rng.randint(1, 100)
+        order.served(one, 0, truth - one.wanted.answer)
+        served[one.tenant] += (one.wanted.tokens + 2 * truth) / one.weight
+        for one_tenant in TENANTS:
+            for other in TENANTS:
+                bound = LARGEST / WEIGHTS[one_tenant] + LARGEST / WEIGHTS[other]
+                assert abs(served[one_tenant] - served[other]) <= bound
+
+
+class Orders(RuleBasedStateMachine):
+    """Any sequence of what can happen, beside a plain list of those who wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = Tiers([Tier("high"), Tier("low", share=0.2)], patience=5.0)
+        self.waiting: list[Ticket] = []
+        self.now = 0.0
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        tier=st.sampled_from(["high", "low", "unknown"]),
+        tokens=st.integers(1, 300),
+        held=st.integers(0, 50),
+        moved=st.booleans(),
+    )
+    def push(self, tenant: str, tier: str, tokens: int, held: int, moved: bool) -> None:
+        one = ticket(tenant, tokens, 10, self.now, tier=tier, bytes=held, moved=moved, weight=WEIGHTS[tenant])
+        self.order.push(one)
+        self.waiting.append(one)
+
+    @rule(tokens=st.integers(0, 400))
+    def pop(self, tokens: int) -> None:
+        self.now += 1
+        fitting = [one for one in self.waiting if one.size <= tokens]
+        found = self.order.pop(Room(tokens), self.now)
+        # never over room, and never nothing while somebody fits
+        assert (found is None) == (not fitting)
+        if found is not None:
+            assert found in fitting
+            same = [one for one in fitting if one.tenant == found.tenant and self.lane(one) == self.lane(found)]
+            first = next((one for one in reversed(same) if one.moved), same[0])
+            assert found is first
+            self.waiting.remove(found)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.waiting))
+        assert self.order.remove(one)
+        assert not self.order.remove(one)
+        self.waiting.remove(one)
+
+    @rule(tenant=st.sampled_from(TENANTS), answer=st.integers(-20, 50))
+    def served(self, tenant: str, answer: int) -> None:
+        self.order.served(ticket(tenant, weight=WEIGHTS[tenant], tier="high"), 0, answer)
+
+    def lane(self, one: Ticket) -> str:
+        return "high" if one.tier == "high" else "low"
+
+    @invariant()
+    def adds_up(self) -> None:
+        assert len(self.order) == len(self.waiting) == len(list(self.order))
+        assert self.order.bytes == sum(one.bytes for one in self.waiting)
+        tenants = {(self.lane(one), one.tenant) for one in self.waiting}
+        assert abs(self.order.demand() - sum(WEIGHTS[tenant] for _, tenant in tenants)) < 1e-6
+        assert self.order.held is None or self.order.held in self.waiting
+
+
+TestOrders = Orders.TestCase
+TestOrders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_tiers_are_strict() -> None:
+    order = Tiers([Tier("interactive"), Tier("standard"), Tier("batch")])
+    for tier in ("batch", "standard", "interactive"):
+        for number in range(3):
+            order.push(ticket(str(number), tier=tier))
+    assert [one.tier for one in drain(order, 9)] == ["interactive"] * 3 + ["standard"] * 3 + ["batch"] * 3
+
+
+def test_a_tier_gets_the_share_that_it_has_for_certain() -> None:
+    order = Tiers([Tier("interactive"), Tier("batch", share=0.2)])
+    for _ in range(200):
+        order.push(ticket("a", tier="interactive"))
+        order.push(ticket("b", tier="batch"))
+    tiers = [one.tier for one in drain(order, 101)][1:]
+    assert tiers.count("batch") == 20
+
+
+def test_a_tenant_that_was_away_does_not_save_up() -> None:
+    order = Tiers([Tier("only")])
+    for _ in range(50):
+        order.push(ticket("busy"))
+        drain(order, 1)
+    for _ in range(20):
+        order.push(ticket("busy"))
+        order.push(ticket("new"))
+    tenants = [one.tenant for one in drain(order, 20)]
+    assert tenants.count("new") == 10
+
+
+def test_who_was_served_at_once_does_not_save_up_either() -> None:
+    order = Tiers([Tier("only")])
+    for _ in range(50):
+        order.take(ticket("busy"))
+    for _ in range(20):
+        order.push(ticket("busy"))
+        order.push(ticket("new"))
+    assert [one.tenant for one in drain(order, 20)].count("new") == 10
+
+
+def test_nobody_starves_behind_tenants_that_come_new_all_the_time() -> None:
+    order = Tiers([Tier("only")])
+    order.push(patient := ticket("patient", tokens=1000))
+    for number in range(200):
+        order.push(ticket(f"new-{number}", tokens=10))
+        order.push(ticket(f"newer-{number}", tokens=10))
+        (one,) = drain(order, 1)
+        if one is patient:
+            break
+    assert one is patient
+
+
+def test_those_at_home_come_first_and_others_once_they_need_not_wait_for_their_own() -> None:
+    order = Tiers([Tier("only")])
+    elsewhere, here = ticket("a", home="x", stays=1.0), ticket("a", home="y")
+    order.push(elsewhere)
+    order.push(here)
+    assert order.pop(Room(replica_id="y"), 0.5) is here
+    assert order.pop(Room(replica_id="y"), 0.5) is None
+    assert order.pop(Room(replica_id="y"), 1.0) is elsewhere
+
+
+def test_room_is_held_for_one_that_waits_too_long_for_it() -> None:
+    order = Tiers([Tier("only")], patience=2.0)
+    order.push(long := ticket("a", tokens=5000))
+    order.push(ticket("a", tokens=10, arrived=1.0))
+    order.push(ticket("a", tokens=10, arrived=1.0))
+    assert order.pop(Room(100), 1.5) is not None
+    assert order.held is None
+    assert order.pop(Room(100), 2.5) is not None
+    assert order.held is long
+
+
+def test_what_is_ahead_are_higher_tiers_and_a_fair_part_of_ones_own() -> None:
+    order = Tiers([Tier("high"), Tier("low")])
+    order.push(ticket("x", tokens=80, answer=10, tier="high"))
+    assert order.ahead(ticket("a", tier="low")) == 100
+    assert order.ahead(ticket("a", tier="high")) == 0
+    for tenant, count in (("a", 2), ("b", 5), ("c", 1)):
+        for _ in range(count):
+            order.push(ticket(tenant, tokens=80, answer=10, tier="low"))
+    # its own two, and as much of each other tenant
+    assert order.ahead(ticket("a", tier="low")) == 100 + 200 + 400
+    assert order.ahead(ticket("new", tier="low")) == 100
+    assert order.ahead(ticket("b", tier="low")) == 100 + 500 + 300
+
+
+def test_the_place_of_whoever_has_most_goes_to_others() -> None:
+    order = Tiers([Tier("high"), Tier("low")])
+    for number in range(3):
+        order.push(ticket("flood", arrived=float(number), tier="high"))
+    order.push(ticket("b", tier="high"))
+    last = order.last_for(ticket("c", tier="high"))
+    assert last is not None
+    assert (last.tenant, last.arrived) == ("flood", 2.0)
+    assert order.last_for(ticket("flood", tier="high")) is None
+    assert order.last_for(ticket("c", tier="low")) is None
+    order.push(low := ticket("b", tier="low"))
+    assert order.last_for(ticket("flood", tier="high")) is low
+
+
+def test_counters_of_tenants_that_left_are_not_kept_for_ever() -> None:
+    fair = Fair()
+    for number in range(30_000):
+        one = ticket(f"tenant-{number}")
+        fair.push(one)
+        fair.begin(one)
+        fair.remove(one)
+        fair.charge(one, -cost_of(one) / 2)
+    assert len(fair._counters) <= 10_001

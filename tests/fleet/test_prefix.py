@@ -1,0 +1,86 @@
+"""What is known of the replicas' prefix caches."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from llmops.gateway.fleet.routing.prefix import PrefixIndex, tenant_salt
+
+REPLICAS = st.sampled_from(["a", "b", "c"])
+HASHES = st.lists(st.integers(1, 12), min_size=1, max_size=6, unique=True)
+
+
+def names(index: PrefixIndex, hashes: list[int]) -> list[tuple[int, list[str]]]:
+    return [(held.blocks, sorted(index.names(held.bits))) for held in index.held(hashes)]
+
+
+class Caches(RuleBasedStateMachine):
+    """The index beside plain sets, with room for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex(entries=1000)
+        self.sets: dict[str, set[int]] = {"a": set(), "b": set(), "c": set()}
+
+    @rule(replica=REPLICAS, hashes=HASHES)
+    def store(self, replica: str, hashes: list[int]) -> None:
+        self.index.store(replica, hashes)
+        self.sets[replica] |= set(hashes)
+
+    @rule(replica=REPLICAS, hashes=HASHES)
+    def remove(self, replica: str, hashes: list[int]) -> None:
+        self.index.remove(replica, hashes)
+        self.sets[replica] -= set(hashes)
+
+    @rule(replica=REPLICAS)
+    def forget(self, replica: str) -> None:
+        self.index.forget(replica)
+        self.sets[replica] = set()
+
+    @rule(hashes=HASHES)
+    def look(self, hashes: list[int]) -> None:
+        def depth(known: set[int]) -> int:
+            return next((at for at, name in enumerate(hashes) if name not in known), len(hashes))
+
+        depths = {name: depth(known) for name, known in self.sets.items()}
+        found = {name: blocks for blocks, some in names(self.index, hashes) for name in some}
+        assert found == {name: blocks for name, blocks in depths.items() if blocks}
+
+    @invariant()
+    def longest_first(self) -> None:
+        depths = [held.blocks for held in self.index.held([1, 2, 3, 4])]
+        assert depths == sorted(depths, reverse=True)
+
+
+TestCaches = Caches.TestCase
+TestCaches.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_what_is_used_stays_and_the_rest_makes_room() -> None:
+    index = PrefixIndex(entries=100)
+    index.store("a", [1, 2, 3])
+    for start in range(100, 10_000, 10):
+        index.store("b", range(start, start + 10))
+        assert names(index, [1, 2, 3]) == [(3, ["a"])]
+    assert len(index) <= 120
+    assert index.held([100]) == []
+
+
+@given(st.lists(st.tuples(REPLICAS, st.booleans()), max_size=60))
+def test_a_replica_that_comes_back_has_none_of_what_its_number_had(happened: list[tuple[str, bool]]) -> None:
+    index = PrefixIndex(entries=8)
+    for at, (replica, leaves) in enumerate(happened):
+        if leaves:
+            index.forget(replica)
+            assert all(replica not in some for _, some in names(index, [1, 2]))
+        else:
+            index.store(replica, [1, 2])
+            index.store(replica, [100 + 3 * at, 101 + 3 * at, 102 + 3 * at])
+    assert index.bit("a") < 1 << 32
+
+
+def test_tenants_have_salts_of_their_own_and_nobody_has_none() -> None:
+    assert tenant_salt("") == 0
+    assert len({tenant_salt("acme"), tenant_salt("globex"), 0}) == 3

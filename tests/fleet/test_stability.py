@@ -1,0 +1,61 @@
+"""Prompts whose beginning changes."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+from llmops.gateway.fleet.routing.stability import StabilityWatch, parted_at
+
+HEAD, BODY = list(range(12)), list(range(5000, 6000))
+
+
+def packed(ids: list[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def stamped(number: int, size: int = 3) -> bytes:
+    return packed([*HEAD, *[70_000 + number * 16 + at for at in range(size)], *BODY])
+
+
+def test_the_token_at_which_two_prompts_part_and_go_on_alike() -> None:
+    assert parted_at(stamped(1), stamped(2)) == 12
+    # of another length too: a clock without leading zeros, another user's name
+    assert parted_at(stamped(1, 3), stamped(2, 7)) == 12
+    assert parted_at(stamped(1, 40), stamped(2, 30)) == 12
+
+
+def test_prompts_that_go_on_are_as_they_should_be() -> None:
+    turn = packed([*HEAD, *BODY])
+    assert parted_at(turn, turn) is None
+    assert parted_at(turn, turn + packed([1, 2, 3] * 50)) is None
+    rng = random.Random(1)
+    one, other = ([*HEAD, *(rng.randrange(10**5) for _ in range(500))] for _ in range(2))
+    assert parted_at(packed(one), packed(other)) is None
+    assert parted_at(b"", turn) is None
+
+
+def test_a_tenant_is_told_of_once() -> None:
+    watch = StabilityWatch()
+    told = [found for number in range(100) if (found := watch.look("acme", stamped(number)))]
+    assert [(one.tenant, one.token) for one in told] == [("acme", 12)]
+    assert watch.shares()["acme"] > 0.9
+
+
+def test_one_that_mended_its_prompts_is_told_of_again() -> None:
+    watch = StabilityWatch()
+    told = 0
+    for start in (0, 1000):
+        for number in range(60):
+            told += watch.look("acme", stamped(start + number)) is not None
+        for _ in range(60):
+            told += watch.look("acme", packed([*HEAD, *BODY])) is not None
+    assert told == 2
+
+
+def test_many_tenants_take_no_more_memory_than_the_last_of_them() -> None:
+    watch = StabilityWatch(tenants=10)
+    for number in range(100):
+        for _ in range(30):
+            watch.look(f"tenant-{number}", packed(BODY))
+    assert set(watch.shares()) == {f"tenant-{number}" for number in range(90, 100)}
