@@ -234,7 +234,7 @@ def test_usage_in_every_form(acme, url):
         (("--budget", "2000000000/day"), "at most $1,000,000,000"),
         (
             ("--scopes", "inference,root"),
-            "no scope root; a key has one or more of inference, usage, metrics, admin.",
+            "no scope root; a key has one or more of inference, usage, metrics, admin, fairness.",
         ),
         (("--scopes", ","), "',' is not a list of names"),
         (("--expires", "soon"), "'soon' is not a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31."),
