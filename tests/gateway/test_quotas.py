@@ -21,6 +21,7 @@ from llmops.gateway.callers.limits.check import LimitCheck
 from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.expected import FIRST
 from llmops.gateway.callers.limits.gate import TICK, Gate
+from llmops.gateway.callers.limits.plan import Plan
 from llmops.gateway.endpoints.embeddings import Embeddings
 from llmops.gateway.endpoints.rerank import Rerank
 from llmops.gateway.errors import TokenRateLimitError
@@ -415,7 +416,7 @@ async def test_encoders_reserve_what_they_read(tokenizer, what):
     quota = (Quota("key-a", tpm=1000),)
 
     async def ask() -> RequestContext:
-        context = RequestContext("req", grant=gate.ticket(quota))
+        context = RequestContext("req", grant=gate.ticket(Plan(quota)))
         await endpoint.handle(Request({"type": "http", "llmops": context}))
         context.grant.close(Outcome(200, usage=context.usage))
         return context

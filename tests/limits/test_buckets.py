@@ -1,4 +1,4 @@
-"""The arithmetic, and the three that keep it: in one dict, in SQLite, in a real Valkey."""
+"""The arithmetic, and the three that keep it: in one dict, in shared memory, in a real Valkey."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ LIMIT = 100
 
 
 @contextmanager
-def sqlite_on(clock: Clock) -> Iterator[Embedded]:
+def table_on(clock: Clock) -> Iterator[Embedded]:
     limiter = Embedded(":memory:", clock)
     yield limiter
     asyncio.run(limiter.close())
@@ -153,7 +153,7 @@ STEPS = st.lists(
 def test_what_was_used_is_never_more_than_limit_and_refill(steps):
     """Reservations and refunds in any order: after each, what is used and reserved since the start fits."""
     clock = Clock()
-    with sqlite_on(clock) as limiter:
+    with table_on(clock) as limiter:
         used, open_ = 0, []
         for wait, amount, share, later in steps:
             clock.now += wait
@@ -171,7 +171,7 @@ def test_what_was_used_is_never_more_than_limit_and_refill(steps):
 @settings(max_examples=30)
 def test_who_waits_as_told_uses_all_of_it(amounts):
     clock = Clock()
-    with sqlite_on(clock) as limiter:
+    with table_on(clock) as limiter:
         used = 0
         for amount in amounts:
             while (decision := limiter.reserve_now([rate(LIMIT, amount)]).decision).lacking is not None:
@@ -199,14 +199,14 @@ def an_end(want: Want, took: int, draw: random.Random) -> Change:
     return Change(want.kind, want.key, want.limit, took, draw.randint(0, took) if want.kind == MONEY else 0)
 
 
-async def test_valkey_decides_as_sqlite_does(redis_url, prefix):
+async def test_valkey_decides_as_the_table_does(redis_url, prefix):
     draw, seen = random.Random(14), Counter()
     open_: list[tuple[list[Want], tuple[int, ...]]] = []
-    async with kept() as sqlite, shared(redis_url, prefix) as valkey:
+    async with kept() as embedded, shared(redis_url, prefix) as valkey:
         for _ in range(300):
             unique = {(want.kind, want.key): want for want in (a_want(draw) for _ in range(draw.randint(1, 4)))}
             wants = list(unique.values())
-            mine, theirs = sqlite.reserve_now(wants).decision, await valkey.reserve(wants)
+            mine, theirs = embedded.reserve_now(wants).decision, await valkey.reserve(wants)
             assert theirs.by is valkey
             assert theirs.decision.given == mine.given
             assert (theirs.decision.lacking is None) == (mine.lacking is None)
@@ -219,6 +219,6 @@ async def test_valkey_decides_as_sqlite_does(redis_url, prefix):
             if open_ and draw.random() < 0.5:
                 ended = open_.pop(draw.randrange(len(open_)))
                 changes = [an_end(want, took, draw) for want, took in zip(*ended, strict=True)]
-                sqlite.settle(changes)
+                embedded.settle(changes)
                 valkey.settle(changes)
     assert {None, RATE, PLACES, MONEY} == set(seen)

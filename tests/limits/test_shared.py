@@ -13,11 +13,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from limits_conftest import Clock, eventually, shared, until_up
+from limits_conftest import GENEROUS, Clock, eventually, shared, until_up
 
+from llmops.gateway.callers.limits import table
 from llmops.gateway.callers.limits.base import LEASE
 from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Want
 from llmops.gateway.callers.limits.embedded import Embedded
+from llmops.gateway.callers.limits.gate import Gate
+from llmops.gateway.callers.limits.plan import Plan
+from llmops.gateway.callers.limits.redis import Shared
+from llmops.gateway.messages import Outcome, Quota, Usage
 
 ATTEMPTS = 10_000
 
@@ -57,7 +62,7 @@ def say(processes: Sequence[subprocess.Popen]) -> None:
 
 def test_four_workers_get_the_limit_and_what_refills_and_not_one_more(tmp_path):
     limit = 3000
-    processes = askers(tmp_path / "limits.db", ATTEMPTS // 4, limit)
+    processes = askers(tmp_path / "limits", ATTEMPTS // 4, limit)
     try:
         say(processes)
         told = [json.loads(process.stdout.readline()) for process in processes]
@@ -156,6 +161,65 @@ async def test_a_valkey_that_goes_away(valkey, prefix, how):
         await eventually(all_held)
 
 
+async def test_a_valkey_that_is_slow_for_a_moment_is_no_alarm(valkey, prefix, caplog):
+    """Who waits is answered by this machine in time; what Valkey gave them too late is given back."""
+    wants = [Want(RATE, "key", 300, 100), Want(PLACES, "key", 9, 1)]
+    limiter = Shared(valkey.url, Embedded(":memory:"), prefix, patience=0.02, give_up=GENEROUS)
+    await limiter.start()
+    await until_up(limiter)
+    process = limiter._process
+    valkey.signal(signal.SIGSTOP)
+    asked = await asyncio.gather(*(limiter.reserve(wants) for _ in range(2)))
+    assert all(reserved.by is not limiter and reserved.decision.lacking is None for reserved in asked)
+    # nobody waits for it any more
+    assert not limiter.up.is_set()
+    valkey.signal(signal.SIGCONT)
+    await until_up(limiter)
+
+    async def all_given_back():
+        reserved = await limiter.reserve([wants[0]._replace(amount=0), Want(PLACES, "key", 9, 0)])
+        return reserved.by is limiter and reserved.decision.left == (300, 9)
+
+    await eventually(all_given_back)
+    assert limiter._process == process
+    assert not [record for record in caplog.records if record.name.endswith("limits.redis")]
+    await limiter.close()
+
+
+async def test_a_request_is_one_command(redis_url, prefix):
+    """Requests, tokens and places are asked for together, with what the request before has left."""
+    from redis.asyncio import Redis
+
+    client = Redis.from_url(redis_url)
+
+    async def commands() -> int:
+        return (await client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+
+    async with shared(redis_url, prefix) as limiter:
+        gate = Gate(limiter)
+        plan = Plan((Quota("key", rpm=10_000, tpm=10**6, concurrent=100), Quota("tenant", rpm=10_000, tpm=10**6)))
+
+        async def request() -> None:
+            ticket = gate.ticket(plan)
+            await ticket.enter()
+            await ticket.tokens("tiny", 100, 50)
+            ticket.close(Outcome(200, "stop", Usage(100, 20)))
+
+        began = time.monotonic()
+        # the first one sees how much there is
+        await request()
+        before = await commands()
+        for _ in range(50):
+            await request()
+        # on a busy machine a place that is free may be told of by itself
+        assert await commands() - before <= 55
+        reserved = await limiter.reserve([Want(RATE, "key::rpm", 10_000, 0), Want(RATE, "tenant::tpm", 10**6, 0)])
+        refilled = (time.monotonic() - began) / 60 + 0.01
+        assert 0 <= reserved.decision.left[0] - (10_000 - 51) <= 10_000 * refilled
+        assert 0 <= reserved.decision.left[1] - (10**6 - 51 * 120) <= 10**6 * refilled
+    await client.aclose()
+
+
 async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog):
     async def chatter(reader, writer):
         writer.write(b"220 mail.example ESMTP\r\n")
@@ -178,17 +242,17 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
 
 async def test_a_restart_refills_nothing(tmp_path):
     clock = Clock()
-    first = Embedded(tmp_path / "limits.db", clock)
+    first = Embedded(tmp_path / "limits", clock)
     first.reserve_now([Want(RATE, "key", 60, 60)])
     await first.close()
-    second = Embedded(tmp_path / "limits.db", clock)
+    second = Embedded(tmp_path / "limits", clock)
     assert second.reserve_now([Want(RATE, "key", 60, 1)]).decision.wait == 1.0
     await second.close()
 
 
 async def test_what_a_killed_process_held_is_free_after_its_lease(tmp_path):
     clock = Clock()
-    lost, living = Embedded(tmp_path / "limits.db", clock), Embedded(tmp_path / "limits.db", clock)
+    lost, living = Embedded(tmp_path / "limits", clock), Embedded(tmp_path / "limits", clock)
     for limiter in (lost, living):
         limiter.reserve_now([Want(PLACES, "key", 2, 1), Want(MONEY, "key", 100, 50)])
     clock.now += LEASE - 1
@@ -201,17 +265,17 @@ async def test_what_a_killed_process_held_is_free_after_its_lease(tmp_path):
 
 
 async def test_a_file_that_cannot_be_used_stops_nobody(tmp_path, caplog):
-    """A process that was stopped in the middle of a transaction holds it."""
+    """A process that was stopped in the middle of a reservation holds the lock."""
     clock = Clock()
-    holder, limiter = Embedded(tmp_path / "limits.db", clock), Embedded(tmp_path / "limits.db", clock)
+    holder, limiter = Embedded(tmp_path / "limits", clock), Embedded(tmp_path / "limits", clock)
     want = [Want(RATE, "key", 2, 1)]
     assert limiter.reserve_now(want).by is limiter
     holder.reserve_now([])
-    holder._file.execute("BEGIN IMMEDIATE")
+    holder.table.lock()
     alone = [limiter.reserve_now(want) for _ in range(3)]
     assert [reserved.decision.lacking for reserved in alone] == [None, None, 0]
     assert all(reserved.by is not limiter for reserved in alone)
-    holder._file.execute("ROLLBACK")
+    holder.table.unlock()
     clock.now += 1
     assert limiter.reserve_now(want).by is limiter
     assert caplog.text.count("cannot be used") == 1
@@ -219,16 +283,58 @@ async def test_a_file_that_cannot_be_used_stops_nobody(tmp_path, caplog):
     await limiter.close()
 
 
-async def test_a_file_that_is_none(tmp_path, caplog):
-    (tmp_path / "limits.db").write_bytes(b"not a database, but long enough to be looked at" * 100)
-    limiter = Embedded(tmp_path / "limits.db")
+def test_whoever_is_killed_in_the_middle_leaves_a_table_that_holds(tmp_path):
+    """Processes that ask for all they can get and are killed while they do: what the others got is never too much."""
+    limit, path = 3000, tmp_path / "limits"
+    for _ in range(3):
+        processes = askers(path, 10**6, limit)
+        say(processes)
+        time.sleep(0.05)
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+    limiter = Embedded(path)
+    reserved = limiter.reserve_now([Want(RATE, "key", limit, 0)])
+    assert reserved.by is limiter
+    assert reserved.decision.left[0] < limit / 2
+
+
+async def test_a_disk_that_is_full_stops_nobody(tmp_path, caplog, monkeypatch):
+    """What the table needs is taken when it is made: memory that is missing later would end the process."""
+    monkeypatch.setattr("os.pwrite", lambda file, what, at: 4096)
+    limiter = Embedded(tmp_path / "limits")
     assert limiter.reserve_now([Want(RATE, "key", 2, 1)]).decision.lacking is None
-    assert "file is not a database" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert (tmp_path / "limits").stat().st_size == 0
+    await limiter.close()
+
+
+def test_a_table_that_is_full_forgets_what_is_missed_least(tmp_path, monkeypatch):
+    """Sixteen names share a group; of one too many, that goes which is full again soonest."""
+    monkeypatch.setattr(table, "GROUPS", 1)
+    limiter = Embedded(tmp_path / "limits", Clock())
+    for at in range(16):
+        limiter.reserve_now([Want(RATE, f"key-{at}", 600, 60 if at == 5 else 300)])
+    limiter.reserve_now([Want(RATE, "key-new", 600, 300)])
+    left = [
+        limiter.reserve_now([Want(RATE, f"key-{at}", 600, 0)]).decision.left[0] for at in (*range(5), *range(6, 16))
+    ]
+    assert left == [300] * 15
+    assert limiter.reserve_now([Want(RATE, "key-new", 600, 0)]).decision.left == (300,)
+
+
+async def test_a_file_that_is_none(tmp_path, caplog):
+    (tmp_path / "limits").write_bytes(b"not a database, but long enough to be looked at" * 100)
+    limiter = Embedded(tmp_path / "limits")
+    assert limiter.reserve_now([Want(RATE, "key", 2, 1)]).decision.lacking is None
+    assert "it is another program's file" in caplog.text
     await limiter.close()
 
 
 async def test_what_the_ledger_knows_counts_and_never_less_than_was_seen(tmp_path):
-    limiter = Embedded(tmp_path / "limits.db", Clock())
+    limiter = Embedded(tmp_path / "limits", Clock())
     limiter.spent("key", 60)
     limiter.spent("key", 40)
     assert limiter.reserve_now([Want(MONEY, "key", 100, 100, 1)]).decision.given == (40,)

@@ -56,10 +56,12 @@ class Bucket(NamedTuple):
         """Refilled until `now`."""
         if now < self.stamp:
             return Bucket(min(self.level, limit), self.stamp if self.stamp - now <= STEP else now)
-        return Bucket(min(limit, self.level + (now - self.stamp) * limit / MINUTE), now)
+        level = self.level + (now - self.stamp) * limit / MINUTE
+        return Bucket(level if level < limit else limit, now)
 
     def less(self, amount: int, limit: int) -> Bucket:
-        return Bucket(min(limit, self.level - amount), self.stamp)
+        level = self.level - amount
+        return Bucket(level if level < limit else limit, self.stamp)
 
 
 class Decision(NamedTuple):
@@ -79,14 +81,14 @@ def decide(wants: Sequence[Want], left: Sequence[float]) -> Decision:
     longest = max(waits, default=0.0)
     if longest > 0:
         return Decision(waits.index(longest), longest, tuple(left), ())
-    given = tuple(given_of(want, has) for want, has in zip(wants, left, strict=True))
-    return Decision(None, 0.0, tuple(has - took for has, took in zip(left, given, strict=True)), given)
+    given = [given_of(want, has) for want, has in zip(wants, left, strict=True)]
+    return Decision(None, 0.0, tuple([has - took for has, took in zip(left, given, strict=True)]), tuple(given))
 
 
 def wait_of(want: Want, left: float) -> float:
     """Seconds until `want` can be given; 0 now. More than a bucket holds is given by a full one, as debt."""
     if want.kind == RATE:
-        missing = min(want.amount, want.limit) - left
+        missing = (want.amount if want.amount < want.limit else want.limit) - left
         return missing * MINUTE / want.limit if missing > SLACK else 0.0
     if want.kind == PLACES:
         return BUSY if want.amount > left else 0.0

@@ -13,11 +13,15 @@ from llmops.gateway.callers.limits.base import Limiter
 from llmops.gateway.callers.limits.budgets import Costs
 from llmops.gateway.callers.limits.embedded import Embedded, folder
 from llmops.gateway.callers.limits.gate import Gate
+from llmops.gateway.callers.limits.plan import Plan
 from llmops.gateway.http.anthropic import is_anthropic
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
 from llmops.gateway.messages import Caller, Outcome, Quota
 from llmops.gateway.settings import GatewaySettings, Quotas, QuotaSettings
+
+# plans that are remembered
+_MOST = 10_000
 
 
 class LimitCheck(Check):
@@ -26,14 +30,16 @@ class LimitCheck(Check):
     def __init__(self, gate: Gate, quotas: Quotas) -> None:
         self.gate, self._quotas = gate, quotas
         self._everybody = tuple(_quotas("all callers", quotas.all))
+        # by an anonymous caller's name, or by which object another's quotas are (kept, so that its id stays its own)
+        self._plans: dict[str | int, tuple[Sequence[Quota], Plan | None]] = {}
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         # what only asks for what is there costs nothing that is scarce, and a cancel gives some of it back
         if scope["method"] != "POST" or context.route.endswith("/cancel"):
             return
-        quotas = self.of(context.caller)
-        if quotas:
-            context.grant = ticket = self.gate.ticket(quotas, _size(scope), is_anthropic(scope))
+        plan = self._plan(context.caller)
+        if plan is not None:
+            context.grant = ticket = self.gate.ticket(plan, _size(scope), is_anthropic(scope))
             await ticket.enter()
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
@@ -44,9 +50,18 @@ class LimitCheck(Check):
         """A caller's own quotas, or for one without any those of each; and those of all together, always last."""
         return (*(caller.quotas or self._each(caller)), *self._everybody)
 
+    def _plan(self, caller: Caller) -> Plan | None:
+        key = id(caller.quotas) if caller.quotas else _name(caller)
+        known = self._plans.get(key)
+        if known is None:
+            if len(self._plans) >= _MOST:
+                self._plans.clear()
+            quotas = self.of(caller)
+            known = self._plans[key] = caller.quotas, Plan(quotas) if quotas else None
+        return known[1]
+
     def _each(self, caller: Caller) -> Sequence[Quota]:
-        """By the address: what an anonymous client sends as a key is its own to choose."""
-        name = caller.key_id or f"client {caller.share.partition('/')[0]}"
+        name = _name(caller)
         by_model = [quota for model, one in self._quotas.models.items() for quota in _quotas(name, one, model)]
         return (*_quotas(name, self._quotas.each), *by_model)
 
@@ -78,8 +93,13 @@ def _file(settings: GatewaySettings, own: str) -> Path | str:
     """The same for all workers, and for the next start of this gateway; with a port that is new each time, its own."""
     if settings.port:
         name = hashlib.sha256(f"{settings.host}:{settings.port}".encode()).hexdigest()[:16]
-        return folder() / f"{name}.db"
-    return Path(own).with_name("limits.db") if own else ":memory:"
+        return folder() / f"{name}.limits"
+    return Path(own).with_name("limits") if own else ":memory:"
+
+
+def _name(caller: Caller) -> str:
+    """By the address: what an anonymous client sends as a key is its own to choose."""
+    return caller.key_id or f"client {caller.share.partition('/')[0]}"
 
 
 def _quotas(of: str, one: QuotaSettings, model: str | None = None) -> list[Quota]:

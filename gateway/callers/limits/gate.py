@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from time import monotonic
 
@@ -13,7 +12,8 @@ from llmops.gateway.callers.limits.base import Limiter
 from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Want
 from llmops.gateway.callers.limits.budgets import Budgets, Costs
 from llmops.gateway.callers.limits.expected import Expected
-from llmops.gateway.callers.limits.headers import Level, anthropic_headers, openai_headers
+from llmops.gateway.callers.limits.headers import anthropic_headers, openai_headers
+from llmops.gateway.callers.limits.plan import Guesses, Part, Plan
 from llmops.gateway.callers.limits.refusals import refusal, too_large
 from llmops.gateway.callers.limits.refused import Refused
 from llmops.gateway.messages import Grant, Outcome, Quota, Usage
@@ -24,26 +24,11 @@ TICK = 0.5
 BUSY = 0.1
 # what an answer that nothing cut short ends with
 _OWN_ENDS = frozenset({"stop", "tool_calls"})
+_ENTRY = frozenset({"requests", "places"})
 
 
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
-
-
-@dataclass(slots=True)
-class Part:
-    """One want of a request. `taken`: what it has reserved so far, by `by`; None before."""
-
-    quota: Quota
-    of: str
-    want: Want
-    taken: int = 0
-    by: Limiter | None = None
-    left: float = 0.0
-
-    @property
-    def level(self) -> Level:
-        return Level(self.of, self.want.limit, self.left)
 
 
 class Gate:
@@ -59,13 +44,13 @@ class Gate:
         """Without `costs` budgets bound nothing."""
         self.limiter, self.clock, self.now = limiter, clock, now
         self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
-        self.expected, self.refused = Expected(), Refused()
+        self.expected, self.refused, self.guesses = Expected(), Refused(), Guesses()
         self.open: set[Ticket] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def ticket(self, quotas: Sequence[Quota], size: int = 0, anthropic: bool = False) -> Ticket:
+    def ticket(self, plan: Plan, size: int = 0, anthropic: bool = False) -> Ticket:
         """For one request with a body of `size` bytes (0: unknown)."""
-        return Ticket(self, quotas, size, anthropic)
+        return Ticket(self, plan, size, anthropic)
 
     def watch(self, ticket: Ticket) -> None:
         self.open.add(ticket)
@@ -90,37 +75,43 @@ class Ticket(Grant):
     """Of one request: `enter`, then `tokens` as soon as its prompt is counted, then `close`, however it ended."""
 
     __slots__ = (
-        "_answers", "_anthropic", "_bounded", "_closed", "_gate", "_model", "_parts", "_quotas", "_size", "_usage",
+        "_answers", "_anthropic", "_bounded", "_closed", "_entry", "_gate", "_model", "_parts", "_plan", "_size",
+        "_usage",
     )  # fmt: skip
 
-    def __init__(self, gate: Gate, quotas: Sequence[Quota], size: int, anthropic: bool) -> None:
-        self._gate, self._quotas, self._size, self._anthropic = gate, quotas, size, anthropic
+    def __init__(self, gate: Gate, plan: Plan, size: int, anthropic: bool) -> None:
+        self._gate, self._plan, self._size, self._anthropic = gate, plan, size, anthropic
         self._parts: list[Part] = []
+        # what is still to be asked for, or owed by a request that ends before it asks
+        self._entry: list[Part] = []
         self._usage: Callable[[], Usage] | None = None
         self._model, self._answers, self._bounded = "", 1, True
         self._closed = False
 
     async def enter(self) -> None:
-        """A request more, and one more at once. Raises RateLimitError."""
-        known = self._gate.refused.find(self._quotas[0].of, self._size, self._gate.clock())
+        """A request more, and one more at once; together with its tokens where there is much room.
+
+        Raises RateLimitError.
+        """
+        known = self._gate.refused.find(self._plan.whose, self._size, self._gate.clock)
         if known is not None:
             left, error = known
             raise error.again(left)
-        parts = [part for quota in self._quotas if quota.model is None for part in _entry(quota)]
-        if parts:
-            await self._reserve(parts, 0)
+        parts = self._plan.before.entry()
+        if self._gate.guesses.wait(parts):
+            self._entry = parts
+        else:
+            await self._reserve(parts)
 
     async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
-        quotas = [quota for quota in self._quotas if quota.model in (None, model)]
-        parts = [part for quota in quotas if quota.model is not None for part in _entry(quota)]
-        rates = [quota for quota in quotas if quota.tpm is not None]
-        if rates:
-            amount = self._amount(rates, prompt, most)
-            parts += [Part(quota, "tokens", _rate(quota, "tpm", quota.tpm or 0, amount)) for quota in rates]
-        money = await self._money(quotas, prompt, most)
+        asked = self._plan.of(model)
+        parts = [*self._entry, *asked.entry()]
+        if asked.smallest is not None:
+            parts += asked.tokens(self._amount(asked.smallest, prompt, most))
+        money = await self._money(asked.budgets, prompt, most) if asked.budgets else []
         if parts or money:
-            await self._reserve([*parts, *money], self._size)
+            await self._reserve([*parts, *money])
         return min([self._affordable(part.taken, prompt, most) for part in money], default=most)
 
     def follow(self, usage: Callable[[], Usage]) -> None:
@@ -152,44 +143,57 @@ class Ticket(Grant):
             self._gate.expected.note(self._model, usage.completion_tokens // self._answers)
         if usage is not None and not self._model:
             # nothing was reserved for it, but it was used
-            self._parts += [
-                Part(quota, "tokens", _rate(quota, "tpm", quota.tpm, 0), by=self._gate.limiter)
-                for quota in self._quotas
-                if quota.tpm is not None and quota.model is None
-            ]
+            unasked = self._plan.before.tokens(0)
+            for part in unasked:
+                part.by = self._gate.limiter
+            self._parts += unasked
+        changes: dict[Limiter, list[Change]] = {}
         for part in self._parts:
-            change = self._change(part, usage)
+            change = self._change(part, usage) if part.by is not None else None
             if part.by is not None and change is not None:
-                part.by.settle([change])
+                changes.setdefault(part.by, []).append(change)
+        if self._entry:
+            self._gate.guesses.done(self._entry)
+            owed = [part.want for part in self._entry if part.want.kind == RATE]
+            changes.setdefault(self._gate.limiter, []).extend(Change(RATE, one.key, one.limit, 0, 1) for one in owed)
+        for by, settled in changes.items():
+            by.settle(settled)
 
     # -- reserving -------------------------------------------------------------------------------------------------
 
-    async def _reserve(self, parts: list[Part], size: int) -> None:
+    async def _reserve(self, parts: list[Part]) -> None:
         reserved = await self._gate.limiter.reserve([part.want for part in parts])
         decision, wants = reserved.decision, reserved.wants
         for part, want, left in zip(parts, wants, decision.left, strict=True):
             # its limit may be a share
             part.want, part.left = want, left
+            if part.of in _ENTRY:
+                self._gate.guesses.note(want, left)
         self._parts += parts
-        if decision.lacking is not None:
-            self._refuse(parts[decision.lacking], decision.wait, size)
+        lacking = None if decision.lacking is None else parts[decision.lacking]
+        # who is refused for what it is as such has asked, who is for its size has sent a request
+        if self._entry and (lacking is None or lacking.of in _ENTRY):
+            self._gate.guesses.done(self._entry)
+            self._entry = []
+        if lacking is not None:
+            self._refuse(lacking, decision.wait)
         for part, given in zip(parts, decision.given, strict=True):
             part.taken, part.by = given, reserved.by
-        if any(part.want.kind != RATE for part in parts):
-            self._gate.watch(self)
+            if part.want.kind != RATE:
+                self._gate.watch(self)
 
-    def _refuse(self, part: Part, wait: float, size: int) -> None:
+    def _refuse(self, part: Part, wait: float) -> None:
         now = self._gate.now()
         error = refusal(part.quota, part.of, part.want, part.left, wait, now)
+        size = 0 if part.of in _ENTRY else self._size
         if part.quota.model is None and (size or part.of != "tokens"):
             remembered = BUSY if part.want.kind == PLACES else min(wait, 1.0) if part.want.kind == MONEY else wait
-            self._gate.refused.note(self._quotas[0].of, size, self._gate.clock() + remembered, error)
+            self._gate.refused.note(self._plan.whose, size, self._gate.clock() + remembered, error)
         raise error
 
-    def _amount(self, rates: Sequence[Quota], prompt: int, most: int) -> int:
+    def _amount(self, smallest: Quota, prompt: int, most: int) -> int:
         """Prompt and answer. What the client bounded is reserved whole; else what answers of this model mostly have,
         and never more than a full bucket gives."""
-        smallest = min(rates, key=lambda quota: quota.tpm or 0)
         limit = smallest.tpm or 0
         if prompt + (most if self._bounded else 0) > limit:
             raise too_large(smallest, prompt, most if self._bounded else 0)
@@ -197,10 +201,9 @@ class Ticket(Grant):
             return prompt + most
         return min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit)
 
-    async def _money(self, quotas: Sequence[Quota], prompt: int, most: int) -> list[Part]:
+    async def _money(self, bound: Sequence[Quota], prompt: int, most: int) -> list[Part]:
         budgets = self._gate.budgets
-        bound = [quota for quota in quotas if quota.budget is not None]
-        if budgets is None or not bound:
+        if budgets is None:
             return []
         budgets.check(self._model)
         least = budgets.cost(self._model, Usage(prompt, min(most, self._answers)))
@@ -245,20 +248,6 @@ class _Costs(Sequence[int]):
 
     def __getitem__(self, tokens: int) -> int:  # type: ignore[override]
         return self._budgets.cost(self._model, Usage(self._prompt, tokens))
-
-
-def _entry(quota: Quota) -> list[Part]:
-    parts = []
-    if quota.rpm is not None:
-        parts.append(Part(quota, "requests", _rate(quota, "rpm", quota.rpm, 1)))
-    if quota.concurrent is not None:
-        key = f"{quota.of}:{quota.model or ''}"
-        parts.append(Part(quota, "places", Want(PLACES, key, quota.concurrent, 1)))
-    return parts
-
-
-def _rate(quota: Quota, name: str, limit: int, amount: int) -> Want:
-    return Want(RATE, f"{quota.of}:{quota.model or ''}:{name}", limit, amount)
 
 
 def _total(usage: Usage) -> int:

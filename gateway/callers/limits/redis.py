@@ -1,8 +1,9 @@
 """Limits that several gateways share, in Redis or Valkey; this machine's own while that is away.
 
 All that one turn of the event loop asks goes as one EVALSHA, with what was settled meanwhile, and while that is on its
-way the next one gathers. A reply that is not there in `PATIENCE` opens the circuit: who waits for it is answered by the
-machine's own limiter with its share of each limit, and so is everybody until Redis answers again.
+way the next one gathers. Who has no reply in `PATIENCE` is answered by the machine's own limiter with its share of each
+limit, and so is everybody until the reply comes; what it gave too late is given back. A Redis that is only slow, on a
+busy machine, is no alarm: one is away when its connection fails, or says nothing for `GIVE_UP`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,12 @@ log = logging.getLogger(__name__)
 PREFIX = "{llmops:limits}"
 # Seconds; and turns of the event loop, since one that was busy sees the time first and the reply after it.
 PATIENCE, TURNS = 0.004, 4
+GIVE_UP = 0.25
 # calls of one command, which holds up Redis for less than a millisecond
 MOST = 64
 CONNECT = 0.5
-SETTLED = 0.05
+# Seconds for which what was settled waits for a reservation to go with: places and money are waited for.
+SETTLED, HELD = 0.5, 0.05
 PAUSES = (0.2, 0.4, 0.8)
 _SCRIPT = Path(__file__).with_name("reserve.lua")
 _FAILURES = (RedisError, OSError, asyncio.TimeoutError, EOFError)
@@ -57,8 +60,10 @@ _Call = tuple[Sequence[Want], "asyncio.Future[Reserved | None]"]
 class Shared(Limiter):
     """Limits in the Redis at `url`, or `own` where it does not answer. Starts at the first reservation."""
 
-    def __init__(self, url: str, own: Embedded, prefix: str = PREFIX, patience: float = PATIENCE) -> None:
-        self._url, self._own, self._prefix, self._patience = url, own, prefix, patience
+    def __init__(
+        self, url: str, own: Embedded, prefix: str = PREFIX, patience: float = PATIENCE, give_up: float = GIVE_UP
+    ) -> None:
+        self._url, self._own, self._prefix, self._patience, self._give_up = url, own, prefix, patience, give_up
         self.machines = 1
         self.up = asyncio.Event()
         self._calls: list[_Call] = []
@@ -94,14 +99,19 @@ class Shared(Limiter):
         return self._own.reserve_now(divided(wants, self.machines))
 
     def settle(self, changes: Sequence[Change]) -> None:
+        held = False
         for change in changes:
             sums = self._settled.setdefault((change.kind, change.key, change.limit), [0, 0])
             sums[0] += change.held
             sums[1] += change.used
             if change.kind != RATE:
                 self._note_held(change.kind, change.key, change.limit, -change.held)
-        if self._timer is None and self.up.is_set():
-            self._timer = asyncio.get_running_loop().call_later(SETTLED, self._settle_now)
+                held = True
+        if self.up.is_set() and (self._timer is None or held):
+            loop, wait = asyncio.get_running_loop(), HELD if held else SETTLED
+            if self._timer is None or self._timer.when() > loop.time() + wait:
+                self._stop_timer()
+                self._timer = loop.call_later(wait, self._settle_now)
 
     def spent(self, key: str, at_least: int) -> None:
         self._spent[key] = max(self._spent.get(key, 0), at_least)
@@ -123,10 +133,13 @@ class Shared(Limiter):
 
     def _settle_now(self) -> None:
         """Nobody asked for anything that it could have travelled with."""
+        self._stop_timer()
+        self._wanted.set()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._wanted.set()
 
     # -- the connection --------------------------------------------------------------------------------------------
 
@@ -189,32 +202,43 @@ class Shared(Limiter):
             self._sent, self._calls = self._calls[:MOST], self._calls[MOST:]
             if self._calls:
                 self._wanted.set()
-            late = loop.call_later(self._patience, self._late, self._sent)
+            late = loop.call_later(self._patience, self._if_still, self._sent, self._go_on)
+            lost = loop.call_later(self._patience + self._give_up, self._if_still, self._sent, self._give_it_up)
             try:
                 replies = await self._run(sha, [wants for wants, _ in self._sent])
             finally:
                 late.cancel()
+                lost.cancel()
+            self.up.set()
             sent, self._sent = self._sent, []
             for (wants, future), reply in zip(sent, replies, strict=True):
                 self._answer(wants, future, reply)
 
-    def _late(self, sent: list[_Call], turns: int = TURNS) -> None:
+    def _if_still(self, sent: list[_Call], then: Callable[[], None], turns: int = TURNS) -> None:
+        """Where nothing came for `sent` meanwhile."""
         if sent is not self._sent:
             return
         if turns:
-            asyncio.get_running_loop().call_soon(self._late, sent, turns - 1)
-            return
-        self._say(f"nothing for {self._patience * 1000:g} ms")
+            asyncio.get_running_loop().call_soon(self._if_still, sent, then, turns - 1)
+        else:
+            then()
+
+    def _give_it_up(self) -> None:
+        self._say(f"nothing for {(self._patience + self._give_up) * 1000:g} ms")
         self._away()
         self._exchanging.cancel()
 
-    def _away(self) -> None:
+    def _go_on(self) -> None:
         """Everybody who waits is answered by this machine."""
         self.up.clear()
         for _, future in (*self._sent, *self._calls):
             if not future.done():
                 future.set_result(None)
-        self._sent, self._calls = [], []
+        self._calls = []
+
+    def _away(self) -> None:
+        self._go_on()
+        self._sent = []
         connection, self._connection = self._connection, None
         if connection is not None:
             closing = asyncio.get_running_loop().create_task(_closed(connection))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from llmops.gateway.errors import RateLimitError
 
@@ -26,11 +27,12 @@ class Refused:
         if len(self._callers) > MOST:
             self._callers.popitem(last=False)
 
-    def find(self, caller: str, size: int, now: float) -> tuple[float, RateLimitError] | None:
+    def find(self, caller: str, size: int, clock: Callable[[], float]) -> tuple[float, RateLimitError] | None:
         """The seconds that are left, and what was said; the longest of them."""
         refusals = self._callers.get(caller)
         if refusals is None:
             return None
+        now = clock()
         for over in [one for one, (until, _) in refusals.items() if until <= now]:
             del refusals[over]
         if not refusals:

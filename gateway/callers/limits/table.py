@@ -1,0 +1,182 @@
+"""Numbers that the processes of one machine share: a table in a mapped file, behind a lock that its holder's end frees.
+
+A row is a name's, with two numbers and a time after which nobody misses it. Where it may be follows from its name, so
+that no row ever moves: a process that is killed in the middle leaves each of them as it was or as it became.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import time
+from hashlib import blake2b
+from struct import Struct
+
+MAGIC = b"llmops limits 1\n"
+# a row's name is its digest, which is written last; its group has the rows among which it is looked for
+GROUPS, IN_GROUP, DIGEST = 8192, 16, 16
+_ROW, _NUMBERS, _READ = Struct("=16sddd"), Struct("=ddd"), Struct("=dd")
+_NOBODY = bytes(DIGEST)
+# the first page: magic, the machine's name, how often a process has come, and the processes with when they were seen
+_MACHINE, _CHANGES, _PROCESSES = slice(16, 32), Struct("=q"), 64
+_AT_CHANGES, _PROCESS, MOST_PROCESSES = 32, Struct("=16sd"), 160
+_HEADER = 4096
+SIZE = _HEADER + GROUPS * IN_GROUP * _ROW.size
+
+# Seconds for which others may hold the lock: a reservation takes some 0.00001, unless its process loses its turn.
+PATIENCE, _NAP = 0.05, 0.0001
+_MOST_KNOWN = 100_000
+
+
+class Table:
+    """The table in the file at `path`, of this process alone where there is none. Between `lock` and `unlock` nobody
+    else reads or writes.
+
+    Raises OSError where it cannot be made or is another program's file.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._file = -1
+        # where rows were found, by name
+        self._known: dict[str, tuple[bytes, int]] = {}
+        if path is None:
+            self.map = mmap.mmap(-1, SIZE)
+            self._begin()
+            return
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self.lock(patience=1.0)
+            if not os.fstat(self._file).st_size:
+                # written, not left out: memory that is not there when it is needed would end the process
+                if os.pwrite(self._file, bytes(SIZE), 0) != SIZE:
+                    os.ftruncate(self._file, 0)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            elif os.fstat(self._file).st_size != SIZE:
+                raise OSError("it is another program's file")
+            self.map = mmap.mmap(self._file, SIZE)
+            if self.map[: len(MAGIC)] != MAGIC:
+                self._begin()
+            self.unlock()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def lock(self, patience: float = PATIENCE) -> None:
+        """Raises TimeoutError when another process holds it for too long."""
+        if self._file < 0:
+            return
+        until = 0.0
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                until = until or time.monotonic() + patience
+                if time.monotonic() > until:
+                    raise TimeoutError("another process holds it") from None
+                time.sleep(_NAP)
+            else:
+                return
+
+    def unlock(self) -> None:
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Also gives the lock back."""
+        self.map.close()
+        if self._file >= 0:
+            os.close(self._file)
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> int:
+        """Where the row is; 0 where there is none."""
+        digest, at = self._known.get(name) or self._place(name)
+        if self.map[at : at + DIGEST] == digest:
+            return at
+        first = at - (at - _HEADER) % (IN_GROUP * _ROW.size)
+        for at in range(first, first + IN_GROUP * _ROW.size, _ROW.size):
+            if self.map[at : at + DIGEST] == digest:
+                self._known[name] = digest, at
+                return at
+        return 0
+
+    def read(self, at: int) -> tuple[float, float]:
+        """Its stamp and its amount."""
+        return _READ.unpack_from(self.map, at + DIGEST)  # type: ignore[return-value]
+
+    def write(self, name: str, at: int, stamp: float, amount: float, until: float) -> None:
+        """The row at `at`, or (0) a new one, in the place of that which is missed least.
+
+        Of a rate that is killed in between the stamp comes first: what is lost is refill.
+        """
+        if at:
+            _NUMBERS.pack_into(self.map, at + DIGEST, stamp, amount, until)
+            return
+        digest, at = self._place(name)
+        first = at - (at - _HEADER) % (IN_GROUP * _ROW.size)
+        at = min(range(first, first + IN_GROUP * _ROW.size, _ROW.size), key=self._until)
+        self.map[at : at + DIGEST] = _NOBODY
+        _NUMBERS.pack_into(self.map, at + DIGEST, stamp, amount, until)
+        self.map[at : at + DIGEST] = digest
+        self._known[name] = digest, at
+
+    def _until(self, at: int) -> float:
+        digest, _, _, until = _ROW.unpack_from(self.map, at)
+        return until if digest != _NOBODY else float("-inf")
+
+    def _place(self, name: str) -> tuple[bytes, int]:
+        """Its digest, and the first row of its group."""
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        digest = blake2b(name.encode(), digest_size=DIGEST).digest()
+        return digest, _HEADER + int.from_bytes(digest[:4], "little") % GROUPS * IN_GROUP * _ROW.size
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    @property
+    def machine(self) -> str:
+        return self.map[_MACHINE].hex()
+
+    @property
+    def changes(self) -> int:
+        """Other than before: a process has come or gone."""
+        return int(_CHANGES.unpack_from(self.map, _AT_CHANGES)[0])
+
+    def processes(self) -> dict[bytes, float]:
+        """When each was seen last."""
+        found = (_PROCESS.unpack_from(self.map, at) for at in self._processes())
+        return {process: seen for process, seen in found if process != _NOBODY}
+
+    def see(self, process: bytes, now: float, dead: float) -> None:
+        """`process` lives. One that came new gets the place of another that was not seen since `dead`."""
+        places = {_PROCESS.unpack_from(self.map, at): at for at in self._processes()}
+        for (known, _), at in places.items():
+            if known == process:
+                _PROCESS.pack_into(self.map, at, process, now)
+                return
+        for (known, seen), at in places.items():
+            if known == _NOBODY or not dead < seen <= now + 1:
+                _PROCESS.pack_into(self.map, at, process, now)
+                self._changed()
+                return
+        raise OSError(f"more than {MOST_PROCESSES} processes share it")
+
+    def leave(self, process: bytes) -> None:
+        for at in self._processes():
+            if self.map[at : at + DIGEST] == process:
+                _PROCESS.pack_into(self.map, at, _NOBODY, 0.0)
+                self._changed()
+
+    def _processes(self) -> range:
+        return range(_PROCESSES, _PROCESSES + MOST_PROCESSES * _PROCESS.size, _PROCESS.size)
+
+    def _changed(self) -> None:
+        _CHANGES.pack_into(self.map, _AT_CHANGES, self.changes + 1)
+
+    def _begin(self) -> None:
+        self.map[_MACHINE] = secrets.token_bytes(16)
+        self.map[: len(MAGIC)] = MAGIC
