@@ -15,6 +15,7 @@ from llmops.gateway.answers.service import Service
 from llmops.gateway.callers.access.check import access_of
 from llmops.gateway.callers.limits.check import limits_of
 from llmops.gateway.callers.usage.bind import billing_of
+from llmops.gateway.callers.usage.check import usage_of
 from llmops.gateway.conversations.run import Running
 from llmops.gateway.conversations.store import ResponseStore
 from llmops.gateway.conversations.table import Bounds, ResponseTable
@@ -83,6 +84,7 @@ def create_app(
     access = access_of(settings)
     billing = billing_of(settings)
     limits = limits_of(settings, siblings.own, billing)
+    usage = usage_of(settings, billing)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -91,6 +93,8 @@ def create_app(
             await billing.start()
         if limits is not None:
             await limits.gate.limiter.start()
+        if usage is not None:
+            await usage.start()
         lag = LagWatch(metrics)
         try:
             async with AsyncExitStack() as stack:
@@ -100,6 +104,8 @@ def create_app(
         finally:
             lag.close()
             await responses.close()
+            if usage is not None:
+                await usage.close()
             if access is not None:
                 await access.close()
             if limits is not None:
@@ -125,6 +131,7 @@ def create_app(
             *named,
             *checks,
             *([limits] if limits else []),
+            *([usage] if usage else []),
         ],
         own=siblings.own,
     )

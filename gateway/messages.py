@@ -130,6 +130,66 @@ class Outcome(NamedTuple):
     usage: Usage | None = None
 
 
+class UsageEvent(NamedTuple):
+    """One request as it is billed: what every journal, topic and ledger gets, once per `id` (a UUID, in time's order).
+
+    `seq` counts the events of one gateway worker from 0. `input_tokens` include the `cached_tokens`. `cost_micros` are
+    micro-dollars by the price `price_id`; without one the ledger asks for the price of its time. `status`: 499 for who
+    left, 0 for `finish_reason` `gateway_lost`: a gateway that died with the request.
+
+    Journals outlive an upgrade: new fields go to the end, with a default.
+    """
+
+    id: str
+    gateway_id: str
+    seq: int
+    at: datetime
+    request_id: str
+    tenant_id: str
+    user_id: str
+    key_id: str
+    model: str
+    input_tokens: int
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_micros: int = 0
+    price_id: str | None = None
+    status: int = 200
+    finish_reason: str | None = None
+    ttft_ms: int | None = None
+    latency_ms: int | None = None
+    priority: str | None = None
+    version: str | None = None
+    replica: str | None = None
+    migrations: int = 0
+
+
+class Tally(ABC):
+    """What one request uses, kept where it outlives this process. None of this raises, or waits."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def begin(self, model: str, answer_id: str, prompt_tokens: int) -> None:
+        """The engine is at work for it."""
+
+    @abstractmethod
+    def cached(self, tokens: int) -> None:
+        """So many of the prompt's were found in the engine's cache."""
+
+    @abstractmethod
+    def count(self, tokens: int) -> None:
+        """So many have been generated so far."""
+
+    @abstractmethod
+    def end(self, outcome: Outcome, first: float = 0.0) -> None:
+        """It is over, and the last bytes of its answer go out after this: only the first call counts.
+
+        `first`: perf_counter() when its first tokens came, 0 for never.
+        """
+
+
 class Grant(ABC):
     """What one request may use of its caller's quotas: reserved before the work, settled to what it was by its end."""
 

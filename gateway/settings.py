@@ -6,7 +6,7 @@ import difflib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ImportString, ValidationError
@@ -185,6 +185,15 @@ class LookupSettings(_Section):
     stale: Annotated[float, Field(ge=0)] = 3600.0
 
 
+class UsageSettings(_Section):
+    """`journal`: the folder of what the ledger does not have yet, None for `usage` in the cache folder; `bytes`: what
+    it may have, per worker; `when_full`: `serve` goes on without writing usage down where there is no room for it."""
+
+    journal: Path | None = None
+    bytes: Annotated[int, Field(ge=2**20)] = 2**30
+    when_full: Literal["refuse", "serve"] = "refuse"
+
+
 # gRPC's own names of servers, https://github.com/grpc/grpc/blob/master/doc/naming.md
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
@@ -211,6 +220,7 @@ class GatewaySettings(BaseSettings):
     `slo`: of all models without one of their own. `tiers`, the highest first, by the tiers of keys:
     who is served first.
     `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
+    What is used is written there.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
@@ -232,6 +242,7 @@ class GatewaySettings(BaseSettings):
     store: str | None = Field(default=None, repr=False)
     open: bool = False
     lookups: LookupSettings = LookupSettings()
+    usage: UsageSettings = UsageSettings()
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2

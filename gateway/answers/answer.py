@@ -14,7 +14,7 @@ from llmops.gateway.answers.choice import Choice
 from llmops.gateway.answers.sampling import in_client_terms
 from llmops.gateway.errors import ApiError, CancelledStreamError, EngineTimeoutError, UnsupportedError
 from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import TokenBatch, TokenSink, TokenStream, Usage
+from llmops.gateway.messages import Outcome, TokenBatch, TokenSink, TokenStream, Usage
 from llmops.gateway.observability.metrics import Meter
 from llmops.gateway.settings import Timeouts
 
@@ -47,7 +47,7 @@ class Answer:
         self.timeouts = timeouts
         self.prompt_tokens = prompt_tokens
         self._leave = leave
-        self._context = context
+        self._context, self._tally = context, context.tally
         # what ended it early, in an Outcome's terms; keeping the error itself would keep these frames alive
         self.broken = ""
         self._open = len(choices)
@@ -67,7 +67,7 @@ class Answer:
         for choice in self.choices:
             completion += choice.completion_tokens
             reasoning += choice.reasoning_tokens
-        return Usage(self.prompt_tokens, completion, reasoning)
+        return Usage(self.prompt_tokens, completion, reasoning, self._stream.cached_tokens)
 
     @property
     def finish(self) -> str:
@@ -89,13 +89,21 @@ class Answer:
         except BaseException:
             self.close()
             raise
+        if self._tally is not None and self._stream.cached_tokens is not None:
+            self._tally.cached(self._stream.cached_tokens)
 
     async def next(self) -> Delta | None:
-        """The next delta, None when all choices have ended. Raises ApiError when the engine fails midway."""
+        """The next delta, None when all choices have ended. Raises ApiError when the engine fails midway.
+
+        What it used is written down when this says that it is over.
+        """
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        return await self._next_delta()
+        delta = await self._next_delta()
+        if delta is None:
+            self._tell(200)
+        return delta
 
     def attach(self, sink: TokenSink) -> None:
         """Offer tokens to `sink` first; the ones it takes, with `take`, do not come from `next`."""
@@ -114,9 +122,19 @@ class Answer:
         self._clock.stop()
         self._stream.cancel()
         self._leave()
+        self.meter.end(self.usage, self.finish)
+        self._tell(CancelledStreamError.status if self.finish == "cancelled" else 500 if self.broken else 200)
+
+    def _break(self, error: ApiError) -> None:
+        self.broken = error.finish
+        self._tell(error.status)
+
+    def _tell(self, status: int) -> None:
+        """What it used and how it ended; only the first time is written down."""
         usage, finish = self.usage, self.finish
-        self.meter.end(usage, finish)
         self._context.usage, self._context.finish = usage, finish
+        if self._tally is not None:
+            self._tally.end(Outcome(status, finish, usage), self.meter.first)
 
     async def _next_delta(self) -> Delta | None:
         if self._over:
@@ -131,10 +149,11 @@ class Answer:
             if self._over:
                 return self._next_ended()
             error = self._clock.expired or CancelledStreamError()
-            self.broken = error.finish
+            self._break(error)
             raise error from None
         except ApiError as error:
-            self._over, self.broken = True, error.finish
+            self._over = True
+            self._break(error)
             raise
         finally:
             came = perf_counter()
@@ -150,6 +169,8 @@ class Answer:
         was_done = choice.done
         text = choice.feed(batch)
         self.meter.tokens(choice.completion_tokens - before)
+        if self._tally is not None:
+            self._tally.count(self.meter.total)
         if choice.done and not was_done:
             self._open -= 1
             if self._open == 0 and any(isinstance(one.stop_reason, str) for one in self.choices):

@@ -160,6 +160,8 @@ async def _start(
     stream = await open_streams(model.engine, [request])
     context.mark("submit")
     meter.submitted(len(plan.input_ids), request.n)
+    if context.tally is not None:
+        context.tally.begin(model.name, answer_id, len(plan.input_ids))
     return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave, context)
 
 

@@ -123,6 +123,8 @@ async def _start(
     stream = await open_streams(model.engine, requests)
     context.mark("submit")
     meter.submitted(prompt_tokens, len(choices))
+    if context.tally is not None:
+        context.tally.begin(model.name, answer_id, prompt_tokens)
     return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context)
 
 

@@ -94,6 +94,12 @@ class MergedStream(TokenStream):
         self._cancelled = False
         self._pumps = [asyncio.create_task(self._pump(stream, at * n)) for at, stream in enumerate(streams)]
 
+    @property
+    def cached_tokens(self) -> int | None:  # type: ignore[override]
+        """Of all prompts; None where one of the engines does not tell."""
+        found = [stream.cached_tokens for stream in self._streams]
+        return None if None in found else sum(one or 0 for one in found)
+
     async def __anext__(self) -> TokenBatch:
         while self._open and not self._cancelled:
             item = await self._queue.get()

@@ -198,7 +198,8 @@ class ResponseRun(AnswerEvents):
 
     def _finish(self) -> list[Event]:
         used = self._answer.usage
-        tokens = TokenCounts(used.prompt_tokens, used.completion_tokens, reasoning=used.reasoning_tokens)
+        cached = used.cached_tokens or 0
+        tokens = TokenCounts(used.prompt_tokens, used.completion_tokens, cached=cached, reasoning=used.reasoning_tokens)
         events = [*self._start(), *self._builder.finish(self._answer.choices[0].finish_reason, tokens)]
         self._settle()
         return events

@@ -17,10 +17,12 @@ DONE = b"data: [DONE]\n\n"
 def usage_of(answer: Answer) -> dict[str, Any]:
     """`usage` of an answer. What the engine does not tell (cached tokens) is left out, not called zero."""
     used = answer.usage
+    cached = used.cached_tokens
     return {
         "prompt_tokens": used.prompt_tokens,
         "completion_tokens": used.completion_tokens,
         "total_tokens": used.prompt_tokens + used.completion_tokens,
+        **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0}}),
         "completion_tokens_details": {
             "reasoning_tokens": used.reasoning_tokens,
             "audio_tokens": 0,

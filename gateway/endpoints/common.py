@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from llmops.gateway.http.events import COMMENT, EventSource, EventStream
 from llmops.gateway.http.failures import error_event
 from llmops.gateway.http.watch import ClientWatch
 from llmops.gateway.logs import current_request
+from llmops.gateway.messages import Outcome, Usage
 from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.openai.common import Wire
 from llmops.gateway.settings import Timeouts
@@ -123,6 +125,18 @@ def json_response(body: dict[str, Any], status: int = 200) -> Response:
 
 def json_bytes(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+@contextmanager
+def read_only(context: RequestContext, model: str, tokens: int) -> Iterator[Usage]:
+    """A model's work on `tokens` that generates none: what was used is on the bill as soon as it is done."""
+    used = Usage(tokens)
+    if context.tally is not None:
+        context.tally.begin(model, context.request_id, tokens)
+    yield used
+    context.usage = used
+    if context.tally is not None:
+        context.tally.end(Outcome(200, "", used))
 
 
 def note_ignored(

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.service import Service
 from llmops.gateway.answers.sizes import check_length
-from llmops.gateway.endpoints.common import json_response, note_ignored
+from llmops.gateway.endpoints.common import json_response, note_ignored, read_only
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.serving import EmbeddingModel
@@ -40,11 +40,12 @@ class Embeddings:
         rows = await self._service.text_threads.run(
             lambda: _rows(inputs, body, model), context.size, context.caller.share
         )
+        tokens = sum(map(len, rows))
         if context.grant is not None:
-            await context.grant.tokens(model.name, sum(map(len, rows)))
-        vectors = _shortened(await model.embed(rows), body.dimensions)
-        context.usage = Usage(sum(map(len, rows)))
-        return json_response(_answer(body, vectors, context.usage))
+            await context.grant.tokens(model.name, tokens)
+        with read_only(context, model.name, tokens) as used:
+            vectors = _shortened(await model.embed(rows), body.dimensions)
+        return json_response(_answer(body, vectors, used))
 
 
 def _check_dimensions(body: EmbeddingRequest, model: EmbeddingModel) -> None:

@@ -11,12 +11,11 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.service import Service
 from llmops.gateway.answers.sizes import check_length
-from llmops.gateway.endpoints.common import json_response, note_ignored
+from llmops.gateway.endpoints.common import json_response, note_ignored, read_only
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.serving import Encoder, Row
 from llmops.gateway.http.context import context_of
-from llmops.gateway.messages import Usage
 from llmops.gateway.openai.rerank import RerankRequest
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ class Rerank:
         tokens = sum(len(row.ids) for row in rows)
         if context.grant is not None:
             await context.grant.tokens(model.name, tokens)
-        scores = await model.scores(rows)
-        context.usage = Usage(tokens)
+        with read_only(context, model.name, tokens):
+            scores = await model.scores(rows)
         return json_response(_answer(body, texts, scores, tokens))
 
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from starlette.requests import Request
 from starlette.types import Scope
 
-from llmops.gateway.messages import Caller, Grant, Turn, Usage
+from llmops.gateway.messages import Caller, Grant, Tally, Turn, Usage
 
 KEY = "llmops"
 NOBODY = Caller()
@@ -34,7 +34,8 @@ class RequestContext:
     `fair` is on whose behalf its caller asks, `ttft` how many seconds from its arrival its first token is due: both as
     its headers say, where anybody reads them.
 
-    `grant` is what its caller's quotas leave it, None without any.
+    `grant` is what its caller's quotas leave it, None without any; `tally` is where what it uses is written, None where
+    nobody keeps that.
 
     `usage` and `finish` say how it ended (see Outcome), as soon as that is known. `later` is work that goes on when the
     answer is written: a request is over when that is over too.
@@ -55,6 +56,7 @@ class RequestContext:
     fair: str = ""
     ttft: float = math.inf
     grant: Grant | None = None
+    tally: Tally | None = None
     usage: Usage | None = None
     finish: str = ""
     later: asyncio.Task[None] | None = None

@@ -121,28 +121,28 @@ class Meter:
     """Follows one answer from the moment that its request may wait; `submitted` when the engine has it, then `end`, or
     `refused` where it never came so far.
 
-    `last`: when tokens last came (perf_counter), or 0.
+    `first` and `last`: when tokens first and last came (perf_counter), or 0; `total`: how many.
     """
 
     __slots__ = (
         "_ended",
-        "_first",
         "_left",
         "_metrics",
         "_prompt",
         "_sequences",
         "_started",
-        "_tokens",
         "_wait",
+        "first",
         "last",
+        "total",
     )
 
     def __init__(self, metrics: ModelMetrics, started: float, tier: str) -> None:
         """`started` is perf_counter() at the request's arrival."""
         self._metrics = metrics
         self._started = started
-        self._first = self.last = 0.0
-        self._tokens = self._prompt = 0
+        self.first = self.last = 0.0
+        self.total = self._prompt = 0
         self._sequences = 1
         self._ended = self._left = False
         self._wait: Number | None = metrics.waiting(tier)
@@ -158,13 +158,13 @@ class Meter:
         """`count` tokens came in one message."""
         now = perf_counter()
         if self.last == 0.0:
-            self._first = now
+            self.first = now
             self._metrics.ttft.observe(now - self._started)
             self._waits_no_more()
         elif count:
             self._metrics.itl.observe((now - self.last) / count, count)
         self.last = now
-        self._tokens += count
+        self.total += count
 
     def cancelled(self) -> None:
         """The client left."""
@@ -202,13 +202,13 @@ class Meter:
         metrics.answers["failed" if finish in BROKEN else self._judged()].value += 1
 
     def _judged(self) -> Outcome:
-        first = self._first or perf_counter()
+        first = self.first or perf_counter()
         return self._metrics.objectives.judge(first - self._started, self._tpot(), left=self._left)
 
     def _tpot(self) -> float | None:
         """Seconds; the sequences of a request come side by side."""
-        after_first = self._tokens / self._sequences - 1
-        return (self.last - self._first) / after_first if after_first > 0 else None
+        after_first = self.total / self._sequences - 1
+        return (self.last - self.first) / after_first if after_first > 0 else None
 
     def _waits_no_more(self) -> None:
         if self._wait is not None:

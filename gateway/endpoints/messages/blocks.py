@@ -71,12 +71,13 @@ def stop_of(choice: Choice, *, called: bool, cut: bool) -> dict[str, Any]:
 
 
 def usage_of(answer: Answer) -> dict[str, Any]:
-    """The counts so far. Engines do not tell what of the prompt they had in a cache."""
+    """The counts so far. What the engine had in its cache is not among the `input_tokens`, but beside them."""
     used = answer.usage
+    cached = used.cached_tokens or 0
     return {
-        "input_tokens": used.prompt_tokens,
+        "input_tokens": used.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
         "output_tokens": used.completion_tokens,
         "output_tokens_details": {"thinking_tokens": used.reasoning_tokens},
     }

@@ -1,0 +1,41 @@
+"""Where usage goes, and what it costs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from llmops.gateway.messages import Usage, UsageEvent
+
+
+class UsageSink(ABC):
+    """Takes events away. All of it may be called again after it has raised, and with what it has had before."""
+
+    @abstractmethod
+    async def write(self, events: Sequence[UsageEvent]) -> None:
+        """Durable when it returns; once per id, however often it comes. Raises LlmopsError when it cannot now."""
+
+    @abstractmethod
+    async def arrived(self, gateway_id: str) -> int:
+        """The ledger has every event of the gateway with a smaller `seq`. Raises LlmopsError when nobody can say."""
+
+    async def close(self) -> None:
+        """Let go of what it holds."""
+        return
+
+
+class Prices(Protocol):
+    """What tokens cost."""
+
+    def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
+        """Micro-dollars by the price in force at `at`, and its id; without a price (0, None)."""
+        ...
+
+
+class Unpriced:
+    """Leaves it to the ledger, which knows the prices of every moment."""
+
+    def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
+        return 0, None

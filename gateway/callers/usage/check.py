@@ -1,0 +1,178 @@
+"""Usage at the door: whose use is written down, and the work behind it from the first request to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from pathlib import Path
+
+from starlette.types import Scope
+
+from llmops.cache import cache_dir
+from llmops.errors import MissingDependencyError, ResourceError
+from llmops.gateway.callers.usage.base import Prices, Unpriced, UsageSink
+from llmops.gateway.callers.usage.folders import Claim, abandoned, claim
+from llmops.gateway.callers.usage.journal import Journal
+from llmops.gateway.callers.usage.meter import Meter
+from llmops.gateway.callers.usage.ship import Shipper
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.http.door import Check
+from llmops.gateway.messages import Outcome
+from llmops.gateway.settings import GatewaySettings, UsageSettings
+
+log = logging.getLogger(__name__)
+
+# seconds: between two syncs to the disk, between two tries when it failed, between two looks for what others left,
+# and for what is to be shipped when the gateway ends
+GROUP, RETRY, ADOPT, LAST = 0.1, 1.0, 30.0, 2.0
+
+
+class Desk:
+    """One folder being worked in: its journal, the meter that writes it, and what carries it away."""
+
+    def __init__(self, found: Claim, settings: UsageSettings, sink: UsageSink, prices: Prices) -> None:
+        """Takes up what a process that died has left. Raises OSError."""
+        self.claim = found
+        self.journal = Journal(found.folder, settings.bytes)
+        try:
+            self.meter = Meter(found.folder, self.journal, prices)
+        except OSError:
+            self.journal.close()
+            raise
+        self.shipper = Shipper(self.journal, sink)
+        self._tasks = [asyncio.create_task(self._sync(), name="usage-sync")]
+        self._tasks.append(asyncio.create_task(self.shipper.run(), name="usage-ship"))
+
+    async def settle(self, seconds: float) -> None:
+        """The ledger gets what it can get in as long; the rest is for the next process."""
+        self.meter.retry()
+        try:
+            await self.journal.sync()
+            self.shipper.synced()
+            await asyncio.wait_for(self.shipper.drained.wait(), seconds)
+        except (OSError, asyncio.TimeoutError):
+            log.warning("%d events of usage stay in %s until a gateway starts.", self.shipper.behind, self.claim.folder)
+
+    async def close(self) -> None:
+        """What the ledger has needs no folder any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.meter.close()
+        self.journal.close()
+        if self.shipper.behind:
+            self.claim.give_back()
+        else:
+            self.claim.remove()
+
+    async def _sync(self) -> None:
+        """All events of a while at once."""
+        while True:
+            await self.meter.dirty.wait()
+            await asyncio.sleep(GROUP)
+            self.meter.dirty.clear()
+            try:
+                await self.journal.sync()
+            except OSError as error:
+                log.error("Usage cannot be written to the disk (%s).", error.strerror or error)
+                self.meter.dirty.set()
+                await asyncio.sleep(RETRY)
+            self.shipper.synced()
+
+
+class UsageCheck(Check):
+    """Counts what each request uses, and refuses requests that nobody could be billed for."""
+
+    def __init__(self, root: Path, settings: UsageSettings, sink: UsageSink, prices: Prices) -> None:
+        self._root, self._settings, self._sink, self._prices = root, settings, sink, prices
+        self.desk: Desk | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises ResourceError when there is no place for a journal."""
+        try:
+            self.desk = Desk(claim(self._root), self._settings, self._sink, self._prices)
+        except OSError as error:
+            raise ResourceError(
+                f"Usage cannot be written to {self._root} ({error.strerror or error}); make room there, or name "
+                "another folder with the setting usage.journal."
+            ) from error
+        self._watch = asyncio.create_task(self._look_around(), name="usage-watch")
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self.desk is not None:
+            await self.desk.settle(LAST)
+            await self.desk.close()
+        await self._sink.close()
+
+    async def before(self, scope: Scope, context: RequestContext) -> None:
+        if scope["method"] != "POST" or self.desk is None:
+            return
+        meter = self.desk.meter
+        if meter.trouble and self._settings.when_full == "refuse":
+            meter.retry()
+            if meter.trouble:
+                raise UnavailableError(
+                    "What requests use cannot be written down now; try again.",
+                    code="usage_unavailable",
+                    detail=meter.trouble,
+                )
+        context.tally = meter.tally(context)
+
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
+        # of what began and no answer told the end
+        if context.tally is not None:
+            context.tally.end(outcome)
+
+    async def _look_around(self) -> None:
+        while True:
+            try:
+                await self._adopt()
+            except Exception:
+                log.exception("What other gateways left cannot be taken up.")
+            await asyncio.sleep(ADOPT)
+
+    async def _adopt(self) -> None:
+        """What workers left that died and have no successor goes to the ledger, and then their folders go."""
+        for found in abandoned(self._root):
+            try:
+                desk = Desk(found, self._settings, self._sink, self._prices)
+            except OSError as error:
+                log.error("The journal %s cannot be taken up (%s).", found.folder, error.strerror or error)
+                found.give_back()
+                continue
+            try:
+                await desk.journal.sync()
+                desk.shipper.synced()
+                await desk.shipper.drained.wait()
+            finally:
+                await desk.close()
+
+
+def usage_of(settings: GatewaySettings, prices: Prices | None = None) -> UsageCheck | None:
+    """None where there is no store. Raises MissingDependencyError where a library is not there."""
+    if settings.store is None:
+        return None
+    try:
+        sink = _sink(settings.store)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"A store needs {error.name}: pip install 'llmops[store]'.") from error
+    return UsageCheck(_root(settings, settings.store), settings.usage, sink, prices or Unpriced())
+
+
+def _sink(store: str) -> UsageSink:
+    from llmops.gateway.callers.usage.direct import Direct
+
+    return Direct(store)
+
+
+def _root(settings: GatewaySettings, store: str) -> Path:
+    """One folder for each store, whatever its password: what is meant for one is never shipped to another."""
+    root = settings.usage.journal or cache_dir() / "usage"
+    scheme, _, rest = store.partition("://")
+    return root / hashlib.sha256(f"{scheme}://{rest.rpartition('@')[2]}".encode()).hexdigest()[:12]

@@ -1,0 +1,122 @@
+"""From the journal to the ledger: as TCP does, with a window, until the ledger says that it has it.
+
+What a sink has accepted may still be lost (a broker's memory). So what the ledger has counts, not what was sent: when
+its mark stands still, sending goes back to it, with one batch that grows again as soon as the mark moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+from llmops.errors import LlmopsError
+from llmops.gateway.callers.usage.base import UsageSink
+from llmops.gateway.callers.usage.journal import Journal
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+WINDOW = 100_000
+# seconds: between two looks at the ledger while it lacks something, and until it counts as standing still
+LOOK = 0.5
+GATHER = 0.3
+PATIENCE, LONGEST_PATIENCE = 10.0, 600.0
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Shipper:
+    """Of one journal. `run` until cancelled; `drained` is set while the ledger has all of it."""
+
+    def __init__(
+        self, journal: Journal, sink: UsageSink, patience: float = PATIENCE, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._journal, self._sink, self._clock = journal, sink, clock
+        self._patience = self._waits = patience
+        self._next = self._acked = -1
+        self._window = BATCH
+        self._moved = clock()
+        self._trouble = ""
+        self._synced = asyncio.Event()
+        self.drained = asyncio.Event()
+
+    def synced(self) -> None:
+        """There is more on the disk."""
+        self._synced.set()
+        if self._acked < self._journal.synced:
+            self.drained.clear()
+
+    @property
+    def behind(self) -> int:
+        """Events that the ledger is not known to have."""
+        return self._journal.next_seq - max(self._acked, self._journal.first_seq)
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._turn()
+            except Exception as error:
+                if not isinstance(error, LlmopsError):
+                    log.exception("Usage cannot be shipped.")
+                self._say(error.message if isinstance(error, LlmopsError) else type(error).__name__)
+                await asyncio.sleep(PAUSES[min(failures, len(PAUSES) - 1)])
+                failures += 1
+            else:
+                failures = 0
+                self._say("")
+                await self._wait()
+
+    async def _turn(self) -> None:
+        """Send what the window has room for, and look what has arrived."""
+        if self._acked < 0:
+            await self._look()
+        room = min(BATCH, self._acked + self._window - self._next)
+        events = await self._journal.read(self._next, room) if room > 0 else []
+        if events:
+            await self._sink.write(events)
+            if self._next == self._acked:
+                self._moved = self._clock()
+            self._next = events[-1].seq + 1
+        if self._next > self._acked:
+            await self._look()
+
+    async def _look(self) -> None:
+        self._note(await self._sink.arrived(self._journal.gateway_id))
+
+    def _note(self, arrived: int) -> None:
+        now = self._clock()
+        # what is no longer here cannot be sent again
+        arrived = max(arrived, self._journal.first_seq)
+        if arrived > self._acked:
+            self._acked, self._moved, self._waits = arrived, now, self._patience
+            self._window = min(2 * self._window, WINDOW)
+            self._next = max(self._next, arrived)
+            self._journal.forget(arrived)
+        elif self._next > arrived and now - self._moved >= self._waits:
+            log.warning("%s: the ledger has nothing after %d; sending it again.", self._journal.gateway_id, arrived)
+            self._next, self._window, self._moved = arrived, BATCH, now
+            self._waits = min(2 * self._waits, LONGEST_PATIENCE)
+        if self._acked >= self._journal.synced:
+            self.drained.set()
+
+    async def _wait(self) -> None:
+        """Not at all while there is more to send; for a while when something was sent; else for news."""
+        if self._next < min(self._journal.synced, self._acked + self._window):
+            return
+        self._synced.clear()
+        try:
+            await asyncio.wait_for(self._synced.wait(), None if self._next == self._acked else LOOK)
+        except asyncio.TimeoutError:
+            return
+        # one transaction for what comes in this time
+        await asyncio.sleep(GATHER)
+
+    def _say(self, trouble: str) -> None:
+        """Once per change."""
+        if trouble and not self._trouble:
+            log.error("Usage cannot be shipped (%s); the journal keeps it.", trouble)
+        elif self._trouble and not trouble:
+            log.warning("Usage is shipped again; %d events to go.", self.behind)
+        self._trouble = trouble

@@ -1,0 +1,273 @@
+"""Every way in which an answer can end leaves one event, with what its client was told that it used."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from uuid import UUID
+
+import numpy as np
+import pytest
+from gateway_conftest import END, Step, eventually, eventually_async, running
+from sqlalchemy import select
+from starlette.requests import Request
+
+from llmops.gateway.callers.usage.base import Unpriced, UsageSink
+from llmops.gateway.callers.usage.check import UsageCheck, usage_of
+from llmops.gateway.endpoints.embeddings import Embeddings
+from llmops.gateway.endpoints.rerank import Rerank
+from llmops.gateway.http.context import KEY, RequestContext
+from llmops.gateway.http.door import Check
+from llmops.gateway.messages import Caller
+from llmops.gateway.openai.embeddings import EmbeddingRequest
+from llmops.gateway.openai.rerank import RerankRequest
+from llmops.gateway.settings import GatewaySettings, RequestLimits, UsageSettings
+from llmops.store.open import open_store
+from llmops.store.tables import usage_records
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+BODIES = {
+    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
+    COMPLETIONS: {"model": "tiny", "prompt": "Hello"},
+    RESPONSES: {"model": "tiny", "input": "Hello"},
+    MESSAGES: {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]},
+}
+ANN = str(UUID(int=7))
+
+
+class Kept(UsageSink):
+    """A ledger in memory."""
+
+    def __init__(self) -> None:
+        self.events = {}
+
+    async def write(self, events) -> None:
+        for event in events:
+            self.events.setdefault(event.id, event)
+
+    async def arrived(self, gateway_id) -> int:
+        return len(self.events)
+
+
+class Ann(Check):
+    async def before(self, scope, context) -> None:
+        context.caller = Caller("acme", ANN, "key-a", "acme/key-a", tier="pro")
+
+
+class Metered:
+    def __init__(self, stack, ledger, check) -> None:
+        self.stack, self.ledger, self.check, self.post = stack, ledger, check, stack.client.post
+
+    async def one(self):
+        """The only event there is, once every request is over."""
+        (event,) = await self.events(1)
+        return event
+
+    async def events(self, count):
+        await self.stack.idle()
+        await eventually(lambda: len(self.ledger.events) >= count)
+        # what comes twice or too much would come now
+        await self.check.desk.settle(10)
+        assert len(self.ledger.events) == count
+        return sorted(self.ledger.events.values(), key=lambda event: event.seq)
+
+
+@pytest.fixture
+async def metered(card, tokenizer, tmp_path):
+    ledger = Kept()
+    check = UsageCheck(tmp_path / "usage", UsageSettings(), ledger, Unpriced())
+    await check.start()
+    async with running({**card, "max_batch_size": 8, "max_seq_len": 8192}, tokenizer, checks=[Ann(), check]) as stack:
+        yield Metered(stack, ledger, check)
+    await check.close()
+
+
+def used(body):
+    usage = body["usage"]
+    if "prompt_tokens" in usage:
+        return usage["prompt_tokens"], usage["completion_tokens"]
+    return usage["input_tokens"], usage["output_tokens"]
+
+
+def tokens(event):
+    return event.input_tokens, event.output_tokens
+
+
+async def test_every_api_is_one_event_streamed_or_not(metered):
+    metered.stack.say("Hello world! How are you?")
+    for count, (path, body) in enumerate(BODIES.items(), 1):
+        answer = (await metered.post(path, json=body)).json()
+        async with metered.stack.client.stream("POST", path, json={**body, "stream": True}) as response:
+            assert [line async for line in response.aiter_lines()]
+        events = await metered.events(2 * count)
+        assert {tokens(event) for event in events[-2:]} == {used(answer)}
+        assert [event.seq for event in events] == list(range(2 * count))
+        plain = events[-2]
+        assert plain.request_id == answer["id"]
+        assert (plain.tenant_id, plain.user_id, plain.key_id, plain.model) == ("acme", ANN, "key-a", "tiny")
+        assert (plain.status, plain.finish_reason, plain.priority) == (200, "stop", "pro")
+        assert 0 <= plain.ttft_ms <= plain.latency_ms
+        assert UUID(plain.id).version == 7
+
+
+async def test_the_event_is_written_before_the_answer_ends(metered):
+    """Whoever has the end of an answer can be sure that it is on the bill."""
+    metered.stack.say("Hello")
+    journal = metered.check.desk.journal
+    async with metered.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                assert journal.next_seq == 1
+    assert (await metered.one()).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason"),
+    [
+        (CHAT, {"n": 4}, "stop"),
+        (COMPLETIONS, {"n": 2, "prompt": ["Hello", "world"]}, "stop"),
+        (CHAT, {"stop": "How"}, "stop"),
+        (CHAT, {"max_tokens": 3}, "length"),
+        (RESPONSES, {"store": False}, "stop"),
+    ],
+)
+async def test_several_answers_stop_strings_and_lengths(metered, path, fields, reason):
+    ids = metered.stack.tokenizer.encode("Hello world! How are you?")[: fields.get("max_tokens")]
+    sequences = range(fields.get("n", 1))
+    steps = [Step((one,), sequence=sequence) for one in ids for sequence in sequences]
+    ends = [Step((END,), sequence=sequence) for sequence in sequences] if reason == "stop" else []
+    metered.stack.steps(*steps, *ends, Step(final=True))
+    answer = await metered.post(path, json={**BODIES[path], **fields})
+    event = await metered.one()
+    assert tokens(event) == used(answer.json())
+    assert event.finish_reason == reason
+
+
+async def test_a_tool_call(metered):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    metered.stack.say('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>')
+    body = {**BODIES[CHAT], "tools": [tool]}
+    answer = await metered.post(CHAT, json=body)
+    event = await metered.one()
+    assert tokens(event) == used(answer.json())
+    assert event.finish_reason == answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("steps", "status", "reason"),
+    [
+        ([Step((9,)), Step((9,)), Step(error="out of memory")], 500, "error"),
+        ([Step((9,)), Step(drop=True)], 503, "engine_lost"),
+    ],
+    ids=["half-way", "engine lost"],
+)
+async def test_answers_that_fail_cost_what_came(metered, steps, status, reason):
+    metered.stack.steps(*steps)
+    assert (await metered.post(CHAT, json=BODIES[CHAT])).status_code == status
+    event = await metered.one()
+    assert (event.status, event.finish_reason) == (status, reason)
+    assert event.output_tokens == sum(len(step.tokens) for step in steps)
+
+
+async def test_what_fails_before_its_first_token_is_nobodys_to_pay(metered):
+    metered.stack.steps(Step(error="out of memory"))
+    assert (await metered.post(CHAT, json=BODIES[CHAT])).status_code == 500
+    assert (await metered.post(CHAT, json={**BODIES[CHAT], "n": 99})).status_code == 400
+    metered.stack.say("Hello")
+    await metered.post(CHAT, json=BODIES[CHAT])
+    assert (await metered.one()).status == 200
+
+
+async def test_who_leaves_midway_pays_for_what_came(metered):
+    metered.stack.steps(Step((9,)), Step((9,)), Step(hang=True))
+    async with metered.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
+        lines = response.aiter_lines()
+        for _ in range(2):
+            while "content" not in await anext(lines):
+                pass
+    event = await metered.one()
+    assert (event.status, event.finish_reason) == (499, "cancelled")
+    assert 1 <= event.output_tokens <= 2
+
+
+async def test_a_background_response_is_one_event_when_it_is_done(metered):
+    metered.stack.say("Hello world!")
+    begun = (await metered.post(RESPONSES, json={**BODIES[RESPONSES], "background": True})).json()
+    event = await metered.one()
+
+    async def done():
+        return (await metered.stack.client.get(f"{RESPONSES}/{begun['id']}")).json()["status"] == "completed"
+
+    await eventually_async(done)
+    answer = (await metered.stack.client.get(f"{RESPONSES}/{begun['id']}")).json()
+    assert (event.request_id, tokens(event)) == (begun["id"], used(answer))
+
+
+async def test_a_cancelled_background_response(metered):
+    metered.stack.steps(Step((9,)), Step(hang=True))
+    begun = (await metered.post(RESPONSES, json={**BODIES[RESPONSES], "background": True})).json()
+    await eventually(lambda: metered.stack.triton.active)
+    await metered.post(f"{RESPONSES}/{begun['id']}/cancel")
+    event = await metered.one()
+    assert (event.status, event.finish_reason) == (499, "cancelled")
+
+
+@pytest.mark.parametrize("what", ["embeddings", "rerank"])
+async def test_encoders_are_tallyed_for_what_they_read(metered, tokenizer, what):
+    card = SimpleNamespace(max_seq_len=128, vocab_size=tokenizer.vocab_size, dimensions=4)
+
+    async def run(rows):
+        return np.zeros((len(rows), 4), dtype=np.float32) if what == "embeddings" else np.zeros(len(rows))
+
+    model = SimpleNamespace(name="tiny", card=card, tokenizer=tokenizer, embed=run, scores=run, reads_pairs=True)
+    model.room = lambda query: 100
+    model.rows = lambda query, documents: [SimpleNamespace(ids=[*query, *document]) for document in documents]
+    body = EmbeddingRequest(model="tiny", input=["Hello world!", "You"])
+    if what == "rerank":
+        body = RerankRequest(model="tiny", query="Hello", documents=["Hello world!", "You"])
+
+    async def load(kind, request):
+        return body
+
+    async def at_once(work, size, caller):
+        return work()
+
+    service = SimpleNamespace(
+        intake=SimpleNamespace(load=load),
+        limits=RequestLimits(),
+        metrics=None,
+        text_threads=SimpleNamespace(run=at_once),
+    )
+    models = SimpleNamespace(get=lambda name, caller: model)
+    endpoint = Embeddings(service, models) if what == "embeddings" else Rerank(service, models)
+    context = RequestContext("req_" + "x" * 100)
+    scope = {"type": "http", "method": "POST", "headers": [], KEY: context}
+    await metered.check.before(scope, context)
+    answer = await endpoint.handle(Request(scope))
+    event = await metered.one()
+    assert event.input_tokens == json.loads(answer.body)["usage"]["prompt_tokens"]
+    assert (event.output_tokens, event.finish_reason, event.request_id) == (0, None, "req_" + "x" * 60)
+
+
+async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenizer, tmp_path):
+    """As a gateway with a store does it: a restart finds its journal empty, and removes it."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with running(card, tokenizer, store=url, open=True, usage={"journal": tmp_path / "usage"}) as stack:
+        stack.say("Hello world!")
+        answer = (await stack.chat()).json()
+        async with await open_store(url) as store:
+
+            async def rows():
+                async with store.read() as connection:
+                    return (await connection.execute(select(usage_records))).mappings().all()
+
+            await eventually_async(rows)
+            (row,) = await rows()
+    assert row["user_id"] == str(UUID(int=0))
+    assert (row["input_tokens"], row["output_tokens"]) == used(answer)
+    assert (row["key_id"], row["price_id"], row["cost_micros"]) == (None, None, 0)
+    assert list((tmp_path / "usage").iterdir()) == []
+
+
+def test_without_a_store_there_is_no_usage_room():
+    assert usage_of(GatewaySettings()) is None

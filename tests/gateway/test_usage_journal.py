@@ -1,0 +1,409 @@
+"""The journal and the page, torn, full, killed: what was whole is there once, under numbers without a gap."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmops.gateway.callers.usage.base import Unpriced, UsageSink
+from llmops.gateway.callers.usage.events import cloud_event, event_of, from_cloud_event, id_text, line_of, new_id
+from llmops.gateway.callers.usage.folders import abandoned, claim
+from llmops.gateway.callers.usage.journal import Journal
+from llmops.gateway.callers.usage.meter import Meter
+from llmops.gateway.callers.usage.page import CHUNK, Page, left_in
+from llmops.gateway.callers.usage.ship import BATCH, Shipper
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.messages import Caller, Outcome, Usage, UsageEvent
+
+NOON = datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=timezone.utc)
+ANN = Caller("acme", str(UUID(int=7)), "key-a", tier="pro")
+
+
+def event(seq: int, gateway: str = "gw-1", **changes) -> UsageEvent:
+    made = UsageEvent(
+        str(UUID(int=1000 + seq)),
+        gateway,
+        seq,
+        NOON,
+        f"chatcmpl-{seq}",
+        "acme",
+        str(UUID(int=7)),
+        "key-a",
+        "smollm2",
+        37,
+    )
+    return made._replace(output_tokens=seq, **changes)
+
+
+async def all_of(journal: Journal, since: int = 0) -> list[UsageEvent]:
+    await journal.sync()
+    return await journal.read(since, 10**6)
+
+
+texts = st.text(max_size=40)
+counts = st.integers(0, 2**31)
+moments = st.datetimes(timezones=st.just(timezone.utc))
+events = st.builds(
+    UsageEvent, st.uuids().map(str), st.just("gw-1"), counts, moments, texts, texts, texts, texts, texts,
+    counts, counts, counts, counts, st.integers(0, 2**62), st.none() | texts,
+    st.integers(0, 599), st.none() | texts, st.none() | counts,
+)  # fmt: skip
+
+
+@given(events)
+def test_an_event_survives_both_of_its_forms(one):
+    assert event_of(line_of(one)) == one
+    assert line_of(one).count(b"\n") == 1
+    assert from_cloud_event(cloud_event(one)) == one
+
+
+def test_a_cloud_event_is_what_others_read():
+    """Field by field as CloudEvents 1.0 and docs/accounts.md have it."""
+    sent = event(1841)._replace(cached_tokens=32, cost_micros=12, price_id="p", finish_reason="stop", ttft_ms=41)
+    assert cloud_event(sent).decode() == (
+        '{"specversion":"1.0","id":"00000000-0000-0000-0000-000000000b19","source":"gateway/gw-1",'
+        '"type":"llmops.usage.v1","time":"2026-11-22T12:00:00.123456Z","subject":"acme",'
+        '"datacontenttype":"application/json","data":{"seq":1841,"request_id":"chatcmpl-1841",'
+        '"user_id":"00000000-0000-0000-0000-000000000007","key_id":"key-a","model":"smollm2","input_tokens":37,'
+        '"cached_tokens":32,"output_tokens":1841,"reasoning_tokens":0,"cost_micros":12,"price_id":"p","status":200,'
+        '"finish_reason":"stop","ttft_ms":41,"latency_ms":null,"priority":null,"version":null,"replica":null,'
+        '"migrations":0}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"{}", b"[1]", b"\xff", b'{"type":"other","source":"gateway/x","id":"1"}',
+                b'{"type":"llmops.usage.v1","source":"gateway/x","id":"no","time":"2026-11-22T12:00:00Z","data":{}}'],
+)  # fmt: skip
+def test_what_is_no_event_of_usage_is_refused(message):
+    with pytest.raises(ValueError):  # noqa: PT011
+        from_cloud_event(message)
+
+
+def test_ids_are_in_the_order_of_time():
+    made = [UUID(id_text(*new_id())) for _ in range(100)]
+    assert {one.version for one in made} == {7}
+    assert {one.variant for one in made} == {UUID(int=0x8 << 60).variant}
+    assert len(set(made)) == 100
+    assert [one.int >> 80 for one in made] == sorted(one.int >> 80 for one in made)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_a_power_cut_leaves(data):
+    """The end of the last segment is cut off, or a stretch of it is not what was written."""
+    with TemporaryDirectory() as folder:
+        asyncio.run(torn(Path(folder) / "gw-1", data))
+
+
+async def torn(folder: Path, data) -> None:
+    folder.mkdir()
+    journal = Journal(folder, segment=2000)
+    count = data.draw(st.integers(1, 25))
+    for seq in range(count):
+        journal.append(event(seq))
+    journal.close()
+    last = max(folder.glob("*.journal"))
+    whole = last.read_bytes()
+    at = data.draw(st.integers(0, len(whole)))
+    damage = data.draw(st.sampled_from(["cut", "zeros", "garbage"]))
+    if damage == "cut":
+        last.write_bytes(whole[:at])
+    else:
+        some = bytes(40) if damage == "zeros" else data.draw(st.binary(min_size=1, max_size=40))
+        last.write_bytes((whole[:at] + some + whole[at + len(some) :])[: len(whole)])
+    before = await_lines(folder)
+    again = Journal(folder, segment=2000)
+    found = await all_of(again)
+    assert {one.id for one in found} == before
+    assert [one.seq for one in found] == list(range(len(before)))
+    # it goes on behind them, and a third process finds the same
+    again.append(event(again.next_seq, id=str(UUID(int=5))))
+    again.close()
+    third = Journal(folder, segment=2000)
+    assert [one.id for one in await all_of(third)] == [*(one.id for one in found), str(UUID(int=5))]
+    third.close()
+
+
+def await_lines(folder: Path) -> set[str]:
+    """The ids of all lines that are whole, counted by hand."""
+    found = set()
+    for path in folder.glob("*.journal"):
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            try:
+                found.add(event_of(line + b"\n").id)
+            except ValueError:
+                continue
+    return found
+
+
+async def test_segments_go_when_the_ledger_has_them(tmp_path):
+    journal = Journal(tmp_path, segment=2000)
+    for seq in range(100):
+        journal.append(event(seq, gateway=tmp_path.name))
+    everything = await all_of(journal)
+    assert [one.seq for one in everything] == list(range(100))
+    # in any steps, from anywhere
+    assert [one.seq for one in await journal.read(50, 7)] == list(range(50, 57))
+    assert [one.seq for one in await journal.read(57, 30)] == list(range(57, 87))
+    assert [one.seq for one in await journal.read(3, 2)] == [3, 4]
+    size, files = journal.size, len(list(tmp_path.glob("*.journal")))
+    assert files > 5
+    journal.forget(60)
+    assert journal.first_seq <= 60
+    assert [one.seq for one in await journal.read(60, 100)] == list(range(60, 100))
+    assert journal.size == sum(path.stat().st_size for path in tmp_path.glob("*.journal")) < size
+    journal.forget(100)
+    assert len(list(tmp_path.glob("*.journal"))) == 1
+    journal.close()
+    again = Journal(tmp_path, segment=2000)
+    assert again.next_seq == 100
+    again.close()
+
+
+async def test_what_is_not_on_the_disk_is_not_shipped(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append(event(0))
+    assert await journal.read(0, 10) == []
+    await journal.sync()
+    assert len(await journal.read(0, 10)) == 1
+    journal.close()
+
+
+# -- no room ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def full_disk(size: int):
+    """No file can grow beyond `size`: the system writes what fits, and then says no."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_a_full_disk_loses_nothing_and_says_so(tmp_path):
+    journal = Journal(tmp_path)
+    meter = Meter(tmp_path, journal, Unpriced())
+    ask(meter, 1)
+    with full_disk(journal.size + 10):
+        ask(meter, 2)
+        ask(meter, 3)
+        assert meter.trouble == "No space left on device"
+        assert journal.next_seq == 1
+        # a process that is killed now leaves them on its page
+        assert sorted(left.tokens for left in left_in(tmp_path / "page")) == [2, 3]
+        meter.retry()
+        assert meter.trouble
+    meter.retry()
+    assert meter.trouble == ""
+    assert [one.output_tokens for one in await all_of(journal)] == [1, 2, 3]
+    assert list(left_in(tmp_path / "page")) == []
+
+
+async def test_a_journal_that_nobody_empties_is_bounded(tmp_path):
+    journal = Journal(tmp_path, most=4000)
+    meter = Meter(tmp_path, journal, Unpriced())
+    for tokens in range(1, 40):
+        ask(meter, tokens)
+    assert 3000 < journal.size <= 4000
+    assert "the ledger lacks" in meter.trouble
+    had: list[int] = []
+    # the ledger gets all there is, again and again
+    while meter.trouble:
+        had += [one.output_tokens for one in await all_of(journal, len(had))]
+        journal.forget(journal.next_seq)
+        meter.retry()
+    had += [one.output_tokens for one in await all_of(journal, len(had))]
+    assert had == list(range(1, 40))
+
+
+def ask(meter: Meter, tokens: int, end: bool = True) -> None:
+    context = RequestContext("req_1", caller=ANN)
+    tally = meter.tally(context)
+    tally.begin("smollm2", f"chatcmpl-{tokens}", 37)
+    tally.count(tokens)
+    if end:
+        tally.end(Outcome(200, "stop", Usage(37, tokens)), context.started)
+        tally.end(Outcome(0, "cancelled", Usage(37, 0)))
+
+
+# -- what a process that dies leaves ---------------------------------------------------------------------------------
+
+
+async def test_open_answers_of_a_gateway_that_died_become_events(tmp_path):
+    journal = Journal(tmp_path)
+    meter = Meter(tmp_path, journal, Unpriced())
+    ask(meter, 5)
+    for tokens in (7, 0, 9):
+        ask(meter, tokens, end=False)
+    again = Journal(tmp_path)
+    Meter(tmp_path, again, Unpriced())
+    ended, *lost = await all_of(again)
+    assert (ended.output_tokens, ended.finish_reason) == (5, "stop")
+    assert sorted(one.output_tokens for one in lost) == [7, 9]
+    assert {(one.status, one.finish_reason, one.tenant_id, one.key_id, one.model, one.priority) for one in lost} == {
+        (0, "gateway_lost", "acme", "key-a", "smollm2", "pro")
+    }
+    assert {one.request_id for one in lost} == {"chatcmpl-7", "chatcmpl-9"}
+    # once, however often it is looked at
+    third = Journal(tmp_path)
+    Meter(tmp_path, third, Unpriced())
+    assert len(await all_of(third)) == 3
+
+
+async def test_killed_between_the_journal_and_the_page(tmp_path):
+    """The event is in the journal, its slot still open: it must not come twice."""
+    journal = Journal(tmp_path)
+    meter = Meter(tmp_path, journal, Unpriced())
+    meter.drop = lambda slot: None
+    ask(meter, 5)
+    assert len(list(left_in(tmp_path / "page"))) == 1
+    again = Journal(tmp_path)
+    Meter(tmp_path, again, Unpriced())
+    assert [one.finish_reason for one in await all_of(again)] == ["stop"]
+
+
+def test_a_page_grows(tmp_path):
+    page = Page(tmp_path / "page")
+    slots = [page.take() for _ in range(CHUNK + 5)]
+    for at, slot in enumerate(slots):
+        slot.open(new_id(), 10**15, at, ["m" * at, "é" * 600])
+    found = list(left_in(tmp_path / "page"))
+    assert [one.prompt for one in found] == list(range(CHUNK + 5))
+    assert found[3].texts[0] == "mmm"
+    for slot in slots:
+        page.give(slot)
+    assert list(left_in(tmp_path / "page")) == []
+    page.close()
+
+
+def test_a_folder_is_one_processes(tmp_path):
+    root = tmp_path / "usage"
+    first = claim(root)
+    second = claim(root)
+    assert first.folder != second.folder
+    assert list(abandoned(root)) == []
+    first.give_back()
+    third = claim(root)
+    assert third.folder == first.folder
+    third.remove()
+    second.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- shipping --------------------------------------------------------------------------------------------------------
+
+
+class Ledger(UsageSink):
+    """Has the mark of a real one. `lose`: numbers that are accepted and forgotten, as a broker does that is killed."""
+
+    def __init__(self) -> None:
+        self.had: list[int] = []
+        self.lose: set[int] = set()
+        self.away = False
+
+    async def write(self, events) -> None:
+        if self.away:
+            raise UnavailableError("away")
+        self.had += [one.seq for one in events if one.seq not in self.lose]
+        self.lose -= {one.seq for one in events}
+
+    async def arrived(self, gateway_id) -> int:
+        seen, mark = set(self.had), 0
+        while mark in seen:
+            mark += 1
+        return mark
+
+
+class Shipping:
+    """A shipper turned by hand, with a clock that is set by hand."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.journal, self.ledger, self.now = Journal(folder, segment=20_000), Ledger(), 0.0
+        for seq in range(count):
+            self.journal.append(event(seq))
+        self.shipper = Shipper(self.journal, self.ledger, patience=10, clock=lambda: self.now)
+
+    async def turns(self, count: int) -> None:
+        await self.journal.sync()
+        for _ in range(count):
+            await self.shipper._turn()
+
+
+async def test_batches_and_deleting_behind_the_mark(tmp_path):
+    shipping = Shipping(tmp_path, 3 * BATCH)
+    await shipping.turns(3)
+    assert shipping.ledger.had == list(range(3 * BATCH))
+    assert len(list(tmp_path.glob("*.journal"))) == 1
+    assert shipping.shipper.drained.is_set()
+    assert shipping.shipper.behind == 0
+
+
+async def test_what_a_broker_lost_is_sent_again_and_only_a_batch_of_it(tmp_path):
+    shipping = Shipping(tmp_path, 5 * BATCH)
+    shipping.ledger.lose = set(range(600, 700))
+    await shipping.turns(6)
+    had = shipping.ledger.had
+    assert set(range(5 * BATCH)) - set(had) == set(range(600, 700))
+    assert shipping.shipper.behind == 5 * BATCH - 600
+    await shipping.turns(3)
+    assert len(had) == 5 * BATCH - 100
+    shipping.now = 11
+    await shipping.turns(2)
+    assert set(had) == set(range(5 * BATCH))
+    assert len(had) == 5 * BATCH - 100 + BATCH
+    assert shipping.shipper.behind == 0
+
+
+async def test_while_the_ledger_stands_still_ever_less_is_sent_again(tmp_path):
+    shipping = Shipping(tmp_path, 5 * BATCH)
+    shipping.ledger.arrived = still
+    await shipping.turns(5)
+    sent = len(shipping.ledger.had)
+    for shipping.now in range(1000):
+        await shipping.turns(1)
+    # after 10, 20, 40, 80, 160 and 320 s
+    assert len(shipping.ledger.had) - sent == 6 * BATCH
+
+
+async def still(gateway_id) -> int:
+    return 0
+
+
+async def test_a_sink_that_is_away_is_tried_again(tmp_path, caplog):
+    shipping = Shipping(tmp_path, 5)
+    shipping.ledger.away = True
+    await shipping.journal.sync()
+    task = asyncio.create_task(shipping.shipper.run())
+    while "cannot be shipped (away)" not in caplog.text:
+        await asyncio.sleep(0.01)
+    shipping.ledger.away = False
+    await asyncio.wait_for(shipping.shipper.drained.wait(), 60)
+    task.cancel()
+    assert shipping.ledger.had == list(range(5))
+
+
+async def test_a_ledger_that_forgot_cannot_be_given_what_is_gone(tmp_path):
+    """Its database was set up anew: what is still here is sent, the rest is for the reconciler to tell."""
+    shipping = Shipping(tmp_path, 3 * BATCH)
+    await shipping.turns(3)
+    first = shipping.journal.first_seq
+    assert first > 0
+    shipping.ledger.had.clear()
+    again = Shipper(Journal(tmp_path, segment=20_000), shipping.ledger)
+    for _ in range(3):
+        await again._turn()
+    assert shipping.ledger.had[:1] == [first]
