@@ -135,7 +135,7 @@ def test_tokens_of_several_sequences_come_side_by_side():
     meter = metrics.meter("tiny", perf_counter())
     meter.submitted(5, 4)
     meter.tokens(4)
-    meter._first, meter._tokens, meter.last = 100.0, 404, 101.0
+    meter.first, meter.total, meter.last = 100.0, 404, 101.0
     meter.end(Usage(5, 404), "stop")
     assert samples(metrics)["llm_tpot_ms_sum", "tiny"] == pytest.approx(10.0)
 
