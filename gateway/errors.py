@@ -288,6 +288,10 @@ class UnavailableError(ApiError):
         super().__init__(message, retry_after=retry_after, **details)
 
 
+class DrainingError(UnavailableError):
+    """503: the engine finishes what it has, or did, and takes nothing new."""
+
+
 class EngineTimeoutError(ApiError):
     """504: the engine accepted the request and then sent nothing for too long. A retry would double its load."""
 

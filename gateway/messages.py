@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple, Protocol
@@ -238,7 +238,8 @@ class EngineRequest:
     `caller`: the share of who asks (`Caller.share`), for fair turns among those whose grammars are new to the engine.
     `cache_salt`: prefixes are shared with requests that have the same one only, where the engine keeps them apart.
     `extras`: numbers for inputs of the contract that have no field here; those that only engine models of ours know are
-    left out for others.
+    left out for others. `without`: replicas that cannot have it, where there are several; `moved`: it has begun before,
+    on one that could not finish it.
     """
 
     request_id: str
@@ -257,6 +258,8 @@ class EngineRequest:
     extras: Mapping[Tensor, float] = field(default_factory=dict)
     streaming: bool = True
     turn: Turn = ANY_TURN
+    without: frozenset[str] = frozenset()
+    moved: bool = False
 
 
 class TokenBatch(NamedTuple):
@@ -275,10 +278,21 @@ class TokenStream(ABC):
 
     Raises EngineError for what the engine breaks on, UnsupportedError for what it refuses, UnavailableError when Triton
     is not there, and CancelledStreamError after `cancel`. `cached_tokens`: of the prompt, found in the engine's cache;
-    None until its first token, and where the engine does not tell.
+    None until its first token, and where the engine does not tell. `ended`: sequences that the engine called ended,
+    of several. `replica`: where it runs, where there are several. `seams`: how often it went on elsewhere, by whether
+    the text is what it would have been: `exact`, or `approximate`.
     """
 
     cached_tokens: int | None = None
+    ended: Collection[int] = frozenset()
+
+    @property
+    def replica(self) -> str:
+        return ""
+
+    @property
+    def seams(self) -> Mapping[str, int]:
+        return {}
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -286,9 +300,10 @@ class TokenStream(ABC):
     @abstractmethod
     async def __anext__(self) -> TokenBatch: ...
 
-    def attach(self, sink: TokenSink) -> None:
+    def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
         """While the reader waits in `__anext__`, batches may go to `sink` at once; the reader gets those for which it
         returns False, everything else that happens, and what `sink` raises. Most streams wake their reader every time.
+        `taken` gets those that `sink` took.
         """
         return
 

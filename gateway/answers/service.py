@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llmops.gateway.errors import ApiError, CancelledStreamError
+from llmops.gateway.errors import ApiError
 from llmops.gateway.fleet.catalogue import Models
+from llmops.gateway.fleet.merged import MergedStream
 from llmops.gateway.fleet.queues import Queues
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.body import Intake
 from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import Engine, EngineRequest, TokenBatch, TokenStream
+from llmops.gateway.messages import Engine, EngineRequest, TokenStream
 from llmops.gateway.observability.goodput import Outcome
 from llmops.gateway.observability.metrics import Meter, Metrics
 from llmops.gateway.settings import RequestLimits, Timeouts
@@ -81,54 +81,4 @@ async def open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> Tok
         for stream in streams:
             stream.cancel()
         raise
-    return MergedStream(streams, requests[0].n)
-
-
-class MergedStream(TokenStream):
-    """Several requests' tokens as they come."""
-
-    def __init__(self, streams: Sequence[TokenStream], n: int) -> None:
-        self._streams = streams
-        self._queue: asyncio.Queue[TokenBatch | ApiError | None] = asyncio.Queue(maxsize=64)
-        self._open = len(streams)
-        self._cancelled = False
-        self._pumps = [asyncio.create_task(self._pump(stream, at * n)) for at, stream in enumerate(streams)]
-
-    @property
-    def cached_tokens(self) -> int | None:  # type: ignore[override]
-        """Of all prompts; None where one of the engines does not tell."""
-        found = [stream.cached_tokens for stream in self._streams]
-        return None if None in found else sum(one or 0 for one in found)
-
-    async def __anext__(self) -> TokenBatch:
-        while self._open and not self._cancelled:
-            item = await self._queue.get()
-            if isinstance(item, TokenBatch):
-                return item
-            if item is not None:
-                self.cancel()
-                raise item
-            self._open -= 1
-        if self._cancelled:
-            raise CancelledStreamError
-        raise StopAsyncIteration
-
-    def cancel(self) -> None:
-        if self._cancelled:
-            return
-        self._cancelled = True
-        for stream, pump in zip(self._streams, self._pumps, strict=True):
-            stream.cancel()
-            pump.cancel()
-        # wakes a waiting reader even when the queue is full of what nobody wants any more
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._queue.put_nowait(None)
-
-    async def _pump(self, stream: TokenStream, offset: int) -> None:
-        try:
-            async for batch in stream:
-                await self._queue.put(batch._replace(sequence=batch.sequence + offset))
-            await self._queue.put(None)
-        except ApiError as error:
-            await self._queue.put(error)
+    return MergedStream(streams, range(0, len(streams) * requests[0].n, requests[0].n))

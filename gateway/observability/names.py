@@ -77,6 +77,11 @@ STAGES = _g.histogram(
     "template, tokenise, submit, upstream, detokenise, write.",
     "stage",
 )
+MIGRATIONS = _g.counter(
+    "llmops_migrations_total",
+    "Answers that went on on another replica, by why they left: lost, failed, refused, drain, suspect, preempted.",
+    "reason",
+)
 IGNORED = _g.counter("llmops_ignored_fields_total", "Request fields accepted and ignored.", "field")
 REFUSED = _g.counter(
     "llmops_refused_connections_total",

@@ -27,6 +27,7 @@ class SlotStream(TokenStream):
         "_leave",
         "_sink",
         "_slot",
+        "_taken",
         "_waiter",
         "unconfirmed",
     )
@@ -40,6 +41,7 @@ class SlotStream(TokenStream):
         self._batches: deque[TokenBatch] = deque()
         self._waiter: asyncio.Future | None = None
         self._sink: TokenSink | None = None
+        self._taken: list[TokenBatch] | None = None
         self._error: Exception | None = None
         self._ended = self._cancelled = False
 
@@ -58,14 +60,16 @@ class SlotStream(TokenStream):
                 self._waiter = None
         return self._batches.popleft()
 
-    def attach(self, sink: TokenSink) -> None:
-        self._sink = sink
+    def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
+        self._sink, self._taken = sink, taken
 
     def push(self, batch: TokenBatch) -> None:
         self.unconfirmed = None
         if self._sink is not None and self._waiter is not None and not self._waiter.done():
             try:
                 if self._sink(batch):
+                    if self._taken is not None:
+                        self._taken.append(batch)
                     return
             except Exception as error:  # noqa: BLE001  its reader handles it; the other streams of this step go on
                 self.fail(error)

@@ -21,15 +21,17 @@ from grpc import aio
 from llmops import contract
 from llmops.contract import (
     ASIDE,
+    CANCELLED,
     ERROR,
     FINAL_FLAG,
     FIRST_OF_SLOT,
     GRACE,
+    LAST_OF_SEQUENCE,
     LAST_OF_SLOT,
     UNKNOWN_SUBSCRIPTION,
     WINDOW,
 )
-from llmops.gateway.errors import ApiError, UnavailableError
+from llmops.gateway.errors import ApiError, DrainingError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.triton.base import BROKEN, Transport
 from llmops.gateway.triton.requests import RequestWriter
@@ -279,7 +281,7 @@ class StepReceiver:
                 self._acknowledged = self._last
                 await self._write(self._writer.acknowledge(self._last))
         elif FINAL_FLAG in response.parameters and response.id == self._id:
-            self.end(UnavailableError("The engine is shutting down; send the request again."))
+            self.end(DrainingError("The engine is shutting down; send the request again."))
 
     def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:
         tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
@@ -303,6 +305,8 @@ class StepReceiver:
                     logprobs = scores[start:end] if scores is not None else None
                     stream.push(TokenBatch(sequence, tokens[start:end], logprobs))
                 if flags:
+                    if flags & LAST_OF_SEQUENCE and not flags & (ERROR | CANCELLED):
+                        stream.ended = {*stream.ended, sequence}
                     stream.mark(flags, error)
             start = end
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tritonclient.grpc import service_pb2
 
 from llmops import contract
-from llmops.gateway.errors import ApiError, EngineError, UnavailableError, UnsupportedError
+from llmops.gateway.errors import ApiError, DrainingError, EngineError, UnavailableError, UnsupportedError
 from llmops.gateway.messages import TokenBatch
 
 _LONGEST_REFUSAL = 400
@@ -121,6 +121,8 @@ def condition_of(message: str) -> UnavailableError | None:
     name, colon, _ = message.partition(":")
     if not colon or name not in CONDITIONS:
         return None
+    if name == contract.SHUTTING_DOWN:
+        return DrainingError(CONDITIONS[name])
     code = "overloaded" if name == contract.QUEUE else None
     return UnavailableError(CONDITIONS[name], code=code, detail=message if name == contract.ENDED else None)
 

@@ -1,0 +1,548 @@
+"""Answers that go on elsewhere: whatever fails and whenever, the reader gets each token once, in its order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llmops_engine.runtimes.script import Mixed
+
+from llmops.gateway import messages
+from llmops.gateway.errors import CancelledStreamError, DrainingError, EngineError, UnavailableError
+from llmops.gateway.fleet import continued
+from llmops.gateway.fleet.continued import MOST_MOVES, Continued
+from llmops.gateway.fleet.continuing import Continuing
+from llmops.gateway.fleet.rest import alone, rest_of
+from llmops.gateway.messages import EngineRequest, Guide, Sampling, TokenBatch, TokenStream
+
+LOST = UnavailableError("Triton went away.")
+GREEDY = Sampling(temperature=0)
+END = 7
+
+
+def answer(request: EngineRequest, sequence: int = 0) -> list[int]:
+    """What the engine says: of greedy requests a function of the ids, of others of the seed and the place as well."""
+    ids, sampling = list(request.input_ids), request.sampling
+    luck = [] if sampling.temperature == 0 else [((sampling.seed or 0) + sequence) % 2**31, len(ids)]
+    tokens = list(islice(Mixed(range(10, 90)).after([*luck, *ids]), request.max_tokens))
+    for at, token in enumerate(tokens):
+        if token in request.end_ids and at + 1 >= request.min_tokens:
+            return tokens[: at + 1]
+    return tokens
+
+
+class Slot(TokenStream):
+    """A stream as a step stream's: batches wait for their reader, or go to its sink while it waits."""
+
+    def __init__(self, engine: Engine, request: EngineRequest) -> None:
+        self.engine, self.request = engine, request
+        self.batches: deque[TokenBatch] = deque()
+        self.sink = None
+        self.waiter: asyncio.Future | None = None
+        self.error: Exception | None = None
+        self.over = self.cancelled = False
+        self.left = {at: answer(request, at) for at in range(request.n)}
+        self.sent = 0
+
+    @property
+    def replica(self) -> str:
+        return self.engine.name
+
+    async def __anext__(self) -> TokenBatch:
+        while not self.batches:
+            if self.cancelled:
+                raise CancelledStreamError
+            if self.error is not None:
+                raise self.error
+            if self.over:
+                raise StopAsyncIteration
+            self.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self.waiter
+            finally:
+                self.waiter = None
+        return self.batches.popleft()
+
+    def attach(self, sink, taken=None) -> None:
+        self.sink, self.taken = sink, taken
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.batches.clear()
+        self.engine.open.discard(self)
+        self.wake()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.engine.open.discard(self)
+        self.wake()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def step(self) -> None:
+        """A token of each sequence."""
+        for sequence, left in self.left.items():
+            if left:
+                token = left.pop(0)
+                logprobs = [-token / 100] if self.request.logprobs else None
+                self.push(TokenBatch(sequence, [token], logprobs))
+                if not left:
+                    self.ended = {*self.ended, sequence}
+        self.sent += 1
+        if not any(self.left.values()):
+            self.over = True
+            self.engine.open.discard(self)
+            self.wake()
+
+    def push(self, batch: TokenBatch) -> None:
+        if self.sink is not None and self.waiter is not None and not self.waiter.done() and self.sink(batch):
+            if self.taken is not None:
+                self.taken.append(batch)
+            return
+        self.batches.append(batch)
+        self.wake()
+
+
+@dataclass(eq=False)
+class Engine:
+    """One replica. `away`: what opening says; `silent`: it makes no tokens."""
+
+    name: str
+    open: set[Slot] = field(default_factory=set)
+    asked: list[EngineRequest] = field(default_factory=list)
+    away: Exception | None = None
+    silent: bool = False
+
+    def start(self, request: EngineRequest) -> Slot:
+        if self.away is not None:
+            raise self.away
+        self.asked.append(request)
+        slot = Slot(self, request)
+        self.open.add(slot)
+        return slot
+
+    def step(self) -> None:
+        for slot in [] if self.silent else list(self.open):
+            slot.step()
+
+    def fail(self, error: Exception = LOST) -> None:
+        for slot in list(self.open):
+            slot.fail(error)
+
+
+class Fleet(messages.Engine):
+    """Engines that step when they are told to; requests go to the first that may be asked."""
+
+    def __init__(self, count: int = 2, exact: bool = True, silence: float = 1000.0) -> None:
+        self.engines = [Engine(f"r{at}") for at in range(count)]
+        self.reasons: list[str] = []
+        self.home = Continuing(self, self.reasons.append, exact=exact, silence=silence)
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        for engine in self.engines:
+            if engine.name not in request.without and engine.away is None:
+                return engine.start(replace(request, without=frozenset(), moved=False))
+        raise UnavailableError("No replica is ready.")
+
+    async def run(self, reader: Reader, steps: int = 10**6) -> None:
+        """Until the reader is done."""
+        while steps and not reader.task.done():
+            steps -= 1
+            await settled()
+            for engine in self.engines:
+                engine.step()
+        await settled()
+
+
+class Reader:
+    """What an answer does with a stream. `pushed`: it takes tokens by a sink once it has had its first."""
+
+    def __init__(self, stream: TokenStream, pushed: bool = True) -> None:
+        self.stream, self.pushed = stream, pushed
+        self.tokens: dict[int, list[int]] = {}
+        self.logprobs: list[float] = []
+        self.blocked = False
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for batch in self.stream:
+            self._take(batch)
+            if self.pushed:
+                self.stream.attach(self._sink)
+
+    def _sink(self, batch: TokenBatch) -> bool:
+        if not self.blocked:
+            self._take(batch)
+        return not self.blocked
+
+    def _take(self, batch: TokenBatch) -> None:
+        self.tokens.setdefault(batch.sequence, []).extend(batch.tokens)
+        self.logprobs += batch.logprobs or []
+
+
+async def settled() -> None:
+    """All that can happen without another token has happened."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch) -> None:
+    monkeypatch.setattr(continued, "PATIENCE", 0.0)
+
+
+def request(tokens: int = 20, **fields) -> EngineRequest:
+    return EngineRequest("r", [1, 2, 3], tokens, **{"sampling": GREEDY, **fields})
+
+
+async def read(fleet: Fleet, asked: EngineRequest, pushed: bool = True) -> Reader:
+    return Reader(await fleet.home.open(asked), pushed)
+
+
+EVENT = st.tuples(
+    st.integers(0, 12), st.sampled_from(["lost", "failed", "drain", "suspect", "preempted", "refused"]), st.booleans()
+)
+ERRORS = {
+    "lost": LOST,
+    "failed": EngineError("step failed"),
+    "drain": DrainingError("The engine is shutting down."),
+    "refused": UnavailableError("queue", code="overloaded"),
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(EVENT, min_size=1, max_size=MOST_MOVES),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(1, 30),
+    st.sampled_from([frozenset(), frozenset(range(10, 30))]),
+    st.integers(0, 12),
+)
+def test_whatever_happens_each_token_comes_once_and_in_order(events, n, pushed, tokens, end_ids, least) -> None:
+    """Three replicas of which one at a time fails, or is left while it goes on; up to as often as an answer moves."""
+
+    async def run() -> None:
+        fleet = Fleet(4)
+        least_tokens = min(least, tokens)
+        asked = request(tokens, n=n, end_ids=tuple(end_ids), min_tokens=least_tokens, logprobs=True)
+        reader = await read(fleet, asked, pushed)
+        for steps, why, block in events:
+            reader.blocked = block
+            await fleet.run(reader, steps)
+            leaving = max(fleet.engines, key=lambda engine: len(engine.open))
+            if why in ERRORS:
+                leaving.fail(ERRORS[why])
+            else:
+                fleet.home.leave(leaving.name, why)
+            await settled()
+        reader.blocked = False
+        await fleet.run(reader)
+        if reader.task.exception() is not None:
+            # a request that ends one reader after the other before its first token is not passed on for ever
+            assert isinstance(reader.task.exception(), UnavailableError | EngineError)
+            assert sum(steps < 2 and why in ("lost", "failed") for steps, why, _ in events) >= 2
+            return
+        assert reader.tokens == {at: answer(asked, at) for at in range(n)}
+        assert sorted(reader.logprobs) == sorted(-token / 100 for ids in reader.tokens.values() for token in ids)
+        assert not any(engine.open for engine in fleet.engines)
+        assert not fleet.home._streams
+
+    asyncio.run(run())
+
+
+async def test_the_rest_is_asked_for_with_what_is_left_of_every_limit() -> None:
+    fleet = Fleet()
+    asked = request(20, min_tokens=9, end_ids=(5,), logprobs=True, caller="a/b", cache_salt=7)
+    reader = await read(fleet, asked)
+    await fleet.run(reader, 6)
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    (rest,) = fleet.engines[1].asked
+    assert rest.input_ids == [1, 2, 3, *answer(asked)[:6]]
+    assert (rest.max_tokens, rest.min_tokens, rest.end_ids, rest.logprobs) == (14, 3, (5,), True)
+    assert (rest.caller, rest.cache_salt, rest.sampling) == ("a/b", 7, GREEDY)
+    assert (fleet.reasons, dict(reader.stream.seams)) == (["lost"], {"exact": 1})
+
+
+async def test_where_it_failed_it_is_not_asked_again_unless_there_is_nowhere_else() -> None:
+    fleet = Fleet(2)
+    reader = await read(fleet, request(20))
+    for at, expected in ((0, 1), (1, 0), (0, 1)):
+        await fleet.run(reader, 3)
+        fleet.engines[at].fail()
+        await settled()
+        assert [len(engine.open) for engine in fleet.engines] == [1 - expected, expected]
+    await fleet.run(reader, 3)
+    fleet.engines[1].fail()
+    await fleet.run(reader)
+    assert reader.task.exception() is LOST
+    assert fleet.reasons == ["lost"] * MOST_MOVES
+
+
+async def test_a_request_that_ends_whoever_reads_it_is_not_passed_on_to_everybody() -> None:
+    fleet = Fleet(4)
+    reader = await read(fleet, request())
+    for engine in fleet.engines:
+        engine.fail()
+        await settled()
+    assert reader.task.exception() is LOST
+    assert [len(engine.asked) for engine in fleet.engines] == [1, 1, 0, 0]
+
+
+async def test_without_another_replica_the_error_is_today_s() -> None:
+    fleet = Fleet(1)
+    reader = await read(fleet, request())
+    await fleet.run(reader, 3)
+    fleet.engines[0].away = LOST
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    assert reader.task.exception() is LOST
+
+
+async def test_of_the_prompt_was_cached_what_the_first_replica_had_of_it() -> None:
+    fleet = Fleet()
+    asked = request(20, n=2)
+    for tokens, cached in ((0, 1000), (6, 3)):
+        reader = await read(fleet, asked)
+        await settled()
+        (slot,) = fleet.engines[0].open
+        slot.cached_tokens = 3
+        await fleet.run(reader, tokens)
+        fleet.engines[0].fail()
+        await settled()
+        for one in fleet.engines[1].open:
+            one.cached_tokens = 1000
+        await fleet.run(reader)
+        assert reader.stream.cached_tokens == cached
+
+
+async def test_a_last_token_whose_end_was_lost_is_an_end() -> None:
+    for asked in (request(6), request(20, end_ids=(answer(request(20))[5],))):
+        fleet = Fleet()
+        reader = await read(fleet, asked)
+        (slot,) = fleet.engines[0].open
+        await settled()
+        for token in answer(asked):
+            slot.push(TokenBatch(0, [token]))
+            await settled()
+        slot.fail(LOST)
+        await fleet.run(reader)
+        assert reader.task.exception() is None
+        assert (reader.tokens, fleet.engines[1].asked) == ({0: answer(asked)}, [])
+
+
+# -- leaving a replica that still answers ----------------------------------------------------------------------------
+async def test_a_replica_that_drains_keeps_what_nobody_else_takes() -> None:
+    fleet = Fleet(2)
+    fleet.engines[1].away = LOST
+    reader = await read(fleet, request())
+    await fleet.run(reader, 3)
+    fleet.home.leave("r0", "drain")
+    await fleet.run(reader)
+    assert reader.tokens == {0: answer(request())}
+    assert fleet.reasons == []
+
+
+async def test_one_that_drains_is_left_as_soon_as_there_is_a_place(monkeypatch) -> None:
+    monkeypatch.setattr(continued, "PATIENCE", 60.0)
+    monkeypatch.setattr(continued, "AGAIN", 0.0)
+    fleet = Fleet(2)
+    fleet.engines[1].away = LOST
+    reader = await read(fleet, request())
+    await fleet.run(reader, 3)
+    fleet.home.leave("r0", "drain")
+    await fleet.run(reader, 4)
+    # what it still makes is kept back, in case that it is needed
+    assert reader.tokens == {0: answer(request())[:3]}
+    fleet.engines[1].away = None
+    await settled()
+    assert (len(fleet.engines[0].open), len(fleet.engines[1].open)) == (0, 1)
+    await fleet.run(reader)
+    assert reader.tokens == {0: answer(request())}
+
+
+async def test_one_that_was_silent_and_comes_back_first_is_believed() -> None:
+    fleet = Fleet(2)
+    fleet.engines[1].away = LOST
+    reader = await read(fleet, request(), pushed=True)
+    await fleet.run(reader, 3)
+    fleet.engines[0].silent = True
+    fleet.home.leave("r0", "suspect")
+    await settled()
+    fleet.engines[0].silent = False
+    await fleet.run(reader)
+    assert reader.tokens == {0: answer(request())}
+
+
+async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_not() -> None:
+    fleet = Fleet(2, silence=0.02)
+    silent, slow = await read(fleet, request()), await read(fleet, request(), pushed=False)
+    await fleet.run(silent, 3)
+    hold = asyncio.Event()
+    slow._take = lambda batch: None  # type: ignore[method-assign]
+    slow.task.cancel()
+    fleet.engines[0].silent = True
+    while not fleet.engines[1].asked:
+        await asyncio.sleep(0.005)
+    await fleet.run(silent)
+    assert silent.tokens == {0: answer(request())}
+    assert (fleet.reasons, len(fleet.engines[1].asked)) == (["suspect"], 1)
+    hold.set()
+
+
+async def test_nobody_is_suspected_before_the_first_token() -> None:
+    fleet = Fleet(2)
+    reader = await read(fleet, request())
+    await settled()
+    stream: Continued = reader.stream  # type: ignore[assignment]
+    assert not stream.silent(0.0, 5.0)
+    assert not stream.silent(100.0, 5.0)
+    await fleet.run(reader, 1)
+    assert [stream.silent(at, 5.0) for at in (100.0, 104.9, 105.0)] == [False, False, True]
+    await fleet.run(reader, 1)
+    assert not stream.silent(200.0, 5.0)
+    reader.task.cancel()
+
+
+async def test_the_client_leaves_while_a_place_is_looked_for(monkeypatch) -> None:
+    monkeypatch.setattr(continued, "PATIENCE", 60.0)
+    for why in ("lost", "drain"):
+        fleet = Fleet(2)
+        fleet.engines[1].away = LOST
+        reader = await read(fleet, request())
+        await fleet.run(reader, 3)
+        if why == "lost":
+            fleet.engines[0].fail()
+        else:
+            fleet.home.leave("r0", why)
+        await settled()
+        reader.stream.cancel()
+        await settled()
+        assert isinstance(reader.task.exception(), CancelledStreamError)
+        assert not fleet.engines[0].open
+        assert not fleet.home._streams
+
+
+# -- several sequences -----------------------------------------------------------------------------------------------
+async def test_each_unfinished_sequence_goes_on_by_itself_and_moves_by_itself() -> None:
+    fleet = Fleet(3)
+    asked = request(20, n=3, sampling=Sampling(seed=5))
+    reader = await read(fleet, asked)
+    await fleet.run(reader, 4)
+    before = {at: list(ids) for at, ids in reader.tokens.items()}
+    assert before == {at: answer(asked, at)[:4] for at in range(3)}
+    fleet.engines[0].fail()
+    await fleet.run(reader, 3)
+    rests = fleet.engines[1].asked
+    assert rests == [rest_of(alone(asked, at), before[at]) for at in range(3)]
+    assert [one.request_id for one in rests] == ["r-0", "r-1", "r-2"]
+    fleet.engines[1].fail()
+    await fleet.run(reader)
+    assert {at: len(ids) for at, ids in reader.tokens.items()} == {0: 20, 1: 20, 2: 20}
+    assert dict(reader.stream.seams) == {"approximate": 6}
+    # a split is one move, then each moves alone
+    assert fleet.reasons == ["lost"] * 4
+
+
+def test_a_sequence_alone_draws_as_it_would_have_beside_the_others_and_differently_after_a_seam() -> None:
+    asked = request(20, n=3, sampling=Sampling(seed=2**64 - 1))
+    assert [alone(asked, at).sampling.seed for at in range(3)] == [2**64 - 1, 0, 1]
+    seeds = {rest_of(alone(asked, at), [1] * done).sampling.seed for at in range(3) for done in range(1, 50)}
+    assert len(seeds) == 3 * 49
+    assert rest_of(request(20), [1]).sampling == GREEDY
+
+
+# -- grammars and what else a prompt does not bring back --------------------------------------------------------------
+GUIDE = Guide("json")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guide": GUIDE},
+        {"guide": GUIDE, "sampling": Sampling(seed=3)},
+        {"sampling": Sampling(temperature=0, presence_penalty=0.5)},
+        {"sampling": Sampling(temperature=0, frequency_penalty=0.5)},
+        {"stop_words": ((98, 99),)},
+        {"bad_words": ((98, 99),)},
+    ],
+)
+@pytest.mark.parametrize("n", [1, 2])
+async def test_what_a_prompt_does_not_bring_back_is_made_again_and_compared(fields, n) -> None:
+    fleet = Fleet()
+    asked = request(20, n=n, **fields)
+    reader = await read(fleet, asked)
+    await fleet.run(reader, 6)
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    assert fleet.engines[1].asked == [alone(asked, at) for at in range(n)]
+    assert reader.tokens == {at: answer(asked, at) for at in range(n)}
+    assert dict(reader.stream.seams) == {"exact": n}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
+async def test_a_grammar_starts_anew_while_nothing_has_come(sampling) -> None:
+    fleet = Fleet()
+    asked = request(20, guide=GUIDE, sampling=sampling)
+    reader = await read(fleet, asked)
+    await settled()
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    assert fleet.engines[1].asked == [asked]
+    assert (reader.tokens, dict(reader.stream.seams)) == ({0: answer(asked)}, {})
+
+
+async def test_a_grammar_that_cannot_be_made_again_ends_with_today_s_error() -> None:
+    fleet = Fleet()
+    reader = await read(fleet, request(20, guide=GUIDE, sampling=Sampling()))
+    await fleet.run(reader, 6)
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    assert reader.task.exception() is LOST
+    assert fleet.engines[1].asked == []
+
+
+@pytest.mark.parametrize("shorter", [False, True])
+@pytest.mark.parametrize("guided", [False, True])
+async def test_a_replay_that_is_not_the_same(guided, shorter, monkeypatch) -> None:
+    """A grammar is lost then; a penalty goes on with a little less of itself, and the client is told."""
+    fleet = Fleet(exact=True)
+    asked = request(20, guide=GUIDE) if guided else request(20, sampling=Sampling(temperature=0, presence_penalty=1))
+    reader = await read(fleet, asked)
+    await fleet.run(reader, 6)
+    start = fleet.engines[1].start
+
+    def other(one: EngineRequest) -> Slot:
+        slot = start(one)
+        if one == asked:
+            slot.left[0] = slot.left[0][:4] if shorter else [*slot.left[0][:4], 99, *slot.left[0][5:]]
+        return slot
+
+    monkeypatch.setattr(fleet.engines[1], "start", other)
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    known = answer(asked)
+    if guided:
+        assert isinstance(reader.task.exception(), UnavailableError)
+        assert reader.tokens == {0: known[:6]}
+    else:
+        assert reader.tokens == {0: [*known[:6], *answer(rest_of(asked, known[:6]))]}
+        assert dict(reader.stream.seams) == {"approximate": 1}
+    assert not any(engine.open for engine in fleet.engines)
+
+
+async def test_an_engine_whose_results_depend_on_the_batch_says_so_at_every_seam() -> None:
+    fleet = Fleet(exact=False)
+    reader = await read(fleet, request())
+    await fleet.run(reader, 6)
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    assert dict(reader.stream.seams) == {"approximate": 1}
