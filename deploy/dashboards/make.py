@@ -1,0 +1,378 @@
+"""Writes Grafana's dashboards beside this file: `python deploy/dashboards/make.py`. Changes in a browser are lost.
+
+Series are those of docs/metrics.md; `tests/deploy` holds every query to a real Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+# of Grafana's 24 columns, and rows of 30 pixels
+HEIGHT = 8
+GREEN, YELLOW, RED = "green", "yellow", "red"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """`queries`: what each line is called, and its PromQL; `limits`: from where on it is yellow and red, or below which
+    where `low_is_bad`. `unit` is Grafana's."""
+
+    title: str
+    queries: dict[str, str]
+    unit: str = "short"
+    meaning: str = ""
+    limits: tuple[float, float] | None = None
+    low_is_bad: bool = False
+    kind: str = "timeseries"
+    width: int = 8
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """`rows`: panels under a heading."""
+
+    name: str
+    title: str
+    rows: dict[str, list[Panel]] = field(default_factory=dict)
+
+
+MODEL = '{model=~"$model"}'
+ENGINE = '{model=~"($model)-tensorrt_llm"}'
+
+
+def rate(metric: str, by: str, selector: str = "") -> str:
+    """Per second, added up by a label."""
+    return f"sum by ({by}) (rate({metric}{selector}[$__rate_interval]))"
+
+
+def engine(family: str, label: str, values: str) -> str:
+    """Of NVIDIA's gauges, those whose `label` matches."""
+    return f'nv_trt_llm_{family}{{{label}=~"{values}", model=~"($model)-tensorrt_llm"}}'
+
+
+OVERVIEW = Dashboard(
+    "overview",
+    "llmops: overview",
+    {
+        "Is it good?": [
+            Panel(
+                "Goodput",
+                {"{{model}}": f"llm_goodput_ratio{MODEL}"},
+                "percentunit",
+                "Complete answers within their objectives, of those whose client waited. "
+                "Below 85 % for 5 minutes wakes somebody.",
+                (0.95, 0.85),
+                low_is_bad=True,
+            ),
+            Panel(
+                "Time to first token, p95",
+                {"{{model}}": 'llm_ttft_seconds{quantile="0.95", model=~"$model"}'},
+                "s",
+                "Above 1 s for 5 minutes wakes somebody.",
+                (0.5, 1.0),
+            ),
+            Panel(
+                "Time per token, p95",
+                {"{{model}}": 'llm_tpot_ms{quantile="0.95", model=~"$model"}'},
+                "ms",
+                "Mean of each answer, after its first token.",
+                (50.0, 100.0),
+            ),
+        ],
+        "Why not?": [
+            Panel(
+                "Answers by outcome",
+                {"{{outcome}}": rate("llmops_answers_total", "outcome", MODEL)},
+                "reqps",
+                "late: first token after its objective; slow: tokens after theirs; shed: no place; failed: broken; "
+                "aborted: the client left in time.",
+            ),
+            Panel(
+                "Waiting for their first token",
+                {"{{model}} {{priority}}": f"sum by (model, priority) (llm_queue_depth{MODEL})"},
+                meaning="By the tier of the caller.",
+            ),
+            Panel(
+                "Clients that leave",
+                {"of all requests": "llm_request_abort_rate"},
+                "percentunit",
+                limits=(0.05, 0.1),
+            ),
+        ],
+        "How much?": [
+            Panel(
+                "Tokens per second",
+                {
+                    "{{model}} generated": rate("llmops_completion_tokens_total", "model", MODEL),
+                    "{{model}} read": rate("llmops_prompt_tokens_total", "model", MODEL),
+                },
+            ),
+            Panel("Answers in progress", {"{{model}}": f"sum by (model) (llmops_active_streams{MODEL})"}),
+            Panel(
+                "Alerts",
+                {"{{alertname}}": 'sum by (alertname) (ALERTS{alertname=~"Llm.*|Gpu.*"})'},
+                meaning="Pending and firing; the runbooks are in deploy/runbooks.md.",
+            ),
+        ],
+    },
+)
+
+ENGINES = Dashboard(
+    "engines",
+    "llmops: engines",
+    {
+        "The two that matter": [
+            Panel(
+                "Batch",
+                {"{{node}} {{model}}": f"gpu_batch_size{ENGINE}"},
+                meaning="Sequences in a step. 32 to 128 make good use of a GPU; fewer is idle, more is slow.",
+                width=12,
+            ),
+            Panel(
+                "KV cache in use",
+                {"{{node}} {{model}}": f"gpu_kv_cache_utilization{ENGINE}"},
+                "percentunit",
+                "Above 90 % preemption is near; above 95 % for 2 minutes wakes somebody.",
+                (0.9, 0.95),
+                width=12,
+            ),
+        ],
+        "Cache": [
+            Panel(
+                "Prompt tokens from the prefix cache",
+                {"{{model}}": f"llm_prefix_cache_hit_rate{MODEL}"},
+                "percentunit",
+                "Below 40 % prompts share little, or requests that do are sent to different replicas.",
+                (0.4, 0.3),
+                low_is_bad=True,
+            ),
+            Panel(
+                "Preemptions per second",
+                {"{{model}}": f"llm_preemption_rate{MODEL}"},
+                meaning="Sequences that lost their blocks, and are read again.",
+            ),
+            Panel(
+                "Blocks",
+                {
+                    "{{model}} {{kv_cache_block_type}}": "sum by (model, kv_cache_block_type) "
+                    f"({engine('kv_cache_block_metrics', 'kv_cache_block_type', 'used|free')})"
+                },
+            ),
+        ],
+        "Work": [
+            Panel(
+                "Sequences",
+                {
+                    "{{model}} {{request_type}}": "sum by (model, request_type) "
+                    f"({engine('request_metrics', 'request_type', 'active|waiting|context')})"
+                },
+                meaning="context: whose prompts are being read.",
+            ),
+            Panel(
+                "Steps per second",
+                {
+                    "{{model}}": "sum by (model) (rate("
+                    f"{engine('general_metrics', 'general_type', 'iteration_counter')}[$__rate_interval]))"
+                },
+            ),
+            Panel(
+                "Servers that gateways reach",
+                {"{{server}}": "sum by (server) (llmops_server_reached)"},
+                meaning="Workers of all gateways; 0 for 30 s is a node that failed.",
+            ),
+        ],
+    },
+)
+
+CALLERS = Dashboard(
+    "callers",
+    "llmops: callers",
+    {
+        "Who is refused": [
+            Panel(
+                "Refused",
+                {"{{status}}": rate("llmops_requests_total", "status", '{status=~"4..|503"}') + " or vector(0)"},
+                "reqps",
+                "401, 403: keys; 429: limits and budgets; 503: no place. No series has a tenant: `llmops usage` does.",
+            ),
+            Panel(
+                "Requests by route",
+                {"{{route}}": rate("llmops_requests_total", "route")},
+                "reqps",
+            ),
+            Panel(
+                "Connections closed",
+                {"{{reason}}": rate("llmops_refused_connections_total", "reason") + " or vector(0)"},
+                "reqps",
+                "Clients that kept to none of their bounds.",
+            ),
+        ],
+        "What they use": [
+            Panel(
+                "Waiting, by tier",
+                {"{{priority}}": f"sum by (priority) (llm_queue_depth{MODEL})"},
+            ),
+            Panel(
+                "Tokens in the last 24 h",
+                {
+                    "{{model}} read": f"sum by (model) (increase(llmops_prompt_tokens_total{MODEL}[24h]))",
+                    "{{model}} generated": f"sum by (model) (increase(llmops_completion_tokens_total{MODEL}[24h]))",
+                },
+                kind="stat",
+            ),
+            Panel(
+                "Usage that is not in the ledger",
+                {"age of the oldest": "max(llmops_usage_lag_seconds)"},
+                "s",
+                "Above 5 minutes somebody looks at it this week: nothing is lost, but budgets see money late.",
+                (60.0, 300.0),
+            ),
+        ],
+    },
+)
+
+GATEWAYS = Dashboard(
+    "gateways",
+    "llmops: gateways",
+    {
+        "Time of their own": [
+            Panel(
+                "Until the answer begins, without the engine",
+                {
+                    "{{instance}} p95": "histogram_quantile(0.95, sum by (instance, le) "
+                    "(rate(llmops_overhead_seconds_bucket[$__rate_interval])))"
+                },
+                "s",
+            ),
+            Panel(
+                "Where it goes",
+                {
+                    "{{stage}}": rate("llmops_stage_seconds_sum", "stage") + " / ignoring (stage) group_left () "
+                    "sum(rate(llmops_overhead_seconds_count[$__rate_interval]))"
+                },
+                "s",
+                "Mean per request; upstream is the engine.",
+            ),
+            Panel(
+                "Event loop held",
+                {"{{instance}}": rate("llmops_event_loop_held_seconds_total", "instance")},
+                "percentunit",
+                "Share of the time in which the gateway's own work kept all streams waiting for over 50 ms.",
+                (0.01, 0.05),
+            ),
+        ],
+        "Resources": [
+            Panel("Memory", {"{{instance}}": "sum by (instance) (process_resident_memory_bytes)"}, "bytes"),
+            Panel("Streams", {"{{instance}}": "sum by (instance) (llmops_active_streams)"}),
+            Panel(
+                "Between two tokens, p99",
+                {
+                    "{{model}}": "histogram_quantile(0.99, sum by (model, le) "
+                    f"(rate(llmops_inter_token_latency_seconds_bucket{MODEL}[$__rate_interval])))"
+                },
+                "s",
+            ),
+        ],
+    },
+)
+
+DASHBOARDS = (OVERVIEW, ENGINES, CALLERS, GATEWAYS)
+
+
+def rendered(dashboard: Dashboard) -> dict[str, Any]:
+    """As Grafana imports it."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for heading, row in dashboard.rows.items():
+        panels.append(_row(heading, len(panels) + 1, y))
+        y, x = y + 1, 0
+        for panel in row:
+            panels.append(_panel(panel, len(panels) + 1, x, y))
+            x += panel.width
+        y += HEIGHT
+    return {
+        "uid": f"llmops-{dashboard.name}",
+        "title": dashboard.title,
+        "tags": ["llmops"],
+        "schemaVersion": 39,
+        "editable": False,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "links": [{"type": "dashboards", "title": "llmops", "tags": ["llmops"], "asDropdown": True}],
+        "templating": {"list": [_datasource(), _model()]},
+        "panels": panels,
+    }
+
+
+def _row(title: str, number: int, y: int) -> dict[str, Any]:
+    return {"id": number, "type": "row", "title": title, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}, "panels": []}
+
+
+def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + at), "datasource": SOURCE, "expr": query, "legendFormat": legend}
+        for at, (legend, query) in enumerate(panel.queries.items())
+    ]
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "thresholds": _thresholds(panel)}
+    if panel.unit == "percentunit":
+        defaults["max"] = 1
+    if panel.limits and panel.kind == "timeseries":
+        defaults["custom"] = {"thresholdsStyle": {"mode": "line"}}
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.meaning,
+        "datasource": SOURCE,
+        "gridPos": {"h": HEIGHT, "w": panel.width, "x": x, "y": y},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": targets,
+    }
+
+
+def _thresholds(panel: Panel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": GREEN, "value": None}]
+    if panel.limits:
+        first, second = panel.limits
+        steps += [{"color": YELLOW, "value": first}, {"color": RED, "value": second}]
+        if panel.low_is_bad:
+            steps = [
+                {"color": RED, "value": None},
+                {"color": YELLOW, "value": second},
+                {"color": GREEN, "value": first},
+            ]
+    return {"mode": "absolute", "steps": steps}
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+
+
+def _model() -> dict[str, Any]:
+    query = "label_values(llmops_answers_total, model)"
+    everything = {"selected": True, "text": "All", "value": "$__all"}
+    return {
+        "name": "model",
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": query, "refId": "models"},
+        "refresh": 2,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": everything,
+    }
+
+
+def text(dashboard: Dashboard) -> str:
+    return json.dumps(rendered(dashboard), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    for one in DASHBOARDS:
+        (HERE / f"{one.name}.json").write_text(text(one))
