@@ -25,10 +25,11 @@ READY_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Service:
-    """A running program: its address, and the process whose children belong to it."""
+    """A running program: its address, and the process whose children belong to it; Triton's `metrics` are a URL."""
 
     address: str
     pid: int
+    metrics: str = ""
 
     @property
     def pids(self) -> list[int]:
@@ -49,7 +50,7 @@ def triton(repository: Path) -> Iterator[Service]:
 
     with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=3, on_log=lambda _: None) as server:
         server.wait_ready(READY_SECONDS)
-        yield Service(server.grpc_address, server.pid)
+        yield Service(server.grpc_address, server.pid, server.metrics_url or "")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""A real Prometheus that scrapes a stack with planted faults: do the rules of deploy/ see them?"""

@@ -1,0 +1,81 @@
+"""Dashboards as they are shipped: made from make.py, and of metrics that exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llmops.gateway.observability.names import GATEWAY, ROOMS
+
+ROOT = Path(__file__).parents[2]
+DASHBOARDS = ROOT / "deploy" / "dashboards"
+NVIDIA = ROOT / "model_repository" / "tensorrt_llm" / "1" / "llmops_engine" / "metrics.py"
+
+
+def make():
+    spec = importlib.util.spec_from_file_location("make_dashboards", DASHBOARDS / "make.py")
+    module = sys.modules["make_dashboards"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def panels() -> list[tuple[str, str, str]]:
+    """(dashboard, panel, query) of all that is shipped."""
+    found = []
+    for path in sorted(DASHBOARDS.glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            found += [(path.stem, panel["title"], target["expr"]) for target in panel.get("targets", ())]
+    return found
+
+
+def known() -> set[str]:
+    rules = yaml.safe_load((ROOT / "deploy" / "alerts" / "recording.yaml").read_text())
+    recorded = {rule["record"] for group in rules["groups"] for rule in group["rules"]}
+    own = {one.name for one in [*GATEWAY, *ROOMS]}
+    parts = {f"{one.name}_{part}" for one in GATEWAY if one.kind == "histogram" for part in ("bucket", "sum", "count")}
+    nvidia = set(re.findall(r'"(nv_trt_llm_\w+)": "', NVIDIA.read_text()))
+    assert len(nvidia) == 5
+    return recorded | own | parts | nvidia | {"ALERTS"}
+
+
+def test_what_is_shipped_is_what_is_made():
+    module = make()
+    shipped = {path.name: path.read_text() for path in DASHBOARDS.glob("*.json")}
+    assert shipped == {f"{one.name}.json": module.text(one) for one in module.DASHBOARDS}
+
+
+@pytest.mark.parametrize(("dashboard", "panel", "query"), panels())
+def test_a_panel_shows_metrics_that_exist(dashboard, panel, query):
+    used = set(re.findall(r"\b(?:(?:llmops|llm|gpu|nv|process)_\w+|ALERTS)\b", re.sub(r'"[^"]*"', "", query)))
+    assert used
+    assert used <= known()
+
+
+def test_prometheus_can_read_every_query(promtool, tmp_path):
+    queries = [query.replace("$__rate_interval", "1m").replace("$model", ".*") for _, _, query in panels()]
+    rules = [{"record": f"panel:{at}", "expr": query} for at, query in enumerate(queries)]
+    file = tmp_path / "panels.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([*promtool, "check", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(queries)} rules found" in done.stdout
+
+
+def test_panels_of_a_dashboard_lie_beside_each_other():
+    for path in DASHBOARDS.glob("*.json"):
+        content = json.loads(path.read_text())
+        taken: set[tuple[int, int]] = set()
+        for panel in content["panels"]:
+            place = panel["gridPos"]
+            cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+            assert not cells & taken
+            assert max(x for x, _ in cells) < 24
+            taken |= cells
+        assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
