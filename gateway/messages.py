@@ -364,7 +364,8 @@ class SamplingDefaults:
 class ModelCard:
     """What an engine model announces of itself (`llmops_card`). Lengths in tokens; `built` in Unix seconds.
 
-    `state`, `kv_events` and `cached_tokens`: what its step stream says of the engine; `engine` and `tokenizer` are
+    `state`, `kv_events` and `cached_tokens`: what its step stream says of the engine; `batch_invariant`: whether what a
+    request gets does not depend on what else is in its batch; `engine` and `tokenizer` are
     digests, equal on replicas that may stand in for each other.
     """
 
@@ -385,6 +386,7 @@ class ModelCard:
     state: bool = False
     kv_events: bool = False
     cached_tokens: bool = False
+    batch_invariant: bool = False
     engine: str = ""
     tokenizer: str = ""
     built: int = 0

@@ -368,6 +368,7 @@ CARD_FIELDS = {
     "state": "whether those who watch are told its state",
     "kv_events": "whether they are told what its KV cache gets and loses",
     "cached_tokens": "whether it says how much of a prompt was in its cache",
+    "batch_invariant": "whether what a request gets does not depend on what else is in its batch",
     "engine": "digest of all that the engine was built from",
     "tokenizer": "digest of tokenizer.json",
     "built": "Unix seconds",

@@ -127,6 +127,7 @@ def card(entry: EngineEntry) -> dict[str, Any]:
         "adapters": [one.model_dump() for one in manifest.adapters],
         "transports": entry.target.transports(),
         **entry.target.reports(),
+        "batch_invariant": entry.target.batch_invariant(manifest),
         "engine": manifest.key,
         "tokenizer": _digest(Path(_tokenizer_dir(entry)) / "tokenizer.json"),
         "built": int(time.time()),

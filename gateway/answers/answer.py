@@ -70,6 +70,13 @@ class Answer:
         return Usage(self.prompt_tokens, completion, reasoning, self._stream.cached_tokens)
 
     @property
+    def continued(self) -> str:
+        """Whether it went on on another replica: `exact` when its text is what it would have been, else `approximate`,
+        empty when it did not."""
+        seams = self._stream.seams
+        return "approximate" if "approximate" in seams else "exact" if seams else ""
+
+    @property
     def finish(self) -> str:
         """How it ended, in an Outcome's terms."""
         if self.broken:
@@ -133,6 +140,7 @@ class Answer:
         """What it used and how it ended; only the first time is written down."""
         usage, finish = self.usage, self.finish
         self._context.usage, self._context.finish = usage, finish
+        self._context.continued = self.continued
         if self._tally is not None:
             self._tally.end(Outcome(status, finish, usage), self.meter.first)
 

@@ -56,7 +56,12 @@ class AnswerEvents(EventSource):
             self._answer.broken = "error"
             return self.failed(InternalError("The gateway failed in the middle of the stream."))
         self._over = True
-        return self.end()
+        return self._seam() + self.end()
+
+    def _seam(self) -> bytes:
+        """The headers were out when the answer moved: readers of event streams skip a comment, people do not."""
+        said = self._answer.continued
+        return f": continued {said}\n\n".encode() if said else b""
 
     def attach(self, writer: ChunkedWriter) -> None:
         """Render and write tokens in one plain call, without waking this stream's coroutine."""

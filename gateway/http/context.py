@@ -37,8 +37,8 @@ class RequestContext:
     `grant` is what its caller's quotas leave it, None without any; `tally` is where what it uses is written, None where
     nobody keeps that.
 
-    `usage` and `finish` say how it ended (see Outcome), as soon as that is known. `later` is work that goes on when the
-    answer is written: a request is over when that is over too.
+    `usage` and `finish` say how it ended (see Outcome), as soon as that is known; `continued`: of Answer. `later` is
+    work that goes on when the answer is written: a request is over when that is over too.
     """
 
     request_id: str
@@ -59,6 +59,7 @@ class RequestContext:
     tally: Tally | None = None
     usage: Usage | None = None
     finish: str = ""
+    continued: str = ""
     later: asyncio.Task[None] | None = None
 
     @property
@@ -93,6 +94,8 @@ class RequestContext:
             headers += [(name.encode(), value.encode()) for name, value in self.grant.headers().items()]
         if self.ignored:
             headers.append((b"x-llmops-ignored", ", ".join(self.ignored).encode()))
+        if self.continued:
+            headers.append((b"x-llmops-continued", self.continued.encode()))
         return headers
 
 

@@ -68,6 +68,7 @@ class _Card(BaseModel):
     state: bool = False
     kv_events: bool = False
     cached_tokens: bool = False
+    batch_invariant: bool = False
     engine: str = ""
     tokenizer: str = ""
     built: int = 0

@@ -42,6 +42,10 @@ class RepositoryTarget(ABC):
     def transports(self) -> list[str]:
         return [REQUEST, STEP]
 
+    def batch_invariant(self, manifest: EngineManifest) -> bool:
+        """Whether an answer goes on elsewhere, from its prompt and its tokens, as it would have gone on here."""
+        return False
+
     def reports(self) -> dict[str, bool]:
         """`state`, `kv_events` and `cached_tokens` of the card: what the engine says of itself in the step stream."""
         ours = STEP in self.transports()

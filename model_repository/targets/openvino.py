@@ -64,6 +64,12 @@ class OpenVINOTarget(RepositoryTarget):
             "cache_salt": False,
         }
 
+    def batch_invariant(self, manifest: EngineManifest) -> bool:
+        """Float32 arithmetic, float32 cache and plain activations (docs/decisions/0802)."""
+        has = manifest.extra_as(OpenVinoExtra).openvino.properties.get
+        plain = manifest.quantisation.weights == "none" or has("DYNAMIC_QUANTIZATION_GROUP_SIZE") == "0"
+        return plain and has("INFERENCE_PRECISION_HINT") == has("KV_CACHE_PRECISION") == "f32"
+
     def reports(self) -> dict[str, bool]:
         """What GenAI keeps of prompts is not known; which prompts it had last is."""
         return {**super().reports(), "kv_events": True}

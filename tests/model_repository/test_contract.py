@@ -36,6 +36,7 @@ OTHERS = {
     "model_repository/tensorrt_llm/1/llmops_engine/guided/openvino.py": ("input_ids",),  # OpenVINO's graph
     "model_repository/embedding/1/model.py": ("input_ids", "token_type_ids"),  # OpenVINO's graph
     "model_repository/tensorrt_llm/1/llmops_engine/runtime.py": ("stop",),  # why a sequence ended
+    "gateway/fleet/continued.py": ("drain",),  # why an answer moves
     # arguments of TensorRT-LLM's SamplingParams, and its finish reason
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py": (
         "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty", "presence_penalty",

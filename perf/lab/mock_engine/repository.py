@@ -47,6 +47,9 @@ class MockTarget(OpenVINOTarget):
         nothing = {"logprobs": False, "guided": [], "min_p": False}
         return {**super().capabilities(manifest), **nothing, CACHE_SALT.name: self._paged}
 
+    def batch_invariant(self, manifest: EngineManifest) -> bool:
+        return True
+
     def reports(self) -> dict[str, bool]:
         return {**super().reports(), "kv_events": self._paged, "cached_tokens": self._paged}
 
