@@ -20,6 +20,7 @@ from pydantic_settings import (
 
 from llmops.durations import seconds
 from llmops.errors import InputError
+from llmops.hosts import is_loopback
 
 PREFIX = "LLMOPS_"
 
@@ -194,6 +195,48 @@ class UsageSettings(_Section):
     when_full: Literal["refuse", "serve"] = "refuse"
 
 
+class ClaimSettings(_Section):
+    """The claims (`a.b` for one within another) that say whose a token is, and what it may ask for."""
+
+    tenant: str = "tenant"
+    user: str = "email"
+    scopes: str = "scope"
+
+
+def _https(url: str | None) -> str | None:
+    scheme, _, rest = (url or "").partition("://")
+    host = rest.partition("/")[0].partition("@")[2] or rest.partition("/")[0]
+    if url is not None and (not host or scheme not in ("http", "https")):
+        raise ValueError("this is not a URL, such as https://login.example/realms/acme")
+    if scheme == "http" and not is_loopback(host.rpartition(":")[0].strip("[]") or host):
+        raise ValueError("keys that are read without https may be anybody's; name an https URL")
+    return url
+
+
+_Url = Annotated[str, AfterValidator(_https)]
+_Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+class OidcSettings(_Section):
+    """An OpenID Connect provider, whose tokens are taken beside keys.
+
+    `jwks`: where its keys are, if it has no discovery document; `tenant`: of all its users, where no claim says it;
+    `scopes`: of tokens that have none with `scope_prefix`; `leeway`: seconds that clocks may differ; `refresh`: seconds
+    after which its keys are read again.
+    """
+
+    issuer: _Url
+    audience: Annotated[str, Field(min_length=1)]
+    jwks: _Url | None = None
+    algorithms: Annotated[list[_Algorithm], Field(min_length=1)] = ["RS256", "PS256", "ES256", "EdDSA"]
+    tenant: str | None = None
+    claims: ClaimSettings = ClaimSettings()
+    scope_prefix: str = "llmops:"
+    scopes: list[str] = ["inference"]
+    leeway: Annotated[float, Field(ge=0, le=300)] = 30.0
+    refresh: Annotated[float, Field(ge=10)] = 300.0
+
+
 # gRPC's own names of servers, https://github.com/grpc/grpc/blob/master/doc/naming.md
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
@@ -243,6 +286,8 @@ class GatewaySettings(BaseSettings):
     open: bool = False
     lookups: LookupSettings = LookupSettings()
     usage: UsageSettings = UsageSettings()
+
+    oidc: OidcSettings | None = None
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 from llmops.gateway.messages import Caller
 
 
 class Directory(ABC):
     """Knows callers by their credentials. What is sent stays here: no message, log line or caller has any of it."""
+
+    foreign = "What was sent is not an API key of this gateway; they begin with sk-llmops-."
+    """For who sent what it does not take."""
 
     @abstractmethod
     def takes(self, credential: str) -> bool:
@@ -28,3 +32,14 @@ class Directory(ABC):
     async def close(self) -> None:
         """Let go of what it holds."""
         return
+
+
+class Members(Protocol):
+    """Tenants and their users, where callers come from elsewhere."""
+
+    async def member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
+        """`user` (an address) of `tenant`, made where there is none; with the tenant's quotas.
+
+        Raises InvalidKeyError for a tenant or user that cannot be, UnavailableError where nobody can say.
+        """
+        ...

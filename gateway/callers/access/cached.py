@@ -56,6 +56,7 @@ class Cached(Directory):
         stale: float = STALE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.foreign = directory.foreign
         self._directory, self._fresh, self._stale, self._clock = directory, fresh, stale, clock
         self._known: dict[bytes, _Known] = {}
         self._refused: dict[bytes, _Refused] = {}

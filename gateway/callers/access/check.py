@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from starlette.types import Scope
 
 from llmops.errors import MissingDependencyError
-from llmops.gateway.callers.access.base import Directory
+from llmops.gateway.callers.access.base import Directory, Members
 from llmops.gateway.callers.access.cached import Cached
+from llmops.gateway.callers.access.several import Several
 from llmops.gateway.errors import ForbiddenError, InvalidKeyError, MissingKeyError, UnavailableError
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
 from llmops.gateway.messages import Caller
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.settings import GatewaySettings, OidcSettings
+
+if TYPE_CHECKING:
+    from llmops.gateway.callers.access.sql import SqlDirectory
 
 # may ask whether the gateway lives, and nothing of what it serves
 STRANGER = Caller(scopes=frozenset())
@@ -68,7 +74,7 @@ class Access(Check):
         if credential is None:
             raise MissingKeyError
         if not self._directory.takes(credential):
-            raise InvalidKeyError("What was sent is not an API key of this gateway; they begin with sk-llmops-.")
+            raise InvalidKeyError(self._directory.foreign)
         caller = await self._directory.find(credential)
         if caller is None:
             raise InvalidKeyError("This API key is not known here; it is mistyped, or of another deployment.")
@@ -83,14 +89,32 @@ def scopes_of(route: str) -> tuple[str, ...]:
 
 
 def access_of(settings: GatewaySettings) -> Access | None:
-    """None where nobody is asked for a key. Raises MissingDependencyError where a store's libraries are not there."""
-    if settings.store is None or settings.open:
+    """None where nobody is asked for a key. Raises MissingDependencyError where libraries are not there."""
+    if settings.open or (settings.store is None and settings.oidc is None):
         return None
+    keys = None if settings.store is None else _keys(settings.store)
+    directories: list[Directory] = [] if keys is None else [keys]
+    if settings.oidc is not None:
+        directories.append(_tokens(settings.oidc, keys))
+    lookups = settings.lookups
+    cached = [Cached(one, lookups.fresh, lookups.stale) for one in directories]
+    return Access(cached[0] if len(cached) == 1 else Several(cached))
+
+
+def _keys(url: str) -> SqlDirectory:
     try:
         from llmops.gateway.callers.access.sql import SqlDirectory
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"A store needs {error.name}: pip install 'llmops[store]'.") from error
-    return Access(Cached(SqlDirectory(settings.store), settings.lookups.fresh, settings.lookups.stale))
+    return SqlDirectory(url)
+
+
+def _tokens(settings: OidcSettings, members: Members | None) -> Directory:
+    try:
+        from llmops.gateway.callers.access.oidc import Tokens
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"The setting `oidc` needs {error.name}: pip install 'llmops[oidc]'.") from error
+    return Tokens(settings, members)
 
 
 def _sent(scope: Scope) -> str | None:

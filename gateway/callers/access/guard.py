@@ -16,7 +16,10 @@ def keys_asked(settings: GatewaySettings) -> bool:
     Raises InputError for a host that is not this machine's alone where they are not, and what `open_store` raises for
     a store that cannot be opened.
     """
-    asked = access_of(settings) is not None and _has_keys(str(settings.store))
+    access = access_of(settings)
+    # a store is made, or refused, now and not by the first request
+    asked = settings.store is not None and access is not None and _has_keys(settings.store)
+    asked = asked or (access is not None and settings.oidc is not None)
     if asked or settings.open or is_loopback(settings.host):
         return asked
     missing = "its store has no keys" if settings.store else "it has no store of keys"

@@ -10,7 +10,7 @@ from itertools import islice
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from llmops.errors import LlmopsError
+from llmops.errors import InputError, LlmopsError
 from llmops.gateway.callers.access.base import Directory
 from llmops.gateway.callers.access.cached import EXPIRED
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
@@ -18,6 +18,9 @@ from llmops.gateway.messages import Budget, Caller, Quota
 from llmops.store.accounts.keys import KeyRow, any_key, find_keys
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.secrets import hash_secret, is_secret
+from llmops.store.accounts.tenants import find_tenant
+from llmops.store.accounts.users import ensure_user, find_user
+from llmops.store.audit import By
 from llmops.store.database import Store
 from llmops.store.open import open_store
 
@@ -67,6 +70,30 @@ class SqlDirectory(Directory):
             self._looking.cancel()
         if self._store is not None:
             await self._store.close()
+
+    async def member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
+        """Raises InvalidKeyError for a tenant that is not there, and for who is no address or of another tenant."""
+        try:
+            return await asyncio.wait_for(self._member(tenant, user, scopes, until), PATIENCE_SECONDS)
+        except InputError as error:
+            raise InvalidKeyError("This token is of a user who cannot be one of its tenant.") from error
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            if isinstance(error, InvalidKeyError):
+                raise
+            raise _away(error) from error
+
+    async def _member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
+        store = await self._opened()
+        async with store.read() as connection:
+            of, known = await find_tenant(connection, tenant), await find_user(connection, user)
+        if of is None or of.deleted_at is not None:
+            raise InvalidKeyError("This token is of a tenant that is not known here.")
+        if known is None or known.tenant_id != tenant:
+            async with store.write() as connection:
+                known = await ensure_user(connection, tenant, user, By("oidc", datetime.now(timezone.utc)))
+        quotas = _quotas(f"tenant {tenant}", of.limits)
+        share = f"{tenant}/{known.id}"
+        return Caller(tenant, known.id, "", share, known.tier, scopes=scopes, quotas=tuple(quotas), until=until)
 
     async def _row(self, hashed: str) -> KeyRow | None:
         waiting = self._waiting.get(hashed)

@@ -99,6 +99,8 @@ def _file(settings: GatewaySettings, own: str) -> Path | str:
 
 def _name(caller: Caller) -> str:
     """By the address: what an anonymous client sends as a key is its own to choose."""
+    if caller.tenant_id and not caller.key_id:
+        return f"user {caller.user_id}"
     return caller.key_id or f"client {caller.share.partition('/')[0]}"
 
 

@@ -1,0 +1,121 @@
+"""An identity provider's public keys: read when they are needed, kept while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from llmops.gateway.errors import UnavailableError
+from llmops.hosts import is_loopback
+
+log = logging.getLogger(__name__)
+
+# Seconds. Between two readings that nothing but unknown keys ask for; and for one.
+COOLDOWN, PATIENCE = 5.0, 5.0
+_MOST_BYTES = 2**20
+_PUBLIC = frozenset({"RSA", "EC", "OKP"})
+DISCOVERY = "/.well-known/openid-configuration"
+
+
+class Jwks:
+    """The keys of `issuer`, at `url` or where its discovery document says. They are read again each `refresh` seconds
+    beside the requests, and at once for a key that is not among them, but not more often than each `COOLDOWN`."""
+
+    def __init__(
+        self, issuer: str, url: str | None, refresh: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
+        self._keys: Mapping[str | None, Mapping[str, Any]] | None = None
+        self._read_at = self._tried_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._away = False
+
+    async def find(self, kid: str | None) -> Mapping[str, Any] | None:
+        """The key of this id; of none, the one there is. None where the issuer has no such key.
+
+        Raises UnavailableError while no keys are known.
+        """
+        if self._keys is None or (kid not in self._keys and self._clock() - self._tried_at >= COOLDOWN):
+            await asyncio.shield(self._read())
+        elif self._clock() - self._read_at >= self._refresh and self._clock() - self._tried_at >= COOLDOWN:
+            self._read()
+        if self._keys is None:
+            raise UnavailableError("Tokens cannot be checked now; try again.", code="keys_unavailable")
+        return self._keys.get(kid)
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _read(self) -> asyncio.Task[None]:
+        """One reading at a time, whoever waits for it."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._try(), name="jwks")
+            self._reading.add_done_callback(lambda _: setattr(self, "_reading", None))
+        return self._reading
+
+    async def _try(self) -> None:
+        self._tried_at = self._clock()
+        try:
+            keys = await asyncio.wait_for(self._fetch(), PATIENCE)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, asyncio.TimeoutError) as error:
+            if not self._away:
+                kept = "those that are known stay" if self._keys is not None else "its tokens are not taken until then"
+                log.error("The keys of %s cannot be read (%s); %s.", self._issuer, error or type(error).__name__, kept)
+            self._away = True
+            return
+        if self._away:
+            log.warning("The keys of %s can be read again.", self._issuer)
+        self._away, self._read_at, self._keys = False, self._clock(), keys
+
+    async def _fetch(self) -> Mapping[str | None, Mapping[str, Any]]:
+        """By id, and where there is but one, also without; only public keys that sign. Raises ValueError."""
+        found = await self._json(self._url or await self._discovered())
+        keys = found.get("keys")
+        if not isinstance(keys, list):
+            raise ValueError("it has no list `keys`")
+        fit = [key for key in keys if isinstance(key, dict) and key.get("kty") in _PUBLIC and key.get("use") != "enc"]
+        by_id: dict[str | None, Mapping[str, Any]] = {key["kid"]: key for key in fit if isinstance(key.get("kid"), str)}
+        return by_id | ({None: fit[0]} if len(fit) == 1 else {})
+
+    async def _discovered(self) -> str:
+        document = await self._json(self._issuer.rstrip("/") + DISCOVERY)
+        url = document.get("jwks_uri")
+        if document.get("issuer") != self._issuer:
+            raise ValueError(f"its discovery document is of the issuer {document.get('issuer')!r}")
+        if not isinstance(url, str) or not is_safe(url):
+            raise ValueError("its discovery document has no jwks_uri with https")
+        return url
+
+    async def _json(self, url: str) -> dict[str, Any]:
+        if self._client is None:
+            # made when it is needed: certificates are read for it
+            self._client = httpx.AsyncClient(timeout=PATIENCE, follow_redirects=False)
+        async with self._client.stream("GET", url, headers={"accept": "application/json"}) as response:
+            if response.status_code != 200:
+                raise ValueError(f"{url} answers {response.status_code}")
+            body = b""
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > _MOST_BYTES:
+                    raise ValueError(f"{url} has more than a megabyte")
+        found = json.loads(body)
+        if not isinstance(found, dict):
+            raise ValueError(f"{url} is no JSON object")
+        return found
+
+
+def is_safe(url: str) -> bool:
+    """Whether what is read there is what its host sent: https, or this machine."""
+    parsed = httpx.URL(url)
+    return parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host))

@@ -1,0 +1,115 @@
+"""Callers by the tokens (JWT) of an identity provider: OpenID Connect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import jwt
+
+from llmops.gateway.callers.access.base import Directory, Members
+from llmops.gateway.callers.access.cached import EXPIRED
+from llmops.gateway.callers.access.jwks import Jwks
+from llmops.gateway.errors import InvalidKeyError
+from llmops.gateway.messages import Caller
+from llmops.gateway.settings import OidcSettings
+
+# keys that both sides have are not among them: a public key is no secret to sign with
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+SCOPES = frozenset({"inference", "usage", "metrics", "admin", "fairness"})
+_FORM = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
+_LONGEST = 16_384
+_REQUIRED = ("exp", "iss", "aud", "sub")
+_REFUSED: tuple[tuple[type[Exception], str], ...] = (
+    (jwt.ExpiredSignatureError, EXPIRED.replace("API key", "token")),
+    (jwt.ImmatureSignatureError, "This token is not valid yet."),
+    (jwt.InvalidIssuedAtError, "This token was issued in the future."),
+    (jwt.InvalidAudienceError, "This token is for another audience."),
+    (jwt.InvalidIssuerError, "This token is of another issuer."),
+    (jwt.MissingRequiredClaimError, "This token lacks one of the claims exp, iss, aud and sub."),
+)
+WRONG = "This token is not one that its issuer signed."
+
+
+class Tokens(Directory):
+    """Tokens of one issuer, each checked against its public keys. Whose they are their claims say.
+
+    `members`: where tenants and users are kept; without, their names are all that is known of them.
+    """
+
+    foreign = "What was sent is not a token (JWT) of this gateway's identity provider."
+
+    def __init__(self, settings: OidcSettings, members: Members | None = None, jwks: Jwks | None = None) -> None:
+        self._settings, self._members = settings, members
+        self._jwks = jwks or Jwks(settings.issuer, settings.jwks, settings.refresh)
+
+    def takes(self, credential: str) -> bool:
+        return len(credential) <= _LONGEST and _FORM.fullmatch(credential) is not None
+
+    async def has_any(self) -> bool:
+        return True
+
+    async def find(self, credential: str) -> Caller:
+        claims = await self._claims(credential)
+        wanted = self._settings.claims
+        tenant = self._settings.tenant or _text(claims, wanted.tenant)
+        user = _text(claims, wanted.user) or str(claims["sub"])
+        if not tenant:
+            raise InvalidKeyError(f"This token has no claim '{wanted.tenant}', which names its tenant.")
+        until = float(claims["exp"]) + self._settings.leeway
+        scopes = self._scopes(claims)
+        if self._members is not None:
+            return await self._members.member(tenant, user, scopes, until)
+        user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{claims['sub']}"))
+        return Caller(tenant, user_id, share=f"{tenant}/{user_id}", scopes=scopes, until=until)
+
+    async def close(self) -> None:
+        await self._jwks.close()
+
+    async def _claims(self, token: str) -> Mapping[str, Any]:
+        """Raises InvalidKeyError, with no more than its sender may know; UnavailableError."""
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError as error:
+            raise InvalidKeyError(WRONG) from error
+        algorithm = header.get("alg")
+        if algorithm not in self._settings.algorithms:
+            raise InvalidKeyError(f"Tokens are signed with one of {', '.join(self._settings.algorithms)} here.")
+        found = await self._jwks.find(header.get("kid"))
+        if found is None:
+            raise InvalidKeyError(WRONG)
+        try:
+            # one that says its algorithm takes no other
+            key = jwt.PyJWK(dict(found), found.get("alg") or algorithm)
+            return jwt.decode(
+                token, key, list(self._settings.algorithms), {"require": list(_REQUIRED)},
+                audience=self._settings.audience, issuer=self._settings.issuer, leeway=self._settings.leeway,
+            )  # fmt: skip
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            told = next((text for kind, text in _REFUSED if isinstance(error, kind)), WRONG)
+            raise InvalidKeyError(told) from error
+
+    def _scopes(self, claims: Mapping[str, Any]) -> frozenset[str]:
+        """Those that the token has of this gateway's; the default of one that has none."""
+        value = _at(claims, self._settings.claims.scopes)
+        names = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
+        prefix = self._settings.scope_prefix
+        mine = {name.removeprefix(prefix) for name in names if isinstance(name, str) and name.startswith(prefix)}
+        return frozenset(mine & SCOPES) or frozenset(self._settings.scopes)
+
+
+def _at(claims: Mapping[str, Any], path: str) -> Any:
+    """The claim at `a.b`; one with that very name first."""
+    if path in claims:
+        return claims[path]
+    value: Any = claims
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _text(claims: Mapping[str, Any], path: str) -> str:
+    value = _at(claims, path)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,41 @@
+"""More than one kind of credential."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmops.gateway.callers.access.base import Directory
+from llmops.gateway.errors import InvalidKeyError
+from llmops.gateway.messages import Caller
+
+
+class Several(Directory):
+    """Each credential is the first directory's that takes its form: that one of them is away stops no other."""
+
+    foreign = (
+        "What was sent is neither an API key of this gateway (they begin with sk-llmops-) nor a token (JWT) of its "
+        "identity provider."
+    )
+
+    def __init__(self, directories: Sequence[Directory]) -> None:
+        self._directories = directories
+
+    def takes(self, credential: str) -> bool:
+        return any(one.takes(credential) for one in self._directories)
+
+    async def find(self, credential: str) -> Caller | None:
+        for one in self._directories:
+            if one.takes(credential):
+                return await one.find(credential)
+        raise InvalidKeyError("This has no form that is known here.")
+
+    async def has_any(self) -> bool:
+        """The cheapest first: one that always has some needs no store to say so."""
+        for one in reversed(self._directories):
+            if await one.has_any():
+                return True
+        return False
+
+    async def close(self) -> None:
+        for one in self._directories:
+            await one.close()

@@ -1,0 +1,383 @@
+"""Tokens of an identity provider: a real one on a port of its own, with real keys, which rotates them and goes away."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from llmops.errors import InputError
+from llmops.gateway.app import create_app
+from llmops.gateway.callers.access.check import Access
+from llmops.gateway.callers.access.guard import keys_asked
+from llmops.gateway.callers.access.jwks import COOLDOWN, Jwks
+from llmops.gateway.callers.access.oidc import Tokens
+from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.gateway.settings import GatewaySettings, OidcSettings, load_settings
+from llmops.store.accounts.keys import KeySpec, create_key
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import create_tenant, delete_tenant
+from llmops.store.accounts.users import ensure_user, find_user
+from llmops.store.audit import By
+from llmops.store.open import open_store
+
+AUDIENCE = "llmops"
+
+
+class Issuer:
+    """Publishes `keys`, and counts how often it is asked for them."""
+
+    def __init__(self) -> None:
+        self.private = {
+            "rsa": rsa.generate_private_key(public_exponent=65537, key_size=2048),
+            "ec": ec.generate_private_key(ec.SECP256R1()),
+            "stranger": rsa.generate_private_key(public_exponent=65537, key_size=2048),
+        }
+        self.published = ["rsa", "ec"]
+        self.asked = 0
+        self.status = 200
+        self.document: dict = {}
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = json.dumps(issuer.answer(self.path)).encode()
+                self.send_response(issuer.status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, path: str) -> dict:
+        if path.endswith("openid-configuration"):
+            return {"issuer": self.url, "jwks_uri": f"{self.url}/keys", **self.document}
+        self.asked += 1
+        return {"keys": [self.public(name) for name in self.published]}
+
+    def public(self, name: str, **fields) -> dict:
+        key = self.private[name].public_key()
+        kind = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPublicKey) else jwt.algorithms.ECAlgorithm
+        return {**kind.to_jwk(key, as_dict=True), "kid": name, "use": "sig", **fields}
+
+    def pem(self, name: str) -> bytes:
+        return (
+            self.private[name]
+            .public_key()
+            .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        )
+
+    def token(self, name="rsa", algorithm="RS256", key=None, headers=None, without=(), **claims) -> str:
+        now = int(time.time())
+        told = {"iss": self.url, "aud": AUDIENCE, "sub": "u-1", "email": "ann@acme", "tenant": "acme"}
+        told |= {"iat": now, "nbf": now, "exp": now + 600} | claims
+        told = {name: value for name, value in told.items() if name not in without}
+        key = None if algorithm == "none" else key or self.private[name]
+        return jwt.encode(told, key, algorithm, {"kid": name, **(headers or {})})
+
+    def settings(self, **settings) -> OidcSettings:
+        return OidcSettings(issuer=self.url, audience=AUDIENCE, **settings)
+
+
+@pytest.fixture(scope="module")
+def provider():
+    issuer = Issuer()
+    yield issuer
+    issuer.server.shutdown()
+    issuer.server.server_close()
+
+
+@pytest.fixture
+def issuer(provider):
+    provider.published, provider.asked, provider.status, provider.document = ["rsa", "ec"], 0, 200, {}
+    return provider
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def tokens_of(issuer: Issuer, clock=time.monotonic, **settings):
+    given = issuer.settings(**settings)
+    tokens = Tokens(given, None, Jwks(given.issuer, given.jwks, given.refresh, clock))
+    try:
+        yield tokens
+    finally:
+        await tokens.close()
+
+
+async def refusal(tokens: Tokens, token: str) -> str:
+    with pytest.raises(InvalidKeyError) as refused:
+        await tokens.find(token)
+    return refused.value.message
+
+
+# -- what is a token -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [("rsa", "RS256"), ("rsa", "PS256"), ("ec", "ES256")])
+async def test_a_token_says_whose_it_is(issuer, name, algorithm):
+    token = issuer.token(name, algorithm, exp=2_000_000_000, scope="openid llmops:usage llmops:unknown inference")
+    async with tokens_of(issuer) as tokens:
+        assert tokens.takes(token)
+        caller = await tokens.find(token)
+    assert (caller.tenant_id, caller.scopes, caller.until) == ("acme", {"usage"}, 2_000_000_000 + 30)
+    assert caller.share == f"acme/{caller.user_id}"
+
+
+WRONG = "This token is not one that its issuer signed."
+OTHER = "Tokens are signed with one of RS256, PS256, ES256, EdDSA here."
+LACKS = "This token lacks one of the claims exp, iss, aud and sub."
+NOW = int(time.time())
+BAD = {
+    "unsigned": (lambda one: one.token(algorithm="none"), OTHER),
+    "signed with the public key as a secret": (lambda one: forged(one), OTHER),
+    "another key under the same id": (lambda one: one.token(key=one.private["stranger"]), WRONG),
+    "the algorithm of another kind of key": (lambda one: one.token("rsa", "ES256", one.private["ec"]), WRONG),
+    "a key that it brings itself": (
+        lambda one: one.token(key=one.private["stranger"], headers={"jwk": one.public("stranger"), "kid": "stranger"}),
+        WRONG,
+    ),
+    "an address of keys that it brings itself": (
+        lambda one: one.token(key=one.private["stranger"], headers={"jku": "http://127.0.0.1:1/keys", "kid": "x"}),
+        WRONG,
+    ),
+    "an extension that must be understood": (lambda one: one.token(headers={"crit": ["b65"], "b65": True}), WRONG),
+    "another signature": (lambda one: one.token()[:-8] + "AAAAAAAA", WRONG),
+    "other claims": (lambda one: swapped(one), WRONG),
+    "expired": (lambda one: one.token(exp=NOW - 60), "This token has expired."),
+    "not yet valid": (lambda one: one.token(nbf=NOW + 600), "This token is not valid yet."),
+    "issued in the future": (lambda one: one.token(iat=NOW + 600), "This token is not valid yet."),
+    "for another audience": (lambda one: one.token(aud="billing"), "This token is for another audience."),
+    "of another issuer": (lambda one: one.token(iss="https://other.example"), "This token is of another issuer."),
+    "without an end": (lambda one: one.token(without=("exp",)), LACKS),
+    "without a subject": (lambda one: one.token(without=("sub",)), LACKS),
+    "without an audience": (lambda one: one.token(without=("aud",)), LACKS),
+    "without a tenant": (
+        lambda one: one.token(without=("tenant",)),
+        "This token has no claim 'tenant', which names its tenant.",
+    ),
+    "no JSON": (lambda one: "bm90IGpzb24.e30.AAAA", WRONG),
+    "no base64": (lambda one: "a.b.c", WRONG),
+}
+
+
+def forged(issuer: Issuer) -> str:
+    """HS256, with what everybody can read; the library itself refuses to make it."""
+    import base64
+    import hashlib
+    import hmac
+
+    _, claims, _ = issuer.token().split(".")
+    header = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"rsa"}').rstrip(b"=").decode()
+    mac = hmac.new(issuer.pem("rsa"), f"{header}.{claims}".encode(), hashlib.sha256).digest()
+    return f"{header}.{claims}.{base64.urlsafe_b64encode(mac).rstrip(b'=').decode()}"
+
+
+def swapped(issuer: Issuer) -> str:
+    header, _, signature = issuer.token().split(".")
+    return f"{header}.{issuer.token(tenant='zeta').split('.')[1]}.{signature}"
+
+
+async def test_what_is_no_token_is_told_in_one_sentence(issuer):
+    async with tokens_of(issuer) as tokens:
+        await tokens.find(issuer.token())
+        told = {case: await refusal(tokens, make(issuer)) for case, (make, _) in BAD.items()}
+    assert told == {case: why for case, (_, why) in BAD.items()}
+
+
+async def test_clocks_may_differ_a_little(issuer):
+    now = int(time.time())
+    async with tokens_of(issuer) as tokens:
+        assert await tokens.find(issuer.token(nbf=now + 10, iat=now + 10))
+        assert (await tokens.find(issuer.token(exp=now - 5))).until == now + 25
+
+
+async def test_claims_may_have_other_names_and_be_within_others(issuer):
+    claims = {"tenant": "org.name", "user": "preferred", "scopes": "realm.roles"}
+    token = issuer.token(
+        without=("tenant", "email"), org={"name": "zeta"}, preferred="zoe@z", realm={"roles": ["llm-admin", 7]}
+    )
+    async with tokens_of(issuer, claims=claims, scope_prefix="llm-", scopes=["metrics"]) as tokens:
+        caller = await tokens.find(token)
+        assert (caller.tenant_id, caller.scopes) == ("zeta", {"admin"})
+        without = await tokens.find(issuer.token(without=("tenant",), org={"name": "zeta"}))
+        assert without.scopes == {"metrics"}
+        # a name with dots of its own, as namespaced claims have
+    async with tokens_of(issuer, claims={"tenant": "https://acme.example/tenant"}) as tokens:
+        assert (await tokens.find(issuer.token(**{"https://acme.example/tenant": "x"}))).tenant_id == "x"
+    async with tokens_of(issuer, tenant="everyone") as tokens:
+        assert (await tokens.find(issuer.token())).tenant_id == "everyone"
+
+
+# -- keys that change, and go away -----------------------------------------------------------------------------------
+
+
+async def test_a_new_key_is_taken_at_once_and_an_old_one_is_not_for_long(issuer):
+    clock = Clock()
+    async with tokens_of(issuer, clock, refresh=300) as tokens:
+        await tokens.find(issuer.token("rsa"))
+        issuer.published = ["ec"]
+        clock.now += COOLDOWN
+        # read again, because the key is not known
+        issuer.published.append("stranger")
+        assert await tokens.find(issuer.token("stranger"))
+        assert issuer.asked == 2
+        assert await refusal(tokens, issuer.token("rsa")) == WRONG
+
+
+async def test_unknown_keys_cost_one_reading_per_while(issuer):
+    clock = Clock()
+    async with tokens_of(issuer, clock) as tokens:
+        for second in range(4):
+            clock.now = second * COOLDOWN
+            for name in range(50):
+                token = issuer.token(headers={"kid": f"made-up-{name}"})
+                assert await refusal(tokens, token) == WRONG
+        assert issuer.asked == 4
+
+
+async def test_an_issuer_that_is_away_leaves_its_keys(issuer, caplog):
+    clock = Clock()
+    async with tokens_of(issuer, clock, refresh=60) as tokens:
+        await tokens.find(issuer.token())
+        issuer.status = 500
+        for clock.now in (100, 1000, 10_000):
+            assert await tokens.find(issuer.token())
+            if tokens._jwks._reading:
+                await tokens._jwks._reading
+        assert issuer.asked == 1
+        assert caplog.text.count("those that are known stay") == 1
+        issuer.status = 200
+        clock.now += COOLDOWN
+        await tokens.find(issuer.token())
+        await tokens._jwks._reading
+        assert "can be read again" in caplog.text
+        assert issuer.asked == 2
+
+
+async def test_without_any_keys_nobody_can_say(issuer, caplog):
+    async with tokens_of(issuer, clock := Clock()) as tokens:
+        for wrong in ({"issuer": "https://other.example"}, {"jwks_uri": "http://keys.example/keys"}):
+            issuer.document = wrong
+            clock.now += COOLDOWN
+            with pytest.raises(UnavailableError) as refused:
+                await tokens.find(issuer.token())
+            assert (refused.value.status, refused.value.code) == (503, "keys_unavailable")
+        assert "its discovery document is of the issuer 'https://other.example'" in caplog.text
+        issuer.document = {}
+        assert await tokens.find(issuer.token())
+
+
+async def test_keys_that_are_not_for_signatures_are_none(issuer, monkeypatch):
+    secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "shared", "alg": "HS256"}
+    odd = [secret, issuer.public("rsa", use="enc"), "no key", issuer.public("ec", alg="ES256")]
+    monkeypatch.setattr(issuer, "answer", lambda path: {"keys": odd})
+    async with tokens_of(issuer, jwks=f"{issuer.url}/keys", algorithms=["RS256", "ES256"]) as tokens:
+        assert await tokens.find(issuer.token("ec", "ES256"))
+        assert await refusal(tokens, issuer.token("rsa")) == WRONG
+        # the only key that there is needs no name
+        claims = jwt.decode(issuer.token(), options={"verify_signature": False})
+        assert await tokens.find(jwt.encode(claims, issuer.private["ec"], "ES256"))
+
+
+# -- at the gateway --------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def asking(settings: GatewaySettings):
+    app = create_app(settings)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        try:
+            yield client
+        finally:
+            (access,) = (check for check in app._checks if isinstance(check, Access))
+            await access.close()
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+async def test_tokens_beside_keys_with_tenants_of_the_store(issuer, tmp_path, caplog):
+
+    url, by = f"sqlite:///{tmp_path}/store.db", By("cli:tester", datetime.now(timezone.utc))
+    async with await open_store(url) as store:
+        async with store.write() as connection:
+            await create_tenant(connection, "acme", Limits(rpm=2), by)
+            await create_tenant(connection, "gone", Limits(), by)
+            await create_tenant(connection, "zeta", Limits(), by)
+            user = await ensure_user(connection, "zeta", "zoe@zeta", by)
+            _, secret = await create_key(connection, user, KeySpec(), by)
+            await delete_tenant(connection, "gone", by)
+        settings = GatewaySettings(triton="127.0.0.1:1", port=0, store=url, oidc=issuer.settings())
+        async with asking(settings) as client:
+
+            async def status(token: str, path="/v1/models") -> tuple[int, str]:
+                answer = await client.get(path, headers=bearer(token))
+                return answer.status_code, answer.json().get("error", {}).get("message", "")
+
+            assert await status(secret) == (200, "")
+            assert await status(issuer.token()) == (200, "")
+            assert (await status(issuer.token(), "/metrics"))[0] == 403
+            metrics = await client.get("/metrics", headers=bearer(issuer.token(scope="llmops:metrics")))
+            assert metrics.status_code == 200
+            for tenant in ("gone", "nobody"):
+                told = "This token is of a tenant that is not known here."
+                assert await status(issuer.token(tenant=tenant)) == (401, told)
+            cannot = "This token is of a user who cannot be one of its tenant."
+            assert await status(issuer.token(email="zoe@zeta")) == (401, cannot)
+            assert await status(issuer.token(email="no address", sub="x")) == (401, cannot)
+            assert (await status("x"))[1].endswith("nor a token (JWT) of its identity provider.")
+            # the tenant's limits are the token's
+            posts = [await client.post("/v1/chat/completions", json={}, headers=bearer(issuer.token())) for _ in "123"]
+            assert [answer.status_code for answer in posts] == [400, 400, 429]
+            assert "of tenant acme" in posts[2].json()["error"]["message"]
+            token = issuer.token()
+            await status(token)
+        async with store.read() as connection:
+            assert (await find_user(connection, "ann@acme")).tenant_id == "acme"
+    assert token not in caplog.text
+
+
+async def test_tokens_without_a_store(issuer):
+    settings = GatewaySettings(triton="127.0.0.1:1", oidc=issuer.settings())
+    assert keys_asked(GatewaySettings(host="0.0.0.0", oidc=issuer.settings()))
+    async with asking(settings) as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/models", headers=bearer(issuer.token()))).status_code == 200
+        refused = await client.get("/v1/models", headers=bearer("sk-llmops-" + "x" * 32))
+        assert "is not a token (JWT)" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("oidc", "told"),
+    [
+        ({"issuer": "login.example", "audience": "a"}, "not a URL"),
+        ({"issuer": "http://login.example", "audience": "a"}, "without https may be anybody's"),
+        ({"issuer": "https://login.example"}, "`oidc.audience`"),
+        ({"issuer": "https://login.example", "audience": "a", "algorithms": ["HS256"]}, "RS256"),
+        ({"issuer": "https://login.example", "audience": "a", "algorithms": ["none"]}, "RS256"),
+    ],
+)
+def test_settings_that_cannot_be(oidc, told):
+    with pytest.raises(InputError, match=told):
+        load_settings(oidc=oidc)
