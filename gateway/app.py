@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from llmops import __version__
 from llmops.gateway.answers.service import Service
 from llmops.gateway.callers.access.check import access_of
+from llmops.gateway.callers.holding import Holding
 from llmops.gateway.callers.limits.check import limits_of
 from llmops.gateway.callers.usage.bind import billing_of
 from llmops.gateway.callers.usage.check import usage_of
@@ -77,7 +78,8 @@ def create_app(
     """
     metrics = Metrics(partial(_objectives, settings))
     text_threads = TextThreads(settings.text_threads, settings.limits.preparing)
-    intake = Intake(settings.limits, settings.timeouts.body)
+    holding = Holding(settings.limits.held_bytes)
+    intake = Intake(settings.limits, settings.timeouts.body, holding.take)
     catalogue = catalogue_of(settings, [settings.triton])
     for address, reached in catalogue.reached():
         metrics.reaches(address, reached)
@@ -124,7 +126,7 @@ def create_app(
         # OpenAI clients do not expect a redirect; they know the API's 404
         redirect_slashes=False,
         checks=[
-            intake,
+            holding,
             RequestCounts(metrics),
             *([access] if access else []),
             *hints_of(settings),

@@ -100,8 +100,9 @@ class RequestLimits(_Section):
     `json_values`: of a body, a key or a container counting for eight; `held_bytes`: of all bodies whose requests are
     not over; `connections_per_client`: of one address (IPv6: one /64), None for half of `connections`, 0 for any
     number; `prompt_bytes`: UTF-8 of all texts of one request that are tokenised; `queued`: sequences per engine
-    beyond those of its batch; `preparing`: requests that wait for a thread that renders and tokenises; `inputs`: of one
-    embeddings request, or documents of one rerank request; `choices`: of a guided choice.
+    beyond those of its batch; `queued_inputs`: texts that wait for one encoder; `preparing`: requests that wait for a
+    thread that renders and tokenises; `inputs`: of one embeddings request, or documents of one rerank request;
+    `choices`: of a guided choice.
     """
 
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
@@ -109,6 +110,7 @@ class RequestLimits(_Section):
     held_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
     prompt_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
     queued: Annotated[int, Field(ge=0)] = 256
+    queued_inputs: Annotated[int, Field(ge=0)] = 16_384
     header_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**10
     connections: Annotated[int, Field(gt=0)] = 4096
     connections_per_client: Annotated[int, Field(ge=0)] | None = None

@@ -37,14 +37,13 @@ class Embeddings:
         _check_dimensions(body, model)
         inputs = _inputs(body, self._service.limits.inputs)
         check_length(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")
-        rows = await self._service.text_threads.run(
-            lambda: _rows(inputs, body, model), context.size, context.caller.share
-        )
+        caller = context.caller.share
+        rows = await self._service.text_threads.run(lambda: _rows(inputs, body, model), context.size, caller)
         tokens = sum(map(len, rows))
         if context.grant is not None:
             await context.grant.tokens(model.name, tokens)
         with read_only(context, model.name, tokens) as used:
-            vectors = _shortened(await model.embed(rows), body.dimensions)
+            vectors = _shortened(await model.embed(rows, caller), body.dimensions)
         return json_response(_answer(body, vectors, used))
 
 

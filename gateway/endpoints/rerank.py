@@ -39,14 +39,13 @@ class Rerank:
         texts = _texts(body, self._service.limits.inputs)
         queries = len(texts) if model.reads_pairs else 1
         check_length(queries * len(body.query) + sum(map(len, texts)), self._service.limits, "documents")
-        rows = await self._service.text_threads.run(
-            lambda: _rows(body, texts, model), context.size, context.caller.share
-        )
+        caller = context.caller.share
+        rows = await self._service.text_threads.run(lambda: _rows(body, texts, model), context.size, caller)
         tokens = sum(len(row.ids) for row in rows)
         if context.grant is not None:
             await context.grant.tokens(model.name, tokens)
         with read_only(context, model.name, tokens):
-            scores = await model.scores(rows)
+            scores = await model.scores(rows, caller)
         return json_response(_answer(body, texts, scores, tokens))
 
 

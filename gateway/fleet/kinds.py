@@ -93,7 +93,7 @@ class Encoding(Kind[E]):
         return parse_encoder_card(text, {"name": name, **self._overrides(name).card_fields()})
 
     def make(self, card: EncoderCard, triton: TritonClient, triton_name: str) -> E:
-        encoder = TritonEncoder(triton.infer, triton_name, card)
+        encoder = TritonEncoder(triton.infer, triton_name, card, self._settings.limits.queued_inputs)
         return self.model(card.name, card, _tokenizer(card.tokenizer_dir), encoder)
 
 

@@ -125,9 +125,8 @@ class Encoder(Model):
         """What has to be run for `scores`. Token ids come without special tokens."""
 
     @abstractmethod
-    async def scores(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """One number for each document, higher for one that has more to do with the query. Raises ApiError for what
-        Triton refuses or breaks on."""
+    async def scores(self, rows: Sequence[Row], caller: str = "") -> NDArray[np.float32]:
+        """One number for each document, higher for one that has more to do with the query. Raises as TritonEncoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +140,9 @@ class EmbeddingModel(Encoder):
     async def answer_once(self) -> None:
         await self.embed([[0]])
 
-    async def embed(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Vectors FP32 [len(rows), dimensions] in order. Raises ApiError for what Triton refuses or breaks on."""
-        return await self.encoder.run(rows)
+    async def embed(self, rows: Sequence[Sequence[int]], caller: str = "") -> NDArray[np.float32]:
+        """Vectors FP32 [len(rows), dimensions] in order. Raises as TritonEncoder does."""
+        return await self.encoder.run(rows, caller=caller)
 
     def room(self, query: int) -> int:
         room = self.card.max_seq_len - self.tokenizer.frame.size
@@ -152,10 +151,10 @@ class EmbeddingModel(Encoder):
     def rows(self, query: Sequence[int], documents: Sequence[Sequence[int]]) -> list[Row]:
         return [Row(self.tokenizer.frame.ids(text)) for text in (query, *documents)]
 
-    async def scores(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+    async def scores(self, rows: Sequence[Row], caller: str = "") -> NDArray[np.float32]:
         import numpy as np
 
-        vectors = await self.embed([row.ids for row in rows])
+        vectors = await self.embed([row.ids for row in rows], caller)
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return np.asarray(vectors[1:] @ vectors[0], dtype=np.float32)
 
@@ -179,8 +178,9 @@ class CrossEncoder(Encoder):
         frame = self.tokenizer.pair_frame
         return [Row(frame.ids(query, one), frame.types(query, one)) for one in documents]
 
-    async def scores(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        scores = await self.encoder.run([row.ids for row in rows], [row.types for row in rows if row.types is not None])
+    async def scores(self, rows: Sequence[Row], caller: str = "") -> NDArray[np.float32]:
+        types = [row.types for row in rows if row.types is not None]
+        scores = await self.encoder.run([row.ids for row in rows], types, caller)
         return scores[:, 0]
 
 

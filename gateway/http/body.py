@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
@@ -19,13 +20,10 @@ from llmops.gateway.errors import (
     CancelledStreamError,
     InvalidRequestError,
     RequestTimeoutError,
-    UnavailableError,
     missing,
 )
 from llmops.gateway.http.context import RequestContext, context_of
-from llmops.gateway.http.door import Check
 from llmops.gateway.http.weight import refuse_infinite, surveyed
-from llmops.gateway.messages import Outcome
 from llmops.gateway.settings import RequestLimits
 
 _LATE = "the body is late"
@@ -38,15 +36,16 @@ LEAST_BYTES_PER_SECOND, MOST_PATIENCE = 1024, 10
 
 
 @dataclass(slots=True)
-class Intake(Check):
-    """Where all bodies of one gateway worker come in. `held`: bytes of those whose requests are not over.
+class Intake:
+    """Where all bodies of one gateway worker come in.
 
-    `patience`: seconds a body has for each of its parts, and in which it may come at less than the least rate.
+    `patience`: seconds a body has for each of its parts, and in which it may come at less than the least rate. `hold`
+    hears of each part before it is kept, and may refuse it.
     """
 
     limits: RequestLimits
     patience: float
-    held: int = 0
+    hold: Callable[[int, RequestContext], None]
 
     async def load(self, model: type[M], request: Request) -> M:
         """The request's body as a `model`. Raises ApiError saying what is wrong with it, or with the moment."""
@@ -58,10 +57,6 @@ class Intake(Check):
         if suspect:
             await refuse_infinite(body)
         return value
-
-    def after(self, context: RequestContext, outcome: Outcome) -> None:
-        self.held -= context.held
-        context.held = 0
 
     async def _read(self, request: Request, context: RequestContext) -> bytes:
         limit = self.limits.body_bytes
@@ -80,7 +75,7 @@ class Intake(Check):
             except asyncio.TimeoutError:
                 raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
             size += len(part)
-            self._hold(len(part), context)
+            self.hold(len(part), context)
             if size > limit:
                 raise _too_large(limit)
             parts.append(part)
@@ -90,14 +85,6 @@ class Intake(Check):
         """Seconds in which more has to come: what came fast must not buy hours of silence."""
         slowest = self.patience + size / LEAST_BYTES_PER_SECOND
         return min(self.patience, min(slowest, MOST_PATIENCE * self.patience) - passed)
-
-    def _hold(self, size: int, context: RequestContext) -> None:
-        context.held += size
-        self.held += size
-        if self.held > self.limits.held_bytes and self.held > context.held:
-            raise UnavailableError(
-                "The gateway is holding as many requests as it can; try again.", code="overloaded", retry_after=1.0
-            )
 
 
 async def _part_within(seconds: float, request: Request) -> tuple[bytes, bool]:

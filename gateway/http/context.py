@@ -27,7 +27,7 @@ class RequestContext:
     `started` is perf_counter() at arrival; `waited`: seconds spent waiting for the engine; `detokenised`: those in
     which its tokens became text.
 
-    `size`: bytes of its body, by which its work is counted; `held`: those that the gateway's intake counts as its.
+    `size`: bytes of its body, by which its work is counted; `held`: those that it counts for as long as it is not over.
     `stages` are the seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
     `overhead`: seconds until the answer began that were not spent waiting for the engine; 0 before.
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from llmops.gateway.callers.places import Places
 from llmops.gateway.callers.shares import Shares
 from llmops.gateway.errors import UnavailableError
-from llmops.turns import Turns
 
 T = TypeVar("T")
 
@@ -108,41 +108,19 @@ class _Lane:
 
     def __init__(self, name: str, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._idle = threads
-        self._waiting: Turns[asyncio.Future[None]] = Turns()
+        self._idle = Places(threads)
 
     async def run(self, work: Callable[[], T], path: Sequence[str]) -> T:
-        if self._idle:
-            self._idle -= 1
-        else:
-            await self._turn(path)
+        await self._idle.enter(path)
         # a client that leaves does not end its thread: the next turn is when that is over
         _lock.begin()
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)
         done.add_done_callback(lambda _: self._over())
         return await asyncio.shield(done)
 
-    async def _turn(self, path: Sequence[str]) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.put(path, turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._next()
-            raise
-
     def _over(self) -> None:
         _lock.end()
-        self._next()
-
-    def _next(self) -> None:
-        while self._waiting.size:
-            turn = self._waiting.take()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._idle += 1
+        self._idle.leave()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -13,7 +13,9 @@ from tritonclient.grpc import service_pb2
 
 from llmops.contract import CARD, EMBEDDING_IDS, EMBEDDING_LENGTHS, SCORE_TYPES
 from llmops.errors import InputError, first_fault
-from llmops.gateway.errors import EngineError
+from llmops.gateway.callers.places import Places
+from llmops.gateway.callers.shares import Shares
+from llmops.gateway.errors import EngineError, UnavailableError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,24 +53,49 @@ def parse_encoder_card(text: str, overrides: Mapping[str, Any]) -> EncoderCard:
 
 
 class TritonEncoder:
-    """One encoder model on one server. Requests of any number of rows are cut to its batch size."""
+    """One encoder model on one server. Requests of any number of rows are cut to its batch size.
 
-    def __init__(self, infer: Infer, model: str, card: EncoderCard) -> None:
-        """`model` is Triton's name for it."""
+    Triton serves first who comes first, so it gets no more than the batch it runs and the next; for the places in these
+    callers take turns.
+    """
+
+    def __init__(self, infer: Infer, model: str, card: EncoderCard, queued: int = 16_384) -> None:
+        """`model` is Triton's name for it; `queued`: how many rows may wait here, of which no client gets all."""
         self._infer, self._model, self._card = infer, model, card
+        self._at_once = 2 * card.max_batch_size
+        self._places, self._queued = Places(self._at_once), Shares(queued)
 
-    async def run(self, rows: Rows, types: Rows | None = None) -> NDArray[np.float32]:
+    async def run(self, rows: Rows, types: Rows | None = None, caller: str = "") -> NDArray[np.float32]:
         """FP32 [len(rows), dimensions] in order; `types` for a cross-encoder, as long as the rows.
 
-        Raises ApiError for what Triton refuses or breaks on.
+        For `caller`, `a/b` for `b` of `a`. Raises ApiError for what Triton refuses or breaks on, and UnavailableError
+        when the queue is full, or the caller's share of it; a request alone is never too long.
         """
-        size = self._card.max_batch_size
-        requests = [
-            _request(self._model, rows[at : at + size], None if types is None else types[at : at + size])
+        queued, size, path = self._queued, self._card.max_batch_size, caller.split("/", 1)
+        queued.free = self._at_once if queued.taken else len(rows)
+        if not queued.take(path, len(rows)):
+            raise UnavailableError(
+                f"Too many inputs wait for the model '{self._card.name}'; try again.", code="overloaded", retry_after=1
+            )
+        batches = [
+            asyncio.ensure_future(
+                self._in_turn(path, rows[at : at + size], None if types is None else types[at : at + size])
+            )
             for at in range(0, len(rows), size)
         ]
-        answers = await asyncio.gather(*map(self._infer, requests))
-        return _joined(answers, self._card.dimensions)
+        try:
+            return _joined(await asyncio.gather(*batches), self._card.dimensions)
+        finally:
+            for batch in batches:
+                batch.cancel()
+            queued.give_back(path, len(rows))
+
+    async def _in_turn(self, path: Sequence[str], rows: Rows, types: Rows | None) -> service_pb2.ModelInferResponse:
+        await self._places.enter(path, len(rows))
+        try:
+            return await self._infer(_request(self._model, rows, types))
+        finally:
+            self._places.leave(len(rows))
 
 
 def _request(model: str, rows: Rows, types: Rows | None) -> service_pb2.ModelInferRequest:

@@ -17,9 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.answers import chat
+from llmops.gateway.callers.holding import Holding
+from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.body import Intake
+from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.protocol import BoundedProtocol, client_of
 from llmops.gateway.http.weight import SLICE, weight_of
+from llmops.gateway.messages import Caller, Outcome
 from llmops.gateway.openai.common import Wire
 from llmops.gateway.settings import RequestLimits
 
@@ -158,20 +162,20 @@ SLOW = {
 
 @pytest.mark.parametrize("name", SLOW)
 async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name):
-    intakes: list[Intake] = []
-    hold = Intake._hold
-    monkeypatch.setattr(Intake, "_hold", lambda self, *given: (intakes.append(self), hold(self, *given))[1])
+    holders: list[Holding] = []
+    take = Holding.take
+    monkeypatch.setattr(Holding, "take", lambda self, *given: (holders.append(self), take(self, *given))[1])
     async with running(card, tokenizer, timeouts={"body": 0.3}) as stack:
         answer = await answer_to(stack, SLOW[name])
         assert error_in(answer) == (408, "request_timeout")
         assert b"connection: close" in answer
-        assert bool(intakes) == (not name.startswith("no"))
-        assert all(one.held == 0 for one in intakes)
+        assert bool(holders) == (not name.startswith("no"))
+        assert all(one.held == 0 for one in holders)
 
 
 @given(st.floats(0, 1e5), st.integers(0, 2**24))
 def test_a_body_has_its_patience_for_each_part_and_ten_times_for_all(passed, size):
-    left = Intake(RequestLimits(), 30.0)._left(passed, size)
+    left = Intake(RequestLimits(), 30.0, lambda size, context: None)._left(passed, size)
     assert left <= 30
     assert (left > 0) == (passed < min(300, 30 + size / 1024))
 
@@ -346,6 +350,31 @@ async def test_bytes_that_are_held_are_bounded(card, tokenizer):
         await eventually_refused(stack, large)
         writer.close()
         await eventually_served(stack, large)
+
+
+async def test_no_client_holds_all_of_them():
+    """Of 20,000 bytes the first 10,000 are anybody's, and one address has half of the others."""
+    holding = Holding(20_000)
+    greedy = [RequestContext(str(number), caller=Caller(share="a")) for number in range(16)]
+    for one in greedy[:15]:
+        holding.take(1000, one)
+    with pytest.raises(UnavailableError, match="as many of one client as it may"):
+        holding.take(1000, greedy[15])
+    assert holding.held == 15_000
+    late = RequestContext("late", caller=Caller(share="b"))
+    holding.take(1000, late)
+    holding.after(late, Outcome(200))
+    assert (holding.held, late.held) == (15_000, 0)
+
+
+async def test_a_body_alone_is_never_too_large():
+    holding, large = Holding(20_000), RequestContext("large", caller=Caller(share="a"))
+    for _ in range(3):
+        holding.take(10_000, large)
+    with pytest.raises(UnavailableError):
+        holding.take(1, RequestContext("late", caller=Caller(share="b")))
+    holding.after(large, Outcome(200))
+    assert holding.held == 0
 
 
 async def eventually_refused(stack, body: bytes) -> None:

@@ -164,7 +164,7 @@ async def test_a_turn_that_is_cancelled_as_it_comes_is_not_lost(workers):
     await begun(held)
     second = asyncio.create_task(workers.run(lambda: None, LONG, "b"))
     await asyncio.sleep(0)
-    workers._brief._next()  # its turn comes, and it leaves before it knows
+    workers._brief._idle.leave()  # its turn comes, and it leaves before it knows
     second.cancel()
     held.end.set()
     assert await first == "held"

@@ -1,0 +1,157 @@
+"""An encoder's batches: what Triton has of them, whose turn is next, and how many may wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from llmops.gateway.callers.places import Places
+from llmops.gateway.errors import EngineError, UnavailableError
+from llmops.gateway.triton.encoder import EncoderCard, TritonEncoder
+
+BATCH = 4
+
+
+class HeldTriton:
+    """Answers a batch, with each row's first id as its vector, when it is told to."""
+
+    def __init__(self) -> None:
+        self.came = []
+        self._held: list[asyncio.Future[None]] = []
+        self.most = 0
+
+    async def infer(self, request):
+        ids = np.frombuffer(request.raw_input_contents[0], np.int32).reshape(request.inputs[0].shape)[:, 0]
+        self.came.append(ids.tolist())
+        held = asyncio.get_running_loop().create_future()
+        self._held.append(held)
+        self.most = max(self.most, sum(not one.done() for one in self._held))
+        await held
+        return service_pb2.ModelInferResponse(raw_output_contents=[ids.astype(np.float32).tobytes()])
+
+    async def answer(self, error: Exception | None = None) -> None:
+        """The batch that came first of those that are there, and whatever that makes come."""
+        waiting = next(one for one in self._held if not one.done())
+        waiting.set_exception(error) if error else waiting.set_result(None)
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def encoder(triton: HeldTriton, queued: int = 1000) -> TritonEncoder:
+    card = EncoderCard("tiny", "openvino", "", BATCH, 8, 300, 1)
+    return TritonEncoder(triton.infer, "tiny-embedding", card, queued)
+
+
+def asked(made: TritonEncoder, first: int, rows: int, caller: str) -> asyncio.Task:
+    return asyncio.ensure_future(made.run([[first + at] for at in range(rows)], caller=caller))
+
+
+async def test_triton_has_two_batches_and_callers_take_turns_for_the_next():
+    triton = HeldTriton()
+    made = encoder(triton)
+    large = asked(made, 0, 10 * BATCH, "a")
+    await settle()
+    assert len(triton.came) == 2, "the one it runs and the next"
+    small = asked(made, 200, 1, "b")
+    await settle()
+    while not small.done():
+        await triton.answer()
+    assert triton.came.index([200]) == 3, "the one turn of the large request that was before it"
+    while not large.done():
+        await triton.answer()
+    assert (await large)[:, 0].tolist() == [*range(10 * BATCH)]
+    assert (await small)[:, 0].tolist() == [200]
+
+
+async def test_small_requests_are_all_there_for_triton_to_put_together():
+    triton = HeldTriton()
+    made = encoder(triton)
+    many = [asked(made, at, 1, "a") for at in range(2 * BATCH + 1)]
+    await settle()
+    assert len(triton.came) == 2 * BATCH
+    while not all(one.done() for one in many):
+        await triton.answer()
+    assert [(await one)[0, 0] for one in many] == [*range(2 * BATCH + 1)]
+
+
+async def test_no_client_fills_the_queue():
+    triton = HeldTriton()
+    made = encoder(triton, queued=16)
+    # 2 * BATCH are anybody's; of the 16 behind them one client has half
+    first = [asked(made, 0, BATCH, "a") for _ in range(4)]
+    await settle()
+    with pytest.raises(UnavailableError, match="Too many inputs wait for the model 'tiny'") as refused:
+        await asked(made, 0, 1, "a")
+    assert (refused.value.code, refused.value.retry_after) == ("overloaded", 1)
+    other = asked(made, 100, BATCH, "b")
+    await settle()
+    while not all(one.done() for one in (*first, other)):
+        await triton.answer()
+    alone = asked(made, 0, 100, "a")
+    await settle()
+    while not alone.done():
+        await triton.answer()
+    assert len(await alone) == 100, "a request alone is never too long"
+
+
+async def test_what_a_failed_request_still_had_to_send_is_not_sent():
+    triton = HeldTriton()
+    made = encoder(triton)
+    broken = asked(made, 0, 10 * BATCH, "a")
+    await settle()
+    await triton.answer(EngineError("it broke"))
+    with pytest.raises(EngineError):
+        await broken
+    came = len(triton.came)
+    after = asked(made, 0, 2 * BATCH, "a")
+    await settle()
+    while not after.done():
+        await triton.answer()
+    assert len(triton.came) == came + 2
+
+
+async def test_a_caller_that_leaves_gives_its_places_back():
+    triton = HeldTriton()
+    made = encoder(triton)
+    gone = asked(made, 0, 10 * BATCH, "a")
+    await settle()
+    gone.cancel()
+    await settle()
+    other = asked(made, 0, 2 * BATCH, "b")
+    await settle()
+    assert len(triton.came) == 4
+    while not other.done():
+        await triton.answer()
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.booleans()), max_size=30))
+async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
+    places, held = Places(4), []
+    waiting: list[tuple[asyncio.Task, int]] = []
+    for name, count, leave in steps:
+        waiting.append((asyncio.ensure_future(places.enter([name], count)), count))
+        await asyncio.sleep(0)
+        held += [count for task, count in waiting if task.done()]
+        waiting = [(task, count) for task, count in waiting if not task.done()]
+        assert sum(held) <= 4
+        if leave and held:
+            places.leave(held.pop())
+        elif leave and waiting:
+            waiting.pop()[0].cancel()
+        await asyncio.sleep(0)
+    for task, _ in waiting:
+        task.cancel()
+    await asyncio.sleep(0)
+    held += [count for task, count in waiting if task.done() and not task.cancelled()]
+    for count in held:
+        places.leave(count)
+    await asyncio.wait_for(places.enter(["d"], 4), 10)
