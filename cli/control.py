@@ -20,12 +20,15 @@ PORT = 9100
     metavar="URL",
     help="sqlite:///FILE or postgresql://…; also $LLMOPS_STORE.  [default: store.db in the cache folder]",
 )
+@click.option("--kafka", metavar="HOST:PORT,…", help="Brokers to take usage from; also $LLMOPS_KAFKA__SERVERS.")
 @click.option("--gateway", metavar="URL", help="A gateway, for what models there are.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port to listen on; 0 takes any."
 )
-def command(config: Path | None, store: str | None, gateway: str | None, host: str, port: int) -> None:
+def command(
+    config: Path | None, store: str | None, kafka: str | None, gateway: str | None, host: str, port: int
+) -> None:
     """Administration and usage over HTTP, and the work that one process at a time does.
 
     Of several on one store, one leads; when it ends, another takes over within seconds. All of them answer.
@@ -36,9 +39,12 @@ def command(config: Path | None, store: str | None, gateway: str | None, host: s
     from llmops.gateway.logs import configure_logging
     from llmops.gateway.settings import load_settings
 
-    settings = load_settings(config, host=host, port=port, store=store, open=False)
+    brokers = {"servers": kafka} if kafka else None
+    settings = load_settings(config, host=host, port=port, store=store, kafka=brokers, open=False)
     if settings.store is None:
         settings = settings.model_copy(update={"store": default_store()})
+    # what it lacks is told now, not when it leads
+    duties_of(settings)
     configure_logging(settings.log_level)
 
     def announce(url: str, asked: bool) -> None:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmops.control.duties import Duty
+from llmops.errors import MissingDependencyError
 from llmops.gateway.settings import GatewaySettings
 
 
 def duties_of(settings: GatewaySettings) -> Sequence[Duty]:
-    return ()
+    """Raises MissingDependencyError for Kafka without its client."""
+    assert settings.store is not None
+    if settings.kafka is None:
+        return ()
+    try:
+        from llmops.control.ledger import Ledger
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"Kafka needs {error.name}: pip install 'llmops[kafka]'.") from error
+    return (Ledger(settings.kafka, settings.store),)

@@ -40,6 +40,7 @@ from llmops.gateway.http.door import Check
 from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import Handlers, add_handlers
 from llmops.gateway.http.openapi import add_bodies, body_of
+from llmops.gateway.observability import names
 from llmops.gateway.observability.goodput import Objectives
 from llmops.gateway.observability.lag import LagWatch
 from llmops.gateway.observability.metrics import Metrics
@@ -87,6 +88,8 @@ def create_app(
     billing = billing_of(settings)
     limits = limits_of(settings, siblings.own, billing)
     usage = usage_of(settings, billing)
+    if usage is not None:
+        metrics.numbers(names.USAGE_LAG).labels().read = usage.lag
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -239,6 +239,27 @@ class OidcSettings(_Section):
     refresh: Annotated[float, Field(ge=10)] = 300.0
 
 
+def _brokers(servers: str) -> str:
+    for one in servers.split(","):
+        host, _, port = one.strip().rpartition(":")
+        if not host or "/" in host or not port.isdecimal():
+            raise ValueError(f"{one!r} is not HOST:PORT of a Kafka broker, such as 127.0.0.1:9092")
+    return servers
+
+
+class KafkaSettings(_Section):
+    """Events of usage go through `topic` of the brokers at `servers` (HOST:PORT, with commas between them) and are read
+    by `llmops control`. `user` and `password` are for SASL with `mechanism`, `tls` for brokers that encrypt.
+    """
+
+    servers: Annotated[str, AfterValidator(_brokers)]
+    topic: str = "llmops.usage"
+    tls: bool = False
+    user: str | None = None
+    password: Annotated[str | None, Field(repr=False)] = None
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+
+
 # gRPC's own names of servers, https://github.com/grpc/grpc/blob/master/doc/naming.md
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
@@ -265,7 +286,7 @@ class GatewaySettings(BaseSettings):
     `slo`: of all models without one of their own. `tiers`, the highest first, by the tiers of keys:
     who is served first.
     `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
-    What is used is written there.
+    What is used is written there, with `kafka` by way of it.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
@@ -288,8 +309,8 @@ class GatewaySettings(BaseSettings):
     open: bool = False
     lookups: LookupSettings = LookupSettings()
     usage: UsageSettings = UsageSettings()
-
     oidc: OidcSettings | None = None
+    kafka: KafkaSettings | None = None
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2

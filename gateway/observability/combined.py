@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from llmops.gateway.observability.names import USAGE_LAG
+
 log = logging.getLogger(__name__)
 
 TIMEOUT = 2.0
@@ -66,5 +68,7 @@ class _Sum(CollectorRegistry):
 def _merge(name: str, known: float | None, value: float) -> float:
     if known is None:
         return value
+    if name == USAGE_LAG.name:
+        return max(known, value)
     # a counter's age is that of its oldest part
     return min(known, value) if name.endswith("_created") else known + value

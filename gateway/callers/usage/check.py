@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from datetime import datetime, timezone
 from pathlib import Path
 
 from starlette.types import Scope
 
 from llmops.cache import cache_dir
-from llmops.errors import MissingDependencyError, ResourceError
+from llmops.errors import InputError, MissingDependencyError, ResourceError
 from llmops.gateway.callers.usage.base import Prices, Unpriced, UsageSink
 from llmops.gateway.callers.usage.folders import Claim, abandoned, claim
 from llmops.gateway.callers.usage.journal import Journal
@@ -110,6 +111,10 @@ class UsageCheck(Check):
             await self.desk.close()
         await self._sink.close()
 
+    def lag(self) -> float:
+        """The age in seconds of the oldest event that the ledger does not have."""
+        return self.desk.shipper.lag(datetime.now(timezone.utc)) if self.desk is not None else 0.0
+
     async def before(self, scope: Scope, context: RequestContext) -> None:
         if scope["method"] != "POST" or self.desk is None:
             return
@@ -155,20 +160,30 @@ class UsageCheck(Check):
 
 
 def usage_of(settings: GatewaySettings, prices: Prices | None = None) -> UsageCheck | None:
-    """None where there is no store. Raises MissingDependencyError where a library is not there."""
+    """None where there is no store.
+
+    Raises InputError for Kafka without a store, MissingDependencyError where a library is not there.
+    """
     if settings.store is None:
+        if settings.kafka is not None:
+            raise InputError("The setting `kafka` needs `store`: it says which events have arrived.")
         return None
     try:
-        sink = _sink(settings.store)
+        sink = _sink(settings, settings.store)
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"A store needs {error.name}: pip install 'llmops[store]'.") from error
+        what, extra = ("Kafka", "kafka") if error.name == "aiokafka" else ("A store", "store")
+        raise MissingDependencyError(f"{what} needs {error.name}: pip install 'llmops[{extra}]'.") from error
     return UsageCheck(_root(settings, settings.store), settings.usage, sink, prices or Unpriced())
 
 
-def _sink(store: str) -> UsageSink:
+def _sink(settings: GatewaySettings, store: str) -> UsageSink:
     from llmops.gateway.callers.usage.direct import Direct
 
-    return Direct(store)
+    if settings.kafka is None:
+        return Direct(store)
+    from llmops.gateway.callers.usage.kafka import Kafka
+
+    return Kafka(settings.kafka, Direct(store))
 
 
 def _root(settings: GatewaySettings, store: str) -> Path:

@@ -99,7 +99,10 @@ def _record(event: UsageEvent) -> UsageRecord:
     fields["key_id"] = event.key_id or None
     for name, value in fields.items():
         if isinstance(value, str):
-            fields[name] = value.replace("\\0", "")[: _LENGTHS[name]]
+            # a database without an encoding counts bytes
+            fields[name] = (
+                value.replace("\0", "").encode("utf-8", "replace")[: _LENGTHS[name]].decode("utf-8", "ignore")
+            )
         elif isinstance(value, int) and name not in ("seq", "cost_micros"):
             fields[name] = min(value, _HIGHEST)
     return UsageRecord(**fields, user_id=_user(tenant, user))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 from time import monotonic
 
 from llmops.errors import LlmopsError
@@ -38,6 +40,8 @@ class Shipper:
         self._window = BATCH
         self._moved = clock()
         self._trouble = ""
+        # of what was read for sending: the number behind a batch, and when its first event was
+        self._read: deque[tuple[int, datetime]] = deque()
         self._synced = asyncio.Event()
         self.drained = asyncio.Event()
 
@@ -51,6 +55,10 @@ class Shipper:
     def behind(self) -> int:
         """Events that the ledger is not known to have."""
         return self._journal.next_seq - max(self._acked, self._journal.first_seq)
+
+    def lag(self, now: datetime) -> float:
+        """The age in seconds of the oldest event that the ledger is not known to have; 0 without one."""
+        return max((now - self._read[0][1]).total_seconds(), 0.0) if self._read else 0.0
 
     async def run(self) -> None:
         failures = 0
@@ -75,6 +83,8 @@ class Shipper:
         room = min(BATCH, self._acked + self._window - self._next)
         events = await self._journal.read(self._next, room) if room > 0 else []
         if events:
+            if not self._read or self._read[-1][0] <= events[-1].seq:
+                self._read.append((events[-1].seq + 1, events[0].at))
             await self._sink.write(events)
             if self._next == self._acked:
                 self._moved = self._clock()
@@ -93,6 +103,8 @@ class Shipper:
             self._acked, self._moved, self._waits = arrived, now, self._patience
             self._window = min(2 * self._window, WINDOW)
             self._next = max(self._next, arrived)
+            while self._read and self._read[0][0] <= arrived:
+                self._read.popleft()
             self._journal.forget(arrived)
         elif self._next > arrived and now - self._moved >= self._waits:
             log.warning("%s: the ledger has nothing after %d; sending it again.", self._journal.gateway_id, arrived)

@@ -1,0 +1,90 @@
+"""Events by way of Kafka: CloudEvents, one tenant's in one partition. A ledger takes them from there."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from llmops.errors import ResourceError
+from llmops.gateway.callers.usage.base import UsageSink
+from llmops.gateway.callers.usage.events import cloud_event
+from llmops.gateway.messages import UsageEvent
+from llmops.gateway.settings import KafkaSettings
+
+# brokers that have not taken a batch by then count as away
+PATIENCE_SECONDS = 20.0
+
+
+class Kafka(UsageSink):
+    """What the brokers have accepted is not yet in the ledger; `ledger` says what is.
+
+    The producer needs no memory of its own for what was sent: whatever comes twice, the ledger takes once.
+    """
+
+    def __init__(self, settings: KafkaSettings, ledger: UsageSink) -> None:
+        self._settings, self._ledger = settings, ledger
+        self._producer: AIOKafkaProducer | None = None
+
+    async def write(self, events: Sequence[UsageEvent]) -> None:
+        try:
+            await asyncio.wait_for(self._write(events), PATIENCE_SECONDS)
+        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+            # what it still holds will be sent again
+            await self._drop()
+            raise ResourceError(f"{told(self._settings, error)}") from error
+
+    async def arrived(self, gateway_id: str) -> int:
+        return await self._ledger.arrived(gateway_id)
+
+    async def close(self) -> None:
+        await self._drop()
+        await self._ledger.close()
+
+    async def _write(self, events: Sequence[UsageEvent]) -> None:
+        if self._producer is None:
+            producer = AIOKafkaProducer(acks="all", **connection(self._settings))
+            try:
+                await producer.start()
+            except BaseException:
+                await producer.stop()
+                raise
+            self._producer = producer
+        send, topic = self._producer.send, self._settings.topic
+        await asyncio.gather(
+            *[await send(topic, cloud_event(event), key=event.tenant_id.encode() or None) for event in events]
+        )
+
+    async def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            try:
+                await asyncio.wait_for(producer.stop(), 1.0)
+            except (KafkaError, OSError, asyncio.TimeoutError):
+                return
+
+
+def connection(settings: KafkaSettings) -> dict[str, Any]:
+    """How aiokafka's clients reach the brokers."""
+    options: dict[str, Any] = {"bootstrap_servers": settings.servers, "client_id": "llmops"}
+    sasl = settings.user is not None
+    options["security_protocol"] = f"{'SASL_' if sasl else ''}{'SSL' if settings.tls else 'PLAINTEXT'}"
+    if settings.tls:
+        options["ssl_context"] = ssl.create_default_context()
+    if sasl:
+        options |= {
+            "sasl_mechanism": settings.mechanism,
+            "sasl_plain_username": settings.user,
+            "sasl_plain_password": settings.password or "",
+        }
+    return options
+
+
+def told(settings: KafkaSettings, error: BaseException) -> str:
+    """One sentence, without what the client library adds to it."""
+    name = type(error).__name__.removesuffix("Error")
+    return f"Kafka at {settings.servers} does not take or give events of {settings.topic} ({name})."

