@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.options import refuse_others
+from llmops.cli.service.command import file_options, for_each_model
+from llmops.cli.service.flags import of_bench
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +21,8 @@ POSITIVE = click.FloatRange(0, min_open=True)
 VIA = ("chat", "completions", "engine", "ensemble")
 
 
-@click.command(name="bench")
+@click.command(name="bench", cls=for_each_model(of_bench))
+@file_options
 @click.argument("url", default="http://127.0.0.1:9000/v1")
 @click.option("-m", "--model", help="Model to ask. Default: the first one the server lists.")
 @click.option("--via", type=click.Choice(VIA), help="Layer to ask. Default: chat, or engine for grpc:// addresses.")

@@ -10,13 +10,17 @@ import click
 
 from llmops.build.target_names import NAMES
 from llmops.cli.options import refuse_others
+from llmops.cli.service.command import file_options, for_each_model, model_option
+from llmops.cli.service.flags import of_build
 
 if TYPE_CHECKING:
     from llmops.build.engine_folder.manifest import EngineManifest
 
 
-@click.command()
+@click.command(cls=for_each_model(of_build))
 @click.argument("checkpoint", required=False)
+@file_options
+@model_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine folder to make.")
 @click.option("--target", type=click.Choice(NAMES), default="openvino", show_default=True)
 @click.option(

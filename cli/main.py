@@ -17,6 +17,7 @@ from llmops.errors import LlmopsError
 
 # name -> the one line that `llmops --help` shows; the command itself is `command` in llmops.cli.<name>
 COMMANDS = {
+    "init": "An llmops.yaml to begin with: one file for all that follows.",
     "plan": "Will it fit, how to shard it, how fast, what will it cost.",
     "build": "Checkpoint to engine folder.",
     "upgrade": "An engine on another release of TensorRT-LLM.",
@@ -24,6 +25,7 @@ COMMANDS = {
     "serve": "The real Triton server on a model repository.",
     "gateway": "OpenAI requests to Triton gRPC streams.",
     "up": "Build, repository, Triton and gateway in one go.",
+    "diff": "What an llmops.yaml would change.",
     "tenant": "Who pays: tenants and their limits.",
     "key": "Who may ask: API keys, their limits and budgets.",
     "price": "What tokens cost, from when on.",

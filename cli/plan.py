@@ -11,6 +11,8 @@ import click
 
 from llmops.build.formats import PLANNED
 from llmops.build.target_names import GPU_TARGETS
+from llmops.cli.service.command import file_options, for_each_model, model_option
+from llmops.cli.service.flags import of_plan
 from llmops.durations import seconds
 from llmops.errors import InputError
 
@@ -41,8 +43,10 @@ class Seconds(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-@click.command(name="plan")
+@click.command(name="plan", cls=for_each_model(of_plan))
 @click.argument("checkpoint")
+@file_options
+@model_option
 @click.option("--gpu", help="Kind of GPU.  [default: h100-sxm]")
 @click.option("--compare", metavar="GPU,GPU…", help="Several kinds of GPU, compared by cost.")
 @click.option("--gpus", "max_gpus", type=int, default=64, show_default=True, help="How many GPUs there are.")
@@ -105,7 +109,7 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
 
     CHECKPOINT is what `llmops build` takes, or only its config.json. Neither a GPU nor weights are needed.
     """
-    plan = _plan(checkpoint, flags)
+    plan = make_plan(checkpoint, flags)
     if save:
         from llmops.build.plan.search.summary import build_plan
 
@@ -136,7 +140,7 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
         click.echo(f"Wrote {html}")
 
 
-def _plan(source: str, flags: dict[str, Any]) -> Plan:
+def make_plan(source: str, flags: dict[str, Any]) -> Plan:
     from rich.console import Console
 
     from llmops.build.job.buildable import refusal

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import click
 
+from llmops.cli.service.command import file_options, for_all_models
+from llmops.cli.service.flags import of_repo
 
-@click.command()
+
+@click.command(cls=for_all_models(of_repo))
 @click.argument("engines", nargs=-1, required=True, metavar="ENGINE...")
+@file_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the repository.")
 @click.option(
     "--max-queue-size",

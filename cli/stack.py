@@ -20,8 +20,9 @@ from llmops.cli.accounts.store import default_store
 from llmops.errors import InputError, ServerError
 
 if TYPE_CHECKING:
+    from llmops.cli.service.description import Described
     from llmops.gateway.app import Guest
-    from llmops.gateway.settings import GatewaySettings
+    from llmops.gateway.settings import GatewaySettings, Layers
 
 
 def build_engine(
@@ -58,19 +59,38 @@ class Ready:
     whether for a key."""
 
     url: str
-    model: str
+    models: Sequence[str]
     exposure: str
     asked: bool
 
 
-def make_repository(engine: Path, folder: Path | None) -> tuple[Path, str]:
-    """A Triton model repository in `folder`, or beside the engine; and the model's name."""
+def build_described(described: Described) -> tuple[Path, list[str]]:
+    """All engines of a description, built unless they are there; their repository, and the models' names."""
+    from llmops.build.job.engine import build
+    from llmops.cli.progress import make_progress
+    from llmops.cli.service.flags import of_repo, spec_of
+    from llmops.model_repository.generate import generate_repository, read_engines
+    from llmops.model_repository.repository.match import check_target
+
+    names = list(described.service.models)
+    specs = [spec_of(described, name) for name in names]
+    for spec in specs:
+        check_target(spec.target)
+    for spec in specs:
+        _make_folder(spec.output.parent)
+        build(spec, make_progress())
+    generate_repository(read_engines(of_repo(described)["engines"]), described.repository)
+    return described.repository, names
+
+
+def make_repository(engine: Path, folder: Path | None) -> tuple[Path, list[str]]:
+    """A Triton model repository in `folder`, or beside the engine; and the name of its model."""
     from llmops.model_repository.generate import generate_repository, read_engines
 
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
     engines = read_engines((str(engine),))
     generate_repository(engines, repository)
-    return repository, engines[0].name
+    return repository, [engine.name for engine in engines]
 
 
 def _slug(checkpoint: str) -> str:
@@ -80,7 +100,9 @@ def _slug(checkpoint: str) -> str:
 class Stack:
     """Triton and the gateway. Leaving the block ends both, whatever the reason. SIGTERM is as good as Ctrl-C."""
 
-    def __init__(self, host: str, port: int, config: Path | None, store: str | None, open_: bool | None) -> None:
+    def __init__(
+        self, host: str, port: int, config: Path | Layers | None, store: str | None, open_: bool | None
+    ) -> None:
         """`first_key` is the one that was made, as none was there and the host is not this machine's alone."""
         from llmops.gateway.callers.access.guard import keys_asked
         from llmops.gateway.http.serving import bind
@@ -122,7 +144,7 @@ class Stack:
         self._triton.wait_ready()
         threading.Thread(target=self._watch_triton, name="watch-triton", daemon=True).start()
 
-    def run_gateway(self, model: str, on_ready: Callable[[Ready], None]) -> None:
+    def run_gateway(self, models: Sequence[str], on_ready: Callable[[Ready], None]) -> None:
         """Serve until Ctrl-C, SIGTERM, or the end of Triton (then ServerError)."""
         from llmops.gateway.logs import configure_logging
         from llmops.gateway.server import run
@@ -133,7 +155,7 @@ class Stack:
         _on_signals(_ignore)
 
         def listening(url: str, asked: bool) -> None:
-            self._announce_when_ready(Ready(url, model, self._exposure(url, asked), asked), on_ready)
+            self._announce_when_ready(Ready(url, models, self._exposure(url, asked), asked), on_ready)
 
         self._forced = run(settings, listening, _guests(settings))
         if self._failure is not None:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from llmops.build.target_names import NAMES, TargetName
+from llmops.cli.options import refuse_others
+from llmops.cli.service.command import described, file_options, for_all_models
+from llmops.cli.service.flags import of_up
 
 if TYPE_CHECKING:
     from llmops.cli.stack import Ready
@@ -16,8 +19,9 @@ if TYPE_CHECKING:
 FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 
 
-@click.command()
+@click.command(cls=for_all_models(of_up))
 @click.argument("checkpoint", default="smollm2")
+@file_options
 @click.option("--target", type=click.Choice(NAMES), default="openvino", show_default=True)
 @click.option("--quant", help="As in `llmops build`.  [default: int8 on openvino, fp8 elsewhere]")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel GPUs.")
@@ -53,26 +57,35 @@ def command(
 
     On a --host that others reach the gateway asks for keys (--store, or store.db in the cache folder); where there is
     none yet, it makes the first and prints it once.
-    """
-    from llmops.cli.stack import Stack, build_engine, make_repository
 
-    started = time.monotonic()
-    with Stack(host, port, config, store, open_) as stack:
+    With -f all models of the file are built beside it, into engines/NAME and repository, and served.
+    """
+    from llmops.cli.stack import Stack, build_described, build_engine, make_repository
+
+    started, file = time.monotonic(), described()
+    if file is not None:
+        refuse_others("-f says what is built", "described", "profile", "host", "port", "store", "open_")
+    with Stack(host, port, config if file is None else file.layers, store, open_) as stack:
         if stack.first_key:
             click.echo(f"{FIRST_KEY}\n{stack.first_key}\n")
-        engine = build_engine(checkpoint, target, quant, tp, name, folder)
-        repository, model = make_repository(engine, folder)
-        click.echo(f"Engine {engine}, repository {repository}. Starting Triton ...", err=True)
+        if file is not None:
+            repository, models = build_described(file)
+        else:
+            engine = build_engine(checkpoint, target, quant, tp, name, folder)
+            repository, models = make_repository(engine, folder)
+        click.echo(f"Repository {repository}. Starting Triton ...", err=True)
         stack.start_triton(repository)
-        stack.run_gateway(model, lambda ready: _announce(ready, time.monotonic() - started))
+        stack.run_gateway(models, lambda ready: _announce(ready, time.monotonic() - started))
 
 
 def _announce(ready: Ready, seconds: float) -> None:
-    url, model = ready.url, ready.model
+    url, model = ready.url, ready.models[0]
     key = " -H 'authorization: Bearer KEY'" if ready.asked else ""
     body = (
         f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
     )
-    click.echo(f"\nReady after {seconds:.0f} s: {url}/v1 serves {model}.\n{ready.exposure}\n\nTry it:\n")
+    click.echo(
+        f"\nReady after {seconds:.0f} s: {url}/v1 serves {', '.join(ready.models)}.\n{ready.exposure}\n\nTry it:\n"
+    )
     click.echo(f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n")
     click.echo(f"  {'LLMOPS_API_KEY=KEY ' if key else ''}llmops chat --url {url}/v1\n\nCtrl-C ends everything.")

@@ -8,11 +8,14 @@ from typing import Any
 
 import click
 
+from llmops.cli.service.command import file_options, for_each_model
+from llmops.cli.service.flags import of_verify
 from llmops.errors import InputError
 from llmops.perf.verify.base import PARTS
 
 
-@click.command(name="verify")
+@click.command(name="verify", cls=for_each_model(of_verify))
+@file_options
 @click.option(
     "--engine",
     type=click.Path(path_type=Path, exists=True, file_okay=False),

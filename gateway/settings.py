@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ImportString, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -33,7 +36,7 @@ def _duration(given: Any) -> Any:
     return seconds(given) if isinstance(given, str) else given
 
 
-_Duration = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+_Duration = Annotated[float, BeforeValidator(_duration, json_schema_input_type=float | str), Field(gt=0)]
 
 
 class Slo(_Section):
@@ -351,25 +354,43 @@ class _File(YamlConfigSettingsSource):
         return {str(key): value for key, value in data.items()}
 
 
-def load_settings(config: Path | None = None, **flags: Any) -> GatewaySettings:
+@dataclass(frozen=True)
+class Layers:
+    """Settings in place of a file's: each mapping is over those after it. `place` is where they come from."""
+
+    place: str
+    mappings: tuple[Mapping[str, Any], ...]
+
+
+def load_settings(config: Path | Layers | None = None, **flags: Any) -> GatewaySettings:
     """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key."""
     _refuse_misspelt_environment()
+    path, layers = (config, ()) if not isinstance(config, Layers) else (None, config.mappings)
 
     class Configured(GatewaySettings):
-        model_config = SettingsConfigDict(yaml_file=config)
+        model_config = SettingsConfigDict(yaml_file=path)
 
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *sources: Any, **named: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            usual = super().settings_customise_sources(settings_cls, *sources, **named)
+            return *usual, *(InitSettingsSource(settings_cls, init_kwargs=dict(layer)) for layer in layers)
+
+    place = config.place if isinstance(config, Layers) else config
     try:
-        if config is not None:
-            config.open().close()  # the source passes over a file that is not there
+        if path is not None:
+            path.open().close()  # the source passes over a file that is not there
         return Configured(**{name: value for name, value in flags.items() if value is not None})
     except OSError as error:
-        raise InputError(f"The configuration {config} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The configuration {place} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"The configuration {config} is not valid YAML: {error}") from error
+        raise InputError(f"The configuration {place} is not valid YAML: {error}") from error
     except SettingsError as error:
         raise InputError(f"An environment variable is not valid JSON: {error}.") from error
     except ValidationError as error:
-        raise InputError(_explain(error, config)) from error
+        where = f"flags, environment or {place}" if place else ""
+        raise InputError(misfit(error, GatewaySettings, where, "docs/gateway.md")) from error
 
 
 def _refuse_misspelt_environment() -> None:
@@ -384,21 +405,29 @@ def _refuse_misspelt_environment() -> None:
             raise InputError(f"The environment variable {name} is an unknown setting; did you mean {meant[0]}?")
 
 
-def _explain(error: ValidationError, config: Path | None) -> str:
-    first = error.errors()[0]
+def misfit(error: ValidationError, kind: type[BaseModel], where: str, docs: str) -> str:
+    """The first place at which settings do not fit `kind`, in a sentence; an unknown one with the nearest there is."""
+    faults = error.errors()
+    # a name that is misspelt makes others missing
+    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     key = ".".join(str(part) for part in first["loc"])
-    where = f" (flags, environment or {config})" if config else ""
+    where = f" ({where})" if where else ""
     if first["type"] != "extra_forbidden":
         return f"The setting `{key}`{where} is not usable: {first['msg']}."
     *section, name = first["loc"]
-    meant = difflib.get_close_matches(str(name), _names_in(section), n=1)
+    meant = difflib.get_close_matches(str(name), _names_in(kind, section), n=1)
     nearest = f"did you mean `{meant[0]}`? " if meant else ""
-    return f"Unknown setting `{key}`{where}; {nearest}docs/gateway.md lists those there are."
+    return f"Unknown setting `{key}`{where}; {nearest}{docs} lists those there are."
 
 
-def _names_in(section: Sequence[str | int]) -> list[str]:
+def _names_in(kind: Any, section: Sequence[str | int]) -> list[str]:
     """The settings of a section, or all sections; what is in a dict of sections has any name."""
-    kind: Any = GatewaySettings
     for part in section:
         kind = kind.model_fields[part].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
+        # `Section | None`
+        kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind) if _is_union(kind) else kind
     return list(kind.model_fields)
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)

@@ -1,0 +1,38 @@
+"""`llmops diff`: what a description would change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmops.errors import ServerError
+
+
+@click.command("diff")
+@click.option("-f", "--file", type=click.Path(path_type=Path, dir_okay=False), default="llmops.yaml", show_default=True)
+@click.option("--profile", help="A profile of the file.")
+@click.option("--url", help="The gateway that runs.  [default: where the file says]")
+@click.option("--exit-code", is_flag=True, help="Leave with 1 when something would change.")
+def command(file: Path, profile: str | None, url: str | None, exit_code: bool) -> None:
+    """What llmops.yaml would change: engines that would be built anew, and models that the gateway does not serve.
+
+    A line each: + what is missing, - what is there and not described, ~ what is different.
+    """
+    from llmops.cli.openai_client import ChatClient
+    from llmops.cli.service.description import read
+    from llmops.cli.service.difference import of_engines, of_served
+
+    described = read(file, profile)
+    changes = list(of_engines(described))
+    address = url or f"http://{described.settings.host}:{described.settings.port}"
+    try:
+        changes += of_served(described, ChatClient(address, timeout=10).models())
+    except ServerError as error:
+        click.echo(f"Nothing is known of what runs: {error.message}", err=True)
+    for change in changes:
+        click.echo(str(change))
+    if not changes:
+        click.echo("Nothing would change.")
+    if changes and exit_code:
+        click.get_current_context().exit(1)

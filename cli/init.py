@@ -1,0 +1,67 @@
+"""`llmops init`: an llmops.yaml to begin with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmops.errors import InputError
+
+
+@click.command()
+@click.argument("checkpoint", default="smollm2")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default="llmops.yaml", show_default=True
+)
+@click.option("--name", help="Served model name. Default: from the checkpoint.")
+@click.option("--gpu", help="Plan it for this kind of GPU, e.g. h100-sxm. Default: for the CPU of this machine.")
+@click.option("--quant", help="With --gpu: weights, as in `llmops plan`.  [default: the checkpoint's own]")
+@click.option("--qps", help="With --gpu: requests/s to serve.")
+@click.option("--isl", help="With --gpu: tokens of a prompt, mean.")
+@click.option("--osl", help="With --gpu: tokens of an answer, mean.")
+@click.option("--prefix-hit", help="With --gpu: share of prompt tokens found in the prefix cache.")
+@click.option("--ttft-p95", help="With --gpu: objective for the time to the first token, e.g. 500ms.")
+@click.option("--tpot-p95", help="With --gpu: objective for the time per token, e.g. 50ms.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def command(checkpoint: str, output: Path, name: str | None, gpu: str | None, force: bool, **load: str | None) -> None:
+    """Write an llmops.yaml for CHECKPOINT, and its schema beside it, which editors complete it by.
+
+    With --gpu it is planned, as `llmops plan` does, and the plan's reasons are in its comments.
+    """
+    from llmops.cli.service.description import read, schema
+    from llmops.cli.service.written import SCHEMA, for_a_cpu, for_gpus, name_of
+
+    if output.exists() and not force:
+        raise InputError(f"{output} is there already; give -o another name, or --force to replace it.")
+    named = name or name_of(checkpoint)
+    if gpu is None:
+        typed = [f"--{flag.replace('_', '-')}" for flag, value in load.items() if value is not None]
+        if typed:
+            raise click.UsageError(f"{', '.join(typed)}: what is planned needs --gpu.")
+        text = for_a_cpu(checkpoint, named)
+    else:
+        text = for_gpus(checkpoint, named, _planned(checkpoint, gpu, load))
+    try:
+        output.write_text(text, encoding="utf-8")
+        output.with_name(SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n")
+    except OSError as error:
+        raise InputError(f"{output} cannot be written ({error.strerror}).") from error
+    read(output)
+    click.echo(
+        f"Wrote {output}, and {SCHEMA} for editors. Next: llmops up -f {output}{' --profile laptop' if gpu else ''}"
+    )
+
+
+def _planned(checkpoint: str, gpu: str, load: dict[str, str | None]) -> Any:
+    """`llmops plan` with these flags, and its own defaults for all others."""
+    from llmops.cli import plan
+
+    flags = [(f"--{flag.replace('_', '-')}", value) for flag, value in load.items() if value is not None]
+    arguments = [checkpoint, "--gpu", gpu, *(part for flag in flags for part in flag)]
+    with plan.command.make_context("init", arguments) as context:
+        return plan.make_plan(
+            checkpoint, {name: value for name, value in context.params.items() if name != "checkpoint"}
+        )

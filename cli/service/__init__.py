@@ -1,0 +1,1 @@
+"""llmops.yaml: one file that describes a service, from the laptop to the cluster, and what each command reads of it."""
