@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.gate import Gate
 from llmops.gateway.callers.limits.plan import Plan
 from llmops.gateway.callers.limits.redis import Shared
+from llmops.gateway.errors import RateLimitError
 from llmops.gateway.messages import Outcome, Quota, Usage
 
 ATTEMPTS = 10_000
@@ -91,6 +92,23 @@ async def test_three_gateways_on_one_valkey_get_the_limit_and_what_refills(redis
     assert 0.99 * limit <= got <= limit + seconds * limit / 60 + 1
     waits = [reserved.decision.wait for reserved in asked if reserved.decision.lacking is not None]
     assert 0 < max(waits) <= 60 / limit
+
+
+async def test_litellm_40291_27736_10555_replicas_do_not_each_have_the_limit(redis_url, prefix):
+    """Tokens per minute of one key, asked for at three gateways by turns: all of them know of each other's."""
+    async with AsyncExitStack() as stack:
+        limiters = [await stack.enter_async_context(shared(redis_url, prefix)) for _ in range(3)]
+        gates = [Gate(limiter) for limiter in limiters]
+        plan = Plan((Quota("key", rpm=1000, tpm=1000),))
+        began, passed = time.monotonic(), 0
+        for at in range(30):
+            ticket = gates[at % 3].ticket(plan)
+            with suppress(RateLimitError):
+                await ticket.enter()
+                await ticket.tokens("tiny", 60, 40)
+                passed += 1
+        assert 10 <= passed <= 10 + (time.monotonic() - began) * 10 / 60
+        assert all(limiter.up.is_set() for limiter in limiters)
 
 
 async def test_what_is_asked_in_one_turn_is_one_command(redis_url, prefix):

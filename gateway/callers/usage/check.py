@@ -133,6 +133,8 @@ class UsageCheck(Check):
         # of what began and no answer told the end
         if context.tally is not None:
             context.tally.end(outcome)
+            # it knows its context: as a circle, each request would stay until a collector comes by
+            context.tally = None
 
     async def _look_around(self) -> None:
         while True:

@@ -1,13 +1,17 @@
-"""Budgets of keys in a real store, by its prices: what they pay for, and that nothing refills them."""
+"""Budgets and bills of keys in a real store: no restart refills the ones, and no row of the others is missing."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
 from uuid import uuid4
 
 import pytest
 from gateway_conftest import Step, running
+from sqlalchemy import event, select
+from sqlalchemy.engine import Engine
 
 from llmops.store.accounts.keys import KeySpec, create_key
 from llmops.store.accounts.limits import Budget, Limits
@@ -16,6 +20,7 @@ from llmops.store.accounts.users import ensure_user
 from llmops.store.audit import By
 from llmops.store.open import open_store
 from llmops.store.prices import Price, set_price
+from llmops.store.tables import usage_records
 from llmops.store.usage import UsageRecord, insert_usage
 
 CHAT = "/v1/chat/completions"
@@ -44,6 +49,11 @@ class Account:
                 connection, Price("tiny", self.by.at, INPUT * 10**6, INPUT * 10**6, OUTPUT * 10**6), self.by
             )
 
+    async def rows(self, key: str) -> list:
+        async with self.store.read() as connection:
+            wanted = select(usage_records).where(usage_records.c.key_id == key)
+            return (await connection.execute(wanted)).mappings().all()
+
     async def used(self, key: str, micros: int) -> None:
         now, self.seq = datetime.now(timezone.utc), self.seq + 1
         record = UsageRecord(str(uuid4()), "g", self.seq, now, "r", self.user, "tiny", 1, 1, micros, key_id=key)
@@ -56,17 +66,19 @@ async def account(tmp_path):
     url, by = f"sqlite:///{tmp_path}/store.db", By("cli:tester", datetime.now(timezone.utc) - timedelta(seconds=1))
     async with await open_store(url) as store:
         async with store.write() as connection:
-            await create_tenant(connection, "acme", Limits(budget=Budget(10**6, "day")), by)
+            await create_tenant(connection, "acme", Limits(budget=Budget(10**9, "day")), by)
             user = (await ensure_user(connection, "acme", "ann@acme", by)).id
         yield Account(store, url, by, user)
 
 
 @pytest.fixture
-def gateway(card, tokenizer, account):
+def gateway(card, tokenizer, account, tmp_path):
     @asynccontextmanager
     async def started():
         """Anew, with limits that know nothing of the time before."""
-        async with running(card, tokenizer, store=account.url, port=0) as stack:
+        usage = {"journal": tmp_path / "usage"}
+        given = {**card, "max_batch_size": 8}
+        async with running(given, tokenizer, store=account.url, port=0, usage=usage) as stack:
             stack.steps(*[Step((9,))] * 6, Step(final=True))
             yield stack
 
@@ -79,7 +91,7 @@ async def test_a_budget_pays_for_so_many_tokens_and_a_restart_does_not_refill_it
     async with gateway() as stack:
         prompt = (await stack.client.post(CHAT, json=BODY, headers=free)).json()["usage"]["prompt_tokens"]
         once = prompt * INPUT + 6 * OUTPUT
-        key, headers = await account.key(2 * once + 999)
+        _, headers = await account.key(2 * once + 999)
         assert (await stack.client.post(CHAT, json=BODY, headers=headers)).status_code == 200
         await stack.idle()
         cut = await stack.client.post(CHAT, json=BODY, headers=headers)
@@ -88,7 +100,6 @@ async def test_a_budget_pays_for_so_many_tokens_and_a_restart_does_not_refill_it
         assert cut.json()["choices"][0]["finish_reason"] == "length"
         await stack.idle()
         await refused(stack, headers, "The budget of key-")
-    await account.used(key, 2 * once)
     async with gateway() as stack:
         await refused(stack, headers, "The budget of key-")
 
@@ -96,9 +107,9 @@ async def test_a_budget_pays_for_so_many_tokens_and_a_restart_does_not_refill_it
 async def test_a_tenants_budget_bounds_all_of_its_keys(account, gateway):
     await account.price()
     key, headers = await account.key(None)
-    await account.used("key-other", 10**6 - 1)
+    await account.used("key-other", 10**9 - 1)
     async with gateway() as stack:
-        await refused(stack, headers, "The budget of tenant acme, $1.00 a day, is used up")
+        await refused(stack, headers, "The budget of tenant acme, $1,000.00 a day, is used up")
     assert key
 
 
@@ -109,6 +120,69 @@ async def test_a_budget_does_not_pay_for_a_model_without_a_price(account, gatewa
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_priced")
         assert answer.headers["x-should-retry"] == "false"
         assert stack.triton.requests == []
+
+
+async def test_litellm_13280_6633_no_request_is_missing_on_the_bill(account, gateway):
+    """Answers and streams, some left midway, some that the engine breaks: one row each, with what their clients saw."""
+    await account.price()
+    key, headers = await account.key(None)
+    told = 0
+    async with gateway() as stack:
+        for _ in range(5):
+            told += (await stack.client.post(CHAT, json=BODY, headers=headers)).json()["usage"]["total_tokens"]
+        streamed = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+        for _ in range(5):
+            told += await last_usage(stack, streamed, headers)
+        stack.steps(Step((9,)), Step(hang=True))
+        for _ in range(5):
+            async with stack.client.stream("POST", CHAT, json=streamed, headers=headers) as answer:
+                async for line in answer.aiter_lines():
+                    if '"content"' in line:
+                        break
+        stack.steps(Step((9,)), Step(error="broken"))
+        broken = [await stack.client.post(CHAT, json=BODY, headers=headers) for _ in range(5)]
+        assert {answer.status_code for answer in broken} == {500}
+        await stack.idle()
+    # the gateway has ended, and with it what it still had to write
+    rows = await account.rows(key)
+    assert len(rows) == 20
+    whole = [row for row in rows if row["finish_reason"] in ("stop", "length")]
+    assert sum(row["input_tokens"] + row["output_tokens"] for row in whole) == told
+    assert [row["cost_micros"] for row in rows] == [
+        row["input_tokens"] * INPUT + row["output_tokens"] * OUTPUT for row in rows
+    ]
+    assert sorted(row["seq"] for row in rows) == list(range(20))
+
+
+async def test_litellm_31866_a_request_writes_no_counter_of_the_database(account, gateway):
+    """A key with all limits and a budget: what a hundred requests cost the store does not grow with them."""
+    await account.price()
+    key, headers = await account.key(10**9)
+    statements: list[str] = []
+    async with gateway() as stack:
+        await stack.client.post(CHAT, json=BODY, headers=headers)
+
+        def count(_connection, _cursor, statement, *_) -> None:
+            statements.append(statement.split()[0])
+
+        event.listen(Engine, "before_cursor_execute", count)
+        try:
+            for _ in range(10):
+                answers = await asyncio.gather(
+                    *(stack.client.post(CHAT, json=BODY, headers=headers) for _ in range(10))
+                )
+                assert {answer.status_code for answer in answers} == {200}
+        finally:
+            event.remove(Engine, "before_cursor_execute", count)
+    assert len(await account.rows(key)) == 101
+    # rows go in batches, one after another, each with its sums: not one statement for each request
+    assert statements.count("UPDATE") + statements.count("INSERT") < 100
+
+
+async def last_usage(stack, body, headers) -> int:
+    async with stack.client.stream("POST", CHAT, json=body, headers=headers) as answer:
+        lines = [line async for line in answer.aiter_lines() if line.startswith("data: {")]
+    return json.loads(lines[-1].removeprefix("data: "))["usage"]["total_tokens"]
 
 
 async def refused(stack, headers, why: str) -> None:

@@ -1,0 +1,57 @@
+"""A gateway's usage while its PostgreSQL is away."""
+
+from __future__ import annotations
+
+import tracemalloc
+from uuid import UUID
+
+from sqlalchemy import func, select
+
+from llmops.gateway.callers.usage.base import Unpriced
+from llmops.gateway.callers.usage.check import UsageCheck
+from llmops.gateway.callers.usage.direct import Direct
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.messages import Caller, Outcome, Usage
+from llmops.gateway.settings import UsageSettings
+from llmops.store.open import open_store
+from llmops.store.tables import tenant_totals, usage_records
+
+GENEROUS = 60.0
+CALLER = Caller("acme", str(UUID(int=7)), "key-a", "acme/key-a")
+
+
+async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres, tmp_path):
+    url, stop, start = own_postgres
+    check = UsageCheck(tmp_path / "usage", UsageSettings(), Direct(url), Unpriced())
+    await check.start()
+
+    async def requests(count: int) -> None:
+        for at in range(count):
+            context = RequestContext(f"req_{at}", caller=CALLER)
+            await check.before({"type": "http", "method": "POST", "headers": []}, context)
+            context.tally.begin("tiny", f"chatcmpl-{at}", 10)
+            context.tally.end(Outcome(200, "stop", Usage(10, 5)))
+            check.after(context, Outcome(200))
+        await check.desk.journal.sync()
+
+    await requests(100)
+    await check.desk.settle(GENEROUS)
+    assert check.desk.shipper.behind == 0
+    stop()
+    await requests(500)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    await requests(3000)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    # one event is some 600 bytes: they are in the journal, and only there
+    assert grown < 300_000
+    start()
+    await check.desk.settle(GENEROUS)
+    assert check.desk.shipper.behind == 0
+    await check.close()
+    async with await open_store(url) as store, store.read() as connection:
+        seqs = (await connection.execute(select(usage_records.c.seq))).scalars().all()
+        total = await connection.scalar(select(func.sum(tenant_totals.c.output_tokens)))
+    assert sorted(seqs) == list(range(3600))
+    assert total == 5 * 3600
