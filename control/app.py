@@ -16,7 +16,7 @@ from starlette.responses import Response
 from llmops import __version__
 from llmops.control.admin.operations import OPERATIONS
 from llmops.control.admin.routes import add_admin
-from llmops.control.duties import Duty, keep
+from llmops.control.duties import Duty, end, keep
 from llmops.control.lead import lead
 from llmops.control.meters import Meters
 from llmops.control.models import DescribedModels, Models
@@ -72,8 +72,7 @@ class Control:
         try:
             yield
         finally:
-            leading.cancel()
-            await asyncio.gather(leading, return_exceptions=True)
+            await end([leading])
             if self._gateway is not None:
                 await self._gateway.aclose()
             await self._store.close()

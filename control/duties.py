@@ -6,6 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from llmops.errors import LlmopsError
 
@@ -32,9 +33,15 @@ async def keep(duties: Sequence[Duty]) -> None:
         # also without duties: who leads has to stay the leader
         await asyncio.gather(asyncio.Event().wait(), *tasks)
     finally:
-        for task in tasks:
+        await end(tasks)
+
+
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel them until they are over: a driver that is just connecting can swallow a cancellation."""
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(running, timeout=1.0)
 
 
 async def _kept(duty: Duty) -> None:

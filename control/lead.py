@@ -12,10 +12,12 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.control.duties import end
 from llmops.errors import LlmopsError, ResourceError
 from llmops.store.database import connect
 from llmops.store.place import Place
@@ -97,12 +99,14 @@ async def _postgres_lock(place: Place) -> AsyncIterator[Watch | None]:
 
 async def _both(work: Callable[[], Awaitable[None]], watch: Watch) -> None:
     """Until one of them ends; the other is cancelled then."""
-    tasks = [asyncio.ensure_future(one()) for one in (work, watch)]
+    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(_run(one)) for one in (work, watch)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
     for task in done:
         task.result()
+
+
+async def _run(one: Callable[[], Awaitable[object]]) -> None:
+    await one()

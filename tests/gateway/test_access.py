@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -28,7 +29,7 @@ from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.secrets import new_secret
 from llmops.store.accounts.tenants import create_tenant, delete_tenant, find_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.store.audit import By
+from llmops.store.audit import By, Entry, entries
 from llmops.store.database import Store
 from llmops.store.open import open_store
 
@@ -61,6 +62,10 @@ class Accounts:
     async def rotate(self, secret: str, overlap: timedelta, at: datetime | None = None) -> str:
         async with self.store.write() as connection:
             return await rotate_key(connection, await require_key(connection, secret), overlap, self.by(at))
+
+    async def refusals(self) -> Sequence[Entry]:
+        async with self.store.read() as connection:
+            return await entries(connection, action="access.")
 
     async def delete_tenant(self, tenant: str) -> None:
         async with self.store.write() as connection:
@@ -413,8 +418,15 @@ async def test_storms_of_bad_keys_cost_few_queries_and_leave_no_trace(accounts, 
             assert {answer.status_code for answer in (*one, *wrong, *many)} == {401}
             assert (await client.get("/v1/models", headers=bearer(good))).is_success
             metrics = await client.get("/metrics", headers=bearer(await accounts.key(scopes=("metrics",))))
+    # the storm is one line: whose it was, what for, how many
+    (line,) = await accounts.refusals()
+    assert (line.actor, line.action, line.subject) == ("address:127.0.0.1", "access.refused", CHAT)
+    assert line.detail["count"] == len(one) + len(wrong) + len(many)
     everything = (
-        caplog.text + metrics.text + "".join(answer.text + str(answer.headers) for answer in (*one, *wrong, *many))
+        str(line)
+        + caplog.text
+        + metrics.text
+        + "".join(answer.text + str(answer.headers) for answer in (*one, *wrong, *many))
     )
     assert not [secret for secret in (good, *bad, *malformed) if secret in everything]
 

@@ -1,6 +1,7 @@
-"""`llmops key`, `tenant`, `price`, `usage` as a user types them.
+"""`llmops key`, `tenant`, `price`, `usage`, `audit` as a user types them.
 
-On both databases where a key is made and its usage read; the queries behind the others are tested on both apart.
+On both databases where a key is made and its usage read; the queries behind the others are tested on both apart. Most
+of it twice: on a store, and with --url through an admin API in front of the same store.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import pwd
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -27,7 +30,14 @@ from click.testing import CliRunner
 from llmops.cli.accounts.tables import dollars
 from llmops.cli.accounts.types import micro_dollars
 from llmops.cli.main import cli
+from llmops.control.app import Control
 from llmops.errors import LlmopsError
+from llmops.gateway.http.door import Check
+from llmops.gateway.http.express import ExpressApp
+from llmops.gateway.http.failures import add_handlers
+from llmops.gateway.http.serving import DrainingServer, bind, server_config
+from llmops.gateway.messages import Caller
+from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.keys import find_key
 from llmops.store.accounts.secrets import hash_secret, is_secret
 from llmops.store.open import open_store
@@ -46,21 +56,56 @@ class Said:
         return json.loads(self.out)
 
 
+class AsAdmin(Check):
+    """Everybody is an admin whose key is in no store."""
+
+    async def before(self, scope, context):
+        context.caller = Caller(tenant_id="ops", key_id="key-admin", scopes=frozenset({"admin"}))
+
+
+@contextmanager
+def served(url: str) -> Iterator[str]:
+    """The URL of an admin API on the store at `url`."""
+    settings = GatewaySettings(store=url)
+    app = ExpressApp(checks=[AsAdmin()])
+    add_handlers(app)
+    Control(settings, tuple, None).add_to(app)
+    listener = bind("127.0.0.1", 0)
+    server = DrainingServer(server_config(app, settings), lambda: None)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
 @pytest.fixture
-def llmops(url, monkeypatch):
+def through() -> str:
+    return "store"
+
+
+BOTH = pytest.mark.parametrize("through", ["store", "url"])
+
+
+@pytest.fixture
+def llmops(url, through, monkeypatch):
     """Runs a command on the store, as `main` does; a bug keeps its traceback."""
     monkeypatch.setenv("LLMOPS_STORE", url)
     monkeypatch.delenv("COLUMNS", raising=False)
+    with served(url) if through == "url" else nullcontext("") as asked:
+        yield partial(_run, ("--url", asked) if asked else ())
 
-    def run(*arguments: str) -> Said:
-        result = CliRunner().invoke(cli, arguments)
-        if isinstance(result.exception, LlmopsError):
-            return Said(result.exception.exit_code, result.stdout, result.exception.message)
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Said(result.exit_code, result.stdout, result.stderr)
 
-    return run
+def _run(added: tuple[str, ...], *arguments: str) -> Said:
+    result = CliRunner().invoke(cli, [*arguments, *added])
+    if isinstance(result.exception, LlmopsError):
+        return Said(result.exception.exit_code, result.stdout, result.exception.message)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Said(result.exit_code, result.stdout, result.stderr)
 
 
 @pytest.fixture
@@ -80,6 +125,7 @@ def found(url: str, secret: str):
     return asyncio.run(find())
 
 
+@BOTH
 def test_a_key_is_made_and_printed_once(acme, url):
     made = acme(
         *CREATE, "--tier", "pro", "--rpm", "60", "--tpm", "90000", "--budget", "50/month", "--expires", "90d",
@@ -102,6 +148,7 @@ def test_a_key_is_made_and_printed_once(acme, url):
         assert secret[:12] in shown.out
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_a_second_key_of_the_same_user_has_the_users_tier(acme):
     acme(*CREATE, "--tier", "pro")
@@ -113,6 +160,7 @@ def test_a_second_key_of_the_same_user_has_the_users_tier(acme):
     assert [key["user"] for key in acme("key", "list", "--json").json] == ["user@acme.example"] * 2
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_update_changes_what_is_named_and_none_takes_away(acme):
     key = acme(*CREATE, "--rpm", "60", "--budget", "$0.5/day", "--models", "a,b", "--expires", "30d", "--json").json
@@ -123,6 +171,7 @@ def test_update_changes_what_is_named_and_none_takes_away(acme):
     assert acme("key", "update", key["id"]).err.endswith("Nothing to change; give an option, e.g. --rpm 120.\n")
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_rotate_and_revoke(acme, url):
     first = acme(*CREATE).out.strip()
@@ -138,6 +187,7 @@ def test_rotate_and_revoke(acme, url):
     assert [key["state"] for key in acme("key", "list", "--all", "--json").json] == ["revoked"]
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_a_tenant_from_beginning_to_end(acme):
     assert acme("tenant", "update", "acme", "--rpm", "none", "--budget", "500/month").out == (
@@ -157,6 +207,7 @@ def test_a_tenant_from_beginning_to_end(acme):
     assert acme("key", "show", key["id"], "--json").json["state"] == "active"
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_prices(llmops):
     said = llmops("price", "set", "smollm2", "--input", "0.6", "--cached", "0.3", "--output", "0.9")
@@ -171,6 +222,7 @@ def test_prices(llmops):
     assert (late.code, "cannot begin in the past" in late.err) == (2, True)
 
 
+@BOTH
 def test_usage_in_every_form(acme, url):
     key = acme(*CREATE, "--budget", "1/month", "--json").json
     user_id = found(url, key["key"]).user_id
@@ -214,8 +266,7 @@ def test_usage_in_every_form(acme, url):
     assert acme("usage", *november, "--tenant", "acme", "--user", "user@acme.example", "--json").json["requests"] == 5
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
-@pytest.mark.parametrize(
+REFUSED_KEYS = pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--tenant", "acne"), r"There is no tenant acne (did you mean acme?); `llmops tenant create acne` makes one."),
@@ -244,16 +295,7 @@ def test_usage_in_every_form(acme, url):
         (("--tier", "Gold!"), "'Gold!' is not a tier"),
     ],
 )
-def test_what_a_key_cannot_be_is_one_sentence(acme, arguments, said):
-    refused = acme(*CREATE, *arguments)
-    assert refused.code == 2
-    assert said in refused.err
-    assert refused.out == ""
-    assert acme("key", "list", "--all", "--json").json == []
-
-
-@pytest.mark.parametrize("kind", ["sqlite"])
-@pytest.mark.parametrize(
+REFUSED = pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("price", "set", "m", "--input", "-1", "--output", "1"), "'-1' is not an amount of US dollars"),
@@ -278,11 +320,36 @@ def test_what_a_key_cannot_be_is_one_sentence(acme, arguments, said):
         (("key", "list", "--store", "mysql://u:hunter2@h/d"), "The store cannot be mysql; write sqlite:///FILE"),
     ],
 )
+
+
+@REFUSED_KEYS
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_what_a_key_cannot_be_is_one_sentence(acme, arguments, said):
+    refused = acme(*CREATE, *arguments)
+    assert refused.code == 2
+    assert said in refused.err
+    assert refused.out == ""
+    assert acme("key", "list", "--all", "--json").json == []
+
+
+@REFUSED
+@pytest.mark.parametrize("kind", ["sqlite"])
 def test_what_other_commands_cannot_do_is_one_sentence(acme, arguments, said):
     refused = acme(*arguments)
     assert refused.code == 2
     assert said in refused.err
     assert "hunter2" not in refused.err
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("through", ["url"])
+def test_an_admin_api_refuses_with_the_same_sentences(acme):
+    keys = [((*CREATE, *given), said) for given, said in REFUSED_KEYS.args[1]]
+    for arguments, said in keys + REFUSED.args[1]:
+        refused = acme(*arguments)
+        wanted = "--store and --url exclude each other." if "--store" in arguments else said
+        assert (refused.code, refused.out, wanted in refused.err) == (2, "", True), (arguments, refused)
+    assert acme("key", "list", "--all", "--json").json == []
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from starlette.types import Scope
 from llmops.errors import MissingDependencyError
 from llmops.gateway.callers.access.base import Directory, Members
 from llmops.gateway.callers.access.cached import Cached
+from llmops.gateway.callers.access.refusals import Refusals
 from llmops.gateway.callers.access.several import Several
 from llmops.gateway.errors import ForbiddenError, InvalidKeyError, MissingKeyError, UnavailableError
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
-from llmops.gateway.messages import Caller
+from llmops.gateway.messages import Caller, Outcome
 from llmops.gateway.settings import GatewaySettings, OidcSettings
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ SCOPES = (
 class Access(Check):
     """Refuses by default: every route asks for a key, also one added later, but for /health/* without a query."""
 
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
+    def __init__(self, directory: Directory, refusals: Refusals | None = None) -> None:
+        self._directory, self._refusals = directory, refusals
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Puts the caller on the context.
@@ -58,7 +59,13 @@ class Access(Check):
         if wanted and context.caller.scopes.isdisjoint(wanted):
             raise ForbiddenError(f"This API key does not have the scope '{wanted[0]}', which {context.route} asks for.")
 
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
+        if self._refusals is not None:
+            self._refusals.note(context, outcome)
+
     async def close(self) -> None:
+        if self._refusals is not None:
+            await self._refusals.close()
         await self._directory.close()
 
     async def _asked(self, probe: bool) -> bool:
@@ -98,7 +105,8 @@ def access_of(settings: GatewaySettings) -> Access | None:
         directories.append(_tokens(settings.oidc, keys))
     lookups = settings.lookups
     cached = [Cached(one, lookups.fresh, lookups.stale) for one in directories]
-    return Access(cached[0] if len(cached) == 1 else Several(cached))
+    refusals = None if settings.store is None else _refusals(settings.store)
+    return Access(cached[0] if len(cached) == 1 else Several(cached), refusals)
 
 
 def _keys(url: str) -> SqlDirectory:
@@ -107,6 +115,12 @@ def _keys(url: str) -> SqlDirectory:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"A store needs {error.name}: pip install 'llmops[store]'.") from error
     return SqlDirectory(url)
+
+
+def _refusals(url: str) -> Refusals:
+    from llmops.gateway.callers.access.sql import SqlAuditLog
+
+    return Refusals(SqlAuditLog(url))
 
 
 def _tokens(settings: OidcSettings, members: Members | None) -> Directory:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.callers.access.base import Directory
 from llmops.gateway.callers.access.cached import EXPIRED
+from llmops.gateway.callers.access.refusals import AuditLog, Refusal
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.messages import Budget, Caller, Quota
 from llmops.store.accounts.keys import KeyRow, any_key, find_keys
@@ -20,7 +21,7 @@ from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.secrets import hash_secret, is_secret
 from llmops.store.accounts.tenants import find_tenant
 from llmops.store.accounts.users import ensure_user, find_user
-from llmops.store.audit import By
+from llmops.store.audit import By, record
 from llmops.store.database import Store
 from llmops.store.open import open_store
 
@@ -139,6 +140,27 @@ class SqlDirectory(Directory):
             if self._store is None:
                 self._store = await open_store(self._url, pool_size=2)
         return self._store
+
+
+class SqlAuditLog(AuditLog):
+    """The store's. Opened when there is something to write first."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._store: Store | None = None
+
+    async def write(self, refusals: Sequence[Refusal]) -> None:
+        if self._store is None:
+            self._store = await open_store(self._url, pool_size=1)
+        async with self._store.write() as connection:
+            for one in refusals:
+                seen = {"status": one.status, "count": one.count, "first": one.first.isoformat()}
+                by, tenant = By(one.actor, one.last), one.tenant_id or None
+                await record(connection, by, "access.refused", one.route, tenant, seen)
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._store.close()
 
 
 async def look_at(url: str) -> bool:

@@ -1,0 +1,106 @@
+"""Refusals in the audit log: counted, bounded, and kept while they cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from llmops.errors import ResourceError
+from llmops.gateway.callers.access.refusals import MOST, OTHERS, AuditLog, Refusals
+from llmops.gateway.http.caller import anonymous
+from llmops.gateway.http.context import RequestContext
+from llmops.gateway.messages import Caller, Outcome
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+
+
+class Written(AuditLog):
+    """What was written; while `away` it cannot be."""
+
+    def __init__(self) -> None:
+        self.rows = []
+        self.away = False
+        self.asked = asyncio.Event()
+
+    async def write(self, refusals):
+        self.asked.set()
+        if self.away:
+            raise ResourceError("The store cannot be reached.")
+        self.rows += refusals
+
+
+def asked_by(caller: Caller, route: str = "/v1/models") -> RequestContext:
+    return RequestContext("req", route=route, caller=caller)
+
+
+def counted(audit: Written) -> list[tuple]:
+    return sorted((row.actor, row.route, row.status, row.count) for row in audit.rows)
+
+
+async def test_refusals_are_counted_by_who_where_and_what():
+    audit, moments = Written(), iter(NOON + timedelta(seconds=at) for at in range(100))
+    refusals = Refusals(audit, now=lambda: next(moments))
+    stranger, colleague = anonymous("10.0.0.7", b"Bearer sk-x"), Caller("acme", "u", "key-a", "acme/key-a")
+    for _ in range(3):
+        refusals.note(asked_by(stranger), Outcome(401, "error"))
+    refusals.note(asked_by(anonymous("10.0.0.7", b"Bearer other")), Outcome(401, "error"))
+    refusals.note(asked_by(colleague, "/metrics"), Outcome(403, "error"))
+    for status in (200, 404, 429, 500):
+        refusals.note(asked_by(colleague), Outcome(status))
+    await refusals.close()
+    assert counted(audit) == [
+        ("address:10.0.0.7", "/v1/models", 401, 4),
+        ("key:key-a", "/metrics", 403, 1),
+    ]
+    mine = next(row for row in audit.rows if row.tenant_id == "acme")
+    assert mine.first == mine.last == NOON + timedelta(seconds=4)
+    storm = next(row for row in audit.rows if row.count == 4)
+    assert (storm.first, storm.last) == (NOON, NOON + timedelta(seconds=3))
+
+
+async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines():
+    audit = Written()
+    refusals = Refusals(audit)
+    for at in range(10_000):
+        refusals.note(asked_by(anonymous(f"10.1.{at // 256}.{at % 256}", b"")), Outcome(401, "error"))
+    await refusals.close()
+    assert len(audit.rows) == MOST + 1
+    assert sum(row.count for row in audit.rows) == 10_000
+    assert [row.count for row in audit.rows if row.actor == OTHERS] == [10_000 - MOST]
+
+
+async def test_what_cannot_be_written_is_counted_on(caplog):
+    audit = Written()
+    audit.away = True
+    refusals = Refusals(audit, window=0.001)
+    refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401, "error"))
+    await asyncio.wait_for(audit.asked.wait(), 30)
+    refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401, "error"))
+    audit.asked.clear()
+    await asyncio.wait_for(audit.asked.wait(), 30)
+    assert not audit.rows
+    audit.away = False
+    await refusals.close()
+    assert counted(audit) == [("address:10.0.0.7", "/v1/models", 401, 2)]
+    assert "The store cannot be reached." in caplog.text
+
+
+async def test_nothing_runs_while_nothing_is_refused():
+    refusals = Refusals(Written(), window=0.001)
+    refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(200))
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
+    refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401))
+    (writing,) = [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
+    await asyncio.wait_for(writing, 30)
+    await refusals.close()
+
+
+@pytest.mark.parametrize("route", ["/v1/models", ""])
+async def test_a_route_that_is_none_is_no_refusal_of_a_key(route):
+    audit = Written()
+    refusals = Refusals(audit)
+    refusals.note(asked_by(anonymous("10.0.0.7", b""), route), Outcome(404))
+    await refusals.close()
+    assert not audit.rows

@@ -1,0 +1,45 @@
+"""Control in front of a store, for tests: its application without a server, or asked through the CLI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+
+import httpx
+
+from llmops.control.app import create_app
+from llmops.gateway.settings import GatewaySettings
+from llmops.store.accounts.keys import SCOPES, KeySpec, create_key
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import create_tenant, find_tenant
+from llmops.store.accounts.users import ensure_user
+from llmops.store.audit import By
+from llmops.store.open import open_store
+
+# before all that a test does
+BY = By("cli:tester", datetime(2026, 1, 1, tzinfo=timezone.utc))
+
+
+async def make_key(url: str, tenant: str = "ops", limits: Limits = Limits(), **spec) -> tuple[str, str, str]:
+    """Its secret, its id and its user's; with all scopes unless said otherwise."""
+    async with await open_store(url) as store, store.write() as connection:
+        if await find_tenant(connection, tenant) is None:
+            await create_tenant(connection, tenant, Limits(), BY)
+        user = await ensure_user(connection, tenant, f"admin@{tenant}", BY)
+        key, secret = await create_key(connection, user, KeySpec(**{"scopes": SCOPES, **spec, "limits": limits}), BY)
+    return secret, key.id, user.id
+
+
+@asynccontextmanager
+async def control(url: str, gateway: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(GatewaySettings(store=url), tuple, gateway)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://control") as client,
+    ):
+        yield client
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}

@@ -1,0 +1,196 @@
+"""The admin API itself: who may use it, what it documents, what it refuses, what the audit log has of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+
+import pytest
+from sqlalchemy import make_url
+
+from llmops.control.admin.operations import OPERATIONS
+from llmops.control.admin.work import WORK
+from llmops.control.app import create_app, guest
+from llmops.gateway.app import create_app as create_gateway
+from llmops.gateway.settings import GatewaySettings
+from llmops.store.accounts.secrets import hash_secret, is_secret
+from llmops.store.tables import SCHEMA_TABLE
+from tests.store.control_client import bearer, control, make_key
+
+ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
+
+
+def said(answer) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["message"]
+
+
+def test_every_operation_is_done_somewhere():
+    assert {one.name for one in OPERATIONS} == set(WORK)
+
+
+@ONLY_SQLITE
+async def test_every_route_refuses_without_a_key_and_administration_without_the_scope(url):
+    plain, _, _ = await make_key(url, scopes=("inference", "usage", "metrics"))
+    async with control(url) as client:
+        app = client._transport.app
+        routes = [(method, one.path) for one in app.routes for method in getattr(one, "methods", None) or ()]
+        assert ("POST", "/api/admin/keys") in routes
+        assert ("GET", "/api/usage") in routes
+        for method, template in routes:
+            path = re.sub(r"{.*?}", "x", template)
+            stranger = await client.request(method, path)
+            assert (stranger.status_code == 401) != template.startswith("/health/"), (method, template)
+            if template.startswith("/api/admin"):
+                assert said(await client.request(method, path, headers=bearer(plain)))[:2] == (
+                    403,
+                    "insufficient_permissions",
+                )
+
+
+@ONLY_SQLITE
+async def test_where_nobody_is_asked_for_a_key_nobody_administers(url):
+    """A store without keys; what a page in a browser sends to this machine must not make one."""
+    async with control(url) as client:
+        answer = await client.post("/api/admin/keys", json={"tenant": "acme", "user": "me@acme.example"})
+        assert said(answer)[:2] == (403, "insufficient_permissions")
+        assert "`llmops key create --scopes admin`" in said(answer)[2]
+        assert (await client.get("/api/usage")).json()["requests"] == 0
+
+
+async def test_a_tenant_from_nothing_to_a_key(url):
+    admin, admin_id, _ = await make_key(url)
+    async with control(url) as client:
+        client.headers.update(bearer(admin))
+        budget = {"usd": 500, "period": "month"}
+        made = await client.post("/api/admin/tenants", json={"id": "acme", "rpm": 1000, "budget": budget})
+        assert made.status_code == 201
+        assert made.json()["budget"] == {"usd": 500.0, "micros": 500_000_000, "period": "month"}
+        key = await client.post("/api/admin/keys", json={"tenant": "acme", "user": "ann@acme.example", "tpm": 9})
+        secret, key_id = key.json()["key"], key.json()["id"]
+        assert is_secret(secret)
+        # the secret has no place in a path; its hash calls the key as well
+        shown = await client.get(f"/api/admin/keys/{hash_secret(secret)}")
+        assert (shown.json()["id"], shown.json()["tpm"], shown.json()["tenant_limits"]["rpm"]) == (key_id, 9, 1000)
+        # what is not named stays, null takes away
+        changed = await client.patch(f"/api/admin/keys/{key_id}", json={"rpm": 5})
+        assert (changed.json()["rpm"], changed.json()["tpm"]) == (5, 9)
+        changed = await client.patch(f"/api/admin/keys/{key_id}", json={"tpm": None, "budget": shown.json()["budget"]})
+        assert (changed.json()["rpm"], changed.json()["tpm"]) == (5, None)
+        rotated = await client.post(f"/api/admin/keys/{key_id}/rotate", json={"overlap_seconds": 60})
+        assert rotated.json()["key"] != secret
+        own = [await client.get("/api/usage", headers=bearer(one)) for one in (secret, rotated.json()["key"])]
+        assert [answer.status_code for answer in own] == [200, 200]
+        price = {"model": "tiny", "input": 0.6, "output": 0.9, "from": "2100-01-01"}
+        assert (await client.post("/api/admin/prices", json=price)).json()["id"] == "tiny@2100-01-01T00:00:00Z"
+        log = (await client.get("/api/admin/audit", params={"action": "key.", "limit": 4})).json()
+    assert [(line["actor"], line["action"]) for line in log] == [
+        (f"key:{admin_id}", action) for action in ("key.rotate", "key.update", "key.update", "key.create")
+    ]
+    assert secret not in json.dumps(log)
+
+
+BAD = [
+    ("POST", "/tenants", b"{", 400, "The body is not valid JSON."),
+    ("POST", "/tenants", b"[]", 400, "The body must be a JSON object."),
+    ("POST", "/tenants", {}, 400, "Missing required parameter: 'id'."),
+    ("POST", "/tenants", {"id": "zeta", "rmp": 5}, 400, "Invalid value for 'rmp': Extra inputs are not permitted."),
+    ("POST", "/tenants", {"id": "zeta", "rpm": -1}, 400, "rpm -1: a limit is 1 to 1,000,000,000;"),
+    ("POST", "/tenants", {"id": "zeta", "rpm": 0}, 400, "rpm 0: a limit is 1 to"),
+    ("POST", "/tenants", {"id": "zeta", "tpm": 10**30}, 400, "a limit is 1 to"),
+    ("POST", "/tenants", {"id": "zeta", "rpm": "many"}, 400, "Invalid value for 'rpm'"),
+    ("POST", "/tenants", {"id": "zeta", "budget": 50}, 400, "a budget is US dollars per period"),
+    ("POST", "/tenants", {"id": "zeta", "budget": {"period": "day"}}, 400, "a budget is in US dollars"),
+    ("POST", "/tenants", {"id": "zeta", "budget": {"eur": 5, "period": "day"}}, 400, "Invalid value for 'budget"),
+    ("POST", "/tenants", {"id": "zeta", "budget": {"usd": 5, "period": "year"}}, 400, "Invalid value for 'budget.per"),
+    ("POST", "/tenants", {"id": "zeta", "budget": {"usd": -5, "period": "day"}}, 400, "Invalid value for 'budget.usd"),
+    ("POST", "/tenants", {"id": "zeta", "budget": {"usd": 0, "period": "day"}}, 400, "A budget is more than $0"),
+    ("POST", "/tenants", {"id": "zeta", "budget": {"usd": 1, "micros": 5, "period": "day"}}, 400, "same amount"),
+    ("POST", "/tenants", {"id": "Zeta"}, 400, "'Zeta' cannot name a tenant"),
+    ("POST", "/tenants", {"id": "ops"}, 409, "The tenant ops already exists."),
+    ("PATCH", "/tenants/nobody", {"rpm": 5}, 404, "There is no tenant nobody; "),
+    ("DELETE", "/tenants/nobody", None, 404, "There is no tenant nobody; "),
+    ("POST", "/keys", {"tenant": "ops", "user": "a@b", "scopes": ["root"]}, 400, "There is no scope root"),
+    ("POST", "/keys", {"tenant": "ops", "user": "a@b", "name": "a\0b"}, 400, "a text has no NUL characters"),
+    ("POST", "/keys", {"tenant": "ops", "user": "a@b", "expires_at": "2020-01-01"}, 400, "cannot expire in the past"),
+    ("POST", "/keys", {"tenant": "ops", "user": "x" * 70_000}, 413, "The body is larger than is read here"),
+    ("GET", "/keys/key-none", None, 404, "There is no key key-none; "),
+    ("GET", "/keys/%00", None, 400, "a text has no NUL characters"),
+    ("POST", "/keys/key-none/rotate", {"overlap_seconds": -1}, 400, "Invalid value for 'overlap_seconds'"),
+    ("POST", "/prices", {"model": "m", "input": "free", "output": 1}, 400, "Invalid value for 'input'"),
+    ("POST", "/prices", {"model": "m", "input": 1e-9, "output": 1}, 400, "Invalid value for 'input'"),
+    ("POST", "/prices", {"model": "m", "input": 1, "output": 2e6}, 400, "A price is $0 to $1,000,000 per million"),
+    ("POST", "/prices", b'{"model": "m", "input": NaN, "output": 1}', 400, "Invalid value for 'input'"),
+    ("POST", "/prices", {"model": "m", "input": 1, "output": 1, "from": "2020-01-01"}, 400, "cannot begin in the past"),
+    ("GET", "/usage?by=color", None, 400, "Invalid value for 'by"),
+    ("GET", "/usage?from=2026-02-02&to=2026-02-01", None, 400, "ends before it begins"),
+    ("GET", "/usage?tenant=zeta", None, 404, "There is no tenant zeta; "),
+    ("GET", "/audit?limit=0", None, 400, "Invalid value for 'limit'"),
+]  # fmt: skip
+
+
+async def test_what_cannot_be_is_refused_in_one_sentence_and_changes_nothing(url):
+    admin, _, _ = await make_key(url)
+    async with control(url) as client:
+        client.headers.update(bearer(admin))
+        before = (await client.get("/api/admin/audit")).json()
+        for method, path, body, status, sentence in BAD:
+            content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+            answer = await client.request(method, f"/api/admin{path}", content=content)
+            assert (answer.status_code, sentence in said(answer)[2]) == (status, True), (path, body, answer.text)
+        assert (await client.get("/api/admin/audit")).json() == before
+
+
+async def test_a_store_that_is_away_is_503_its_place_is_for_the_log_and_it_comes_back(own_postgres, caplog):
+    server, stop, start = own_postgres
+    admin, _, _ = await make_key(server)
+    async with control(server) as client:
+        client.headers.update(bearer(admin))
+        assert (await client.get("/api/admin/tenants")).is_success
+        stop()
+        away = await client.post("/api/admin/tenants", json={"id": "zeta"})
+        assert said(away)[:2] == (503, "store_unavailable")
+        assert "127.0.0.1" not in away.text
+        assert (await client.get("/health/ready")).status_code == 503
+        start()
+        assert (await client.post("/api/admin/tenants", json={"id": "zeta"})).status_code == 201
+    assert "127.0.0.1" in caplog.text
+    assert make_url(server).password not in caplog.text
+
+
+@ONLY_SQLITE
+async def test_a_store_of_a_newer_schema_is_not_touched(url, folder):
+    admin, _, _ = await make_key(url)
+    with sqlite3.connect(folder / "store.db") as newer:
+        newer.execute(f"UPDATE {SCHEMA_TABLE} SET version_num = '9999'")
+    newer.close()
+    async with control(url) as client:
+        assert said(await client.get("/api/admin/tenants", headers=bearer(admin)))[0] == 503
+        assert (await client.get("/health/ready")).status_code == 503
+
+
+@ONLY_SQLITE
+async def test_the_openapi_document_has_every_operation_with_its_fields(url):
+    document = create_app(GatewaySettings(store=url), tuple).openapi()
+    create = document["paths"]["/api/admin/keys"]["post"]
+    assert create["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/NewKey"}
+    assert {"tenant", "user", "rpm", "budget"} <= set(document["components"]["schemas"]["NewKey"]["properties"])
+    assert create["responses"]["201"]["content"]["application/json"]["schema"]["$ref"].endswith("/MadeKey")
+    listed = {one["name"]: one["in"] for one in document["paths"]["/api/admin/audit"]["get"]["parameters"]}
+    assert listed == {"tenant": "query", "action": "query", "since": "query", "limit": "query"}
+    shown = document["paths"]["/api/admin/keys/{key}"]["get"]["parameters"]
+    assert [(one["name"], one["in"], one["required"]) for one in shown] == [("key", "path", True)]
+    operations = [one["operationId"] for path in document["paths"].values() for one in path.values()]
+    assert {one.name for one in OPERATIONS} <= set(operations)
+
+
+@ONLY_SQLITE
+async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
+    await make_key(url)
+    settings = GatewaySettings(triton="127.0.0.1:1", store=url)
+    alone, with_guest = create_gateway(settings), create_gateway(settings, guests=[guest(settings, tuple)])
+    added = {route.path for route in with_guest.routes} - {route.path for route in alone.routes}
+    assert {"/api/usage", "/api/models", "/v1/organization/costs", "/api/admin/keys"} <= added
+    document = with_guest.openapi()
+    assert {"NewKey", "ChatRequest"} <= set(document["components"]["schemas"])
