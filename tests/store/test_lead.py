@@ -1,0 +1,164 @@
+"""Two control processes on one store: one leads, and the other when that one is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from llmops.cli.main import cli
+from llmops.control.duties import Duty, keep
+from llmops.control.lead import lead
+from llmops.errors import InputError, ResourceError
+from llmops.store.place import Place
+
+LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
+
+
+class Candidate:
+    """One that would lead; `leads` and `rests` are set in turn."""
+
+    def __init__(self, url: str) -> None:
+        self.leads, self.rests = asyncio.Event(), asyncio.Event()
+        self.rests.set()
+        self.task = asyncio.create_task(lead(Place.parse(url), asyncio.Event().wait, self._changed))
+
+    def _changed(self, leads: bool) -> None:
+        came, went = (self.leads, self.rests) if leads else (self.rests, self.leads)
+        came.set()
+        went.clear()
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr("llmops.control.lead.RETRY", 0.05)
+
+
+async def within(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), 60)
+
+
+async def test_one_leads_and_another_takes_over(url):
+    first = Candidate(url)
+    await within(first.leads)
+    others = [Candidate(url) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    assert not any(one.leads.is_set() for one in others)
+    await first.end()
+    assert first.rests.is_set()
+    waiting = [asyncio.create_task(within(one.leads)) for one in others]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0.5)
+    assert sum(one.leads.is_set() for one in others) == 1
+    for task in waiting:
+        task.cancel()
+    for one in others:
+        await one.end()
+
+
+async def test_whose_lock_is_lost_with_the_server_stops_and_leads_again(own_postgres):
+    url, stop, start = own_postgres
+    one = Candidate(url)
+    await within(one.leads)
+    stop()
+    await within(one.rests)
+    start()
+    await within(one.leads)
+    await one.end()
+
+
+async def test_a_duty_that_fails_is_begun_again_and_disturbs_no_other(monkeypatch, caplog):
+    monkeypatch.setattr("llmops.control.duties.FIRST_PAUSE", 0.001)
+
+    class Failing(Duty):
+        name = "failing"
+        runs = 0
+        again = asyncio.Event()
+
+        async def run(self) -> None:
+            self.runs += 1
+            if self.runs == 3:
+                self.again.set()
+            if self.runs == 1:
+                raise ResourceError("The broker cannot be reached.")
+            if self.runs == 2:
+                raise RuntimeError("a bug")
+            await asyncio.Event().wait()
+
+    class Steady(Duty):
+        name = "steady"
+        runs, over = 0, False
+
+        async def run(self) -> None:
+            self.runs += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.over = True
+
+    failing, steady = Failing(), Steady()
+    kept = asyncio.create_task(keep([failing, steady]))
+    await within(failing.again)
+    kept.cancel()
+    await asyncio.gather(kept, return_exceptions=True)
+    assert (steady.runs, steady.over) == (1, True)
+    assert "failing failed. The broker cannot be reached." in caplog.text
+    assert "RuntimeError: a bug" in caplog.text
+
+
+async def start(*arguments: str) -> tuple[asyncio.subprocess.Process, str]:
+    """A process, and the line that it begins with."""
+    process = await asyncio.create_subprocess_exec(
+        *LLMOPS,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "LLMOPS_API_KEY": ""},
+    )
+    return process, (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_the_command_serves_until_ctrl_c(url):
+    process, line = await start("control", "--store", url, "--port", "0")
+    assert re.fullmatch(
+        rf"llmops control listens on http://127\.0\.0\.1:\d+ \(store {re.escape(url.removeprefix('sqlite:///'))}\), "
+        r"without a key, and administered with one of scope admin only\.\n",
+        line,
+    )
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(re.search(r"http://\S+", line).group() + "/health/ready")).json() == {
+            "status": "ready"
+        }
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, err.decode()) == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_the_command_does_not_begin_with_what_cannot_be(url, databases, folder):
+    server = databases.url("postgres")
+    (folder / "text.db").write_text("this is no database, and longer than a header of one " * 4)
+    bad = [
+        (server.replace("not-a-secret", "hunter2"), (), "refuses this user or password."),
+        (databases.url("nowhere"), (), "has no such database"),
+        (f"sqlite:///{folder}/text.db", (), "is not a SQLite database"),
+        (f"sqlite:///{folder}/no/where.db", (), "does not exist; create it first."),
+        (url, ("--host", "0.0.0.0"), "its store has no keys: make a key with `llmops key create`"),
+    ]
+    for store, others, sentence in bad:
+        refused = CliRunner().invoke(cli, ["control", "--store", store, "--port", "0", *others]).exception
+        assert isinstance(refused, InputError), refused
+        assert sentence in refused.message
+        assert "hunter2" not in refused.message
