@@ -37,7 +37,8 @@ class _Seconds(FunctionElement[int]):
 
 @compiles(_Seconds, "sqlite")
 def _sqlite_seconds(element: Any, compiler: Any, **kw: Any) -> str:
-    return f"CAST(strftime('%s', {compiler.process(element.clauses, **kw)}) AS INTEGER)"
+    # without its microseconds, which SQLite rounds to milliseconds, and so perhaps up to the next second
+    return f"CAST(strftime('%s', substr({compiler.process(element.clauses, **kw)}, 1, 19)) AS INTEGER)"
 
 
 @compiles(_Seconds, "postgresql")

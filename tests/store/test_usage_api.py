@@ -1,0 +1,283 @@
+"""GET /api/usage, /api/models and OpenAI's organization endpoints, counted against the records themselves."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
+from uuid import UUID
+
+import httpx
+import openai
+import pytest
+
+from llmops.store.accounts.limits import Budget, Limits
+from llmops.store.open import open_store
+from llmops.store.prices import Price, set_price
+from llmops.store.usage import UsageRecord, insert_usage
+from tests.store.control_client import BY, bearer, control, make_key
+
+ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
+MIDNIGHT = datetime(2026, 9, 10, tzinfo=timezone.utc)
+COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "cost_micros")
+
+
+def records(whose: list[tuple[str, str]], number: int = 400, seed: int = 7) -> list[UsageRecord]:
+    """Of these users' keys, over four days, some of them at the very edges of a day, an hour and a minute."""
+    dice = random.Random(seed)
+    edges = [timedelta(0), timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(days=2, hours=5)]
+    found = []
+    for at in range(number):
+        user, key = dice.choice(whose)
+        moment = MIDNIGHT + timedelta(microseconds=dice.randrange(4 * 86_400 * 10**6))
+        if at % 4 == 0:
+            moment = MIDNIGHT + dice.choice(edges) - timedelta(microseconds=dice.choice((0, 1)))
+        tokens = dice.randrange(1, 5000)
+        found.append(
+            UsageRecord(
+                str(UUID(int=at + 1)), "g1", at, moment, f"r{at}", user, dice.choice(("tiny", "big")), tokens,
+                dice.randrange(900), dice.randrange(10**6), dice.randrange(tokens), key_id=key,
+            )
+        )  # fmt: skip
+    return found
+
+
+class Tenant:
+    """A tenant of two users with a key each, all they used, and one with the scope to see it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def fill(self) -> Tenant:
+        self.secret, self.key, self.user = await make_key(self.url, "acme", scopes=("inference", "usage"))
+        self.plain, self.plain_key, _ = await make_key(self.url, "acme", scopes=("inference",))
+        _, other_key, other_user = await make_key(self.url, "zeta")
+        mine = [(self.user, self.key), (self.user, self.plain_key)]
+        self.records = records(mine)
+        others = [
+            replace(one, id=str(UUID(int=10**6 + one.seq)), gateway_id="g2")
+            for one in records([(other_user, other_key)])
+        ]
+        async with await open_store(self.url) as store, store.write() as connection:
+            await insert_usage(connection, [*self.records, *others])
+        return self
+
+    def sums(self, key=lambda one: (), wanted=lambda one: True) -> dict[tuple, Counter]:
+        found: dict[tuple, Counter] = {}
+        for one in self.records:
+            if wanted(one):
+                total = found.setdefault(key(one), Counter())
+                total.update({name: getattr(one, name) for name in COUNTS}, requests=1)
+        return found
+
+
+@pytest.fixture
+async def acme(url) -> Tenant:
+    return await Tenant(url).fill()
+
+
+SEPTEMBER = {"from": "2026-09-01", "to": "2026-09-30"}
+
+
+async def test_who_asks_sees_what_its_own_key_user_and_tenant_used(acme):
+    async with control(acme.url) as client:
+
+        async def ask(secret, **params):
+            answer = await client.get("/api/usage", params=SEPTEMBER | params, headers=bearer(secret))
+            return answer.json() if answer.is_success else (answer.status_code, answer.json()["error"]["code"])
+
+        of_key = acme.sums(wanted=lambda one: one.key_id == acme.plain_key)[()]
+        of_all = acme.sums()[()]
+        found = await ask(acme.plain)
+        assert found["period"] == SEPTEMBER
+        assert {name: found[name] for name in (*COUNTS, "requests")} == of_key
+        assert found["cost_usd"] == of_key["cost_micros"] / 1e6
+        assert (await ask(acme.plain, of="user"))["output_tokens"] == of_all["output_tokens"]
+        assert await ask(acme.plain, of="tenant") == (403, "insufficient_permissions")
+        found = await ask(acme.secret, of="tenant", by=["day", "model", "key"])
+        assert found["requests"] == of_all["requests"] == 400
+        lines = {(line["day"], line["model"], line["key"]): line["cost_micros"] for line in found["lines"]}
+        wanted = acme.sums(lambda one: (str(one.created_at.date()), one.model, one.key_id))
+        assert lines == {group: total["cost_micros"] for group, total in wanted.items()}
+        day = await ask(acme.secret, of="tenant", **{"from": "2026-09-11", "to": "2026-09-11"})
+        assert (
+            day["requests"] == acme.sums(wanted=lambda one: one.created_at.date() == date(2026, 9, 11))[()]["requests"]
+        )
+        for bad in ({"by": "key"}, {"of": "galaxy"}, {"from": "yesterday"}, {"period": "2026-09"}):
+            assert (await ask(acme.secret, **bad))[0] == 400
+
+
+@ONLY_SQLITE
+async def test_budgets_are_told_with_what_is_left_of_them(url):
+    budget = Budget(5_000_000, "day")
+    secret, key, user = await make_key(url, "acme", Limits(budget=budget), scopes=("inference",))
+    now = datetime.now(timezone.utc)
+    used = [UsageRecord(str(UUID(int=1)), "g1", 0, now, "r", user, "m", 9, 9, 1_250_000, key_id=key)]
+    used.append(replace(used[0], id=str(UUID(int=2)), seq=1, created_at=now - timedelta(days=1)))
+    async with await open_store(url) as store, store.write() as connection:
+        await insert_usage(connection, used)
+    async with control(url) as client:
+        (told,) = (await client.get("/api/usage", headers=bearer(secret))).json()["budgets"]
+    assert told.pop("until")[:10] == str(now.date() + timedelta(days=1))
+    assert told == {"of": "key", "usd": 5.0, "period": "day", "spent_usd": 1.25, "left_usd": 3.75}
+
+
+@ONLY_SQLITE
+async def test_models_are_those_of_the_gateway_with_their_prices(url, by):
+    narrow, _, _ = await make_key(url, models=("priced",), scopes=("inference",))
+    async with await open_store(url) as store, store.write() as connection:
+        await set_price(connection, Price("priced", BY.at, 600_000, 300_000, 900_000), BY)
+        await set_price(connection, Price("later", datetime(2100, 1, 1, tzinfo=timezone.utc), 1, 1, 1), by)
+        await set_price(connection, Price("gone", BY.at, 1, 1, 1), BY)
+    price = {"input": 0.6, "cached": 0.3, "output": 0.9, "currency": "usd"}
+    asked = []
+
+    def gateway(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.path, request.headers["authorization"]))
+        listed = [
+            {"id": "priced", "object": "model", "max_model_len": 4096, "ready": True, "capabilities": {"n": 4}},
+            {"id": "free", "object": "model", "max_model_len": 256, "ready": False},
+        ]
+        return httpx.Response(200, json={"object": "list", "data": listed})
+
+    async with control(url, "http://gateway") as client:
+        app = client._transport.app
+        models = next(route for route in app.routes if route.path == "/api/models").endpoint.__self__
+        models._gateway = httpx.AsyncClient(transport=httpx.MockTransport(gateway), base_url="http://gateway")
+        found = (await client.get("/api/models", headers=bearer(narrow))).json()["data"]
+    assert asked == [("/v1/models", f"Bearer {narrow}")]
+    shown = [(one["id"], one["context_window"], one["ready"], one["capabilities"], one["price"]) for one in found]
+    assert shown == [("priced", 4096, True, {"n": 4}, price), ("free", 256, False, None, None)]
+    async with control(url) as client:
+        found = (await client.get("/api/models", headers=bearer(narrow))).json()["data"]
+        assert [(one["id"], one["price"]) for one in found] == [("priced", price)]
+    async with control(url, "http://127.0.0.1:1") as client:
+        assert (await client.get("/api/models", headers=bearer(narrow))).status_code == 503
+
+
+# -- OpenAI's --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def organization(acme):
+    async with control(acme.url) as client:
+        app = client._transport.app
+        sdk = openai.AsyncOpenAI(
+            admin_api_key=acme.secret,
+            api_key=acme.secret,
+            base_url="http://control/v1",
+            max_retries=0,
+            http_client=httpx.AsyncClient(transport=httpx.ASGITransport(app)),
+        )
+        yield sdk.admin.organization.usage
+
+
+BEGIN = int(MIDNIGHT.timestamp())
+WIDTHS = {"1d": 86_400, "1h": 3600, "1m": 60}
+
+
+def bucket_of(one: UsageRecord, width: int) -> int:
+    return int(one.created_at.timestamp() // width) * width
+
+
+@pytest.mark.parametrize(("width", "days"), [("1d", 4), ("1h", 4), ("1m", 1)])
+async def test_the_sdk_reads_usage_bucket_by_bucket(acme, organization, width, days):
+    seconds, end = WIDTHS[width], BEGIN + days * 86_400
+    groups = ["model", "api_key_id", "user_id"]
+    found: Counter = Counter()
+    page, pages, starts = None, 0, []
+    while page is not None or not pages:
+        more = {"page": page} if page else {}
+        answer = await organization.completions(
+            start_time=BEGIN, end_time=end, bucket_width=width, group_by=groups, **more
+        )
+        pages += 1
+        for bucket in answer.data:
+            starts.append(bucket.start_time)
+            assert bucket.end_time - bucket.start_time == seconds
+            for result in bucket.results:
+                assert result.object == "organization.usage.completions.result"
+                of = (bucket.start_time, result.model, result.api_key_id, result.user_id)
+                assert (*of, "requests") not in found
+                found.update(
+                    {
+                        (*of, "requests"): result.num_model_requests,
+                        (*of, "input"): result.input_tokens,
+                        (*of, "cached"): result.input_cached_tokens,
+                        (*of, "output"): result.output_tokens,
+                    }
+                )
+        page = answer.next_page
+        assert answer.has_more == (page is not None)
+    assert starts == list(range(BEGIN, end, seconds))
+    wanted: Counter = Counter()
+    for one in acme.records:
+        if one.created_at.timestamp() < BEGIN or one.created_at.timestamp() >= end:
+            continue
+        of = (bucket_of(one, seconds), one.model, one.key_id, one.user_id)
+        wanted.update(
+            {
+                (*of, "requests"): 1,
+                (*of, "input"): one.input_tokens,
+                (*of, "cached"): one.cached_tokens,
+                (*of, "output"): one.output_tokens,
+            }
+        )
+    assert found == wanted
+
+
+async def test_usage_of_some_models_keys_and_users(acme, organization):
+    async def requests(**only):
+        answer = await organization.completions(start_time=BEGIN, end_time=BEGIN + 4 * 86_400, **only)
+        return sum(result.num_model_requests for bucket in answer.data for result in bucket.results)
+
+    inside = [one for one in acme.records if one.created_at >= MIDNIGHT]
+    assert await requests() == len(inside)
+    assert await requests(models=["tiny"]) == sum(one.model == "tiny" for one in inside)
+    assert await requests(api_key_ids=[acme.plain_key]) == sum(one.key_id == acme.plain_key for one in inside)
+    assert await requests(user_ids=[acme.user]) == len(inside)
+    for nothing in ({"user_ids": ["user-abc"]}, {"project_ids": ["proj_a"]}, {"batch": True}, {"models": ["none"]}):
+        assert await requests(**nothing) == 0
+    assert await requests(batch=False) == len(inside)
+
+
+async def test_the_sdk_reads_costs(acme, organization):
+    answer = await organization.costs(start_time=BEGIN, end_time=BEGIN + 4 * 86_400, group_by=["line_item"], limit=180)
+    assert (answer.object, answer.has_more, answer.next_page) == ("page", False, None)
+    found = {
+        (bucket.start_time, result.line_item): (result.amount.value, result.amount.currency)
+        for bucket in answer.data
+        for result in bucket.results
+    }
+    wanted = acme.sums(lambda one: (bucket_of(one, 86_400), one.model), lambda one: one.created_at >= MIDNIGHT)
+    assert found == {of: (total["cost_micros"] / 1e6, "usd") for of, total in wanted.items()}
+    whole = await organization.costs(start_time=BEGIN + 40_000, end_time=BEGIN + 86_401)
+    # whole days: the one that holds the start, and the one that holds the last second
+    assert [bucket.start_time for bucket in whole.data] == [BEGIN, BEGIN + 86_400]
+
+
+@ONLY_SQLITE
+async def test_what_the_organization_cannot_be_asked(acme):
+    async with control(acme.url) as client:
+
+        async def ask(path, secret=acme.secret, **params):
+            answer = await client.get(f"/v1/organization/{path}", params=params, headers=bearer(secret))
+            return answer.status_code, answer.json()["error"]["param"]
+
+        assert await ask("usage/completions") == (400, "start_time")
+        for params, param in (
+            ({"start_time": "today"}, "start_time"),
+            ({"start_time": -1}, "start_time"),
+            ({"start_time": 10**15}, "start_time"),
+            ({"start_time": 0, "limit": 32}, "limit"),
+            ({"start_time": 0, "limit": 0}, "limit"),
+            ({"start_time": 0, "bucket_width": "1h", "limit": 169}, "limit"),
+            ({"start_time": 0, "bucket_width": "1y"}, "bucket_width"),
+            ({"start_time": 0, "page": "AAAA"}, "page"),
+            ({"start_time": 0, "page": "page_999999999999"}, "page"),
+        ):
+            assert await ask("usage/completions", **params) == (400, param), params
+        assert (await ask("usage/completions", start_time=0, **{"group_by[]": "color"}))[0] == 400
+        assert await ask("costs", start_time=0, bucket_width="1h") == (400, "bucket_width")
+        assert (await ask("costs", acme.plain, start_time=0))[0] == 403
