@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date, datetime, timezone
 from typing import Any, Literal
 from uuid import UUID
@@ -36,9 +37,10 @@ ANONYMOUS = str(UUID(int=0))
 
 
 class OwnWanted(Wire):
-    """Usage `of` this key, of all keys of its user or, with the scope `usage`, of its tenant's."""
+    """Usage `of` this key, of all that its user has or, with the scope `usage`, of its tenant's; of the key unless
+    asked for, of the user where it is no key that was sent."""
 
-    of: Of = "key"
+    of: Of | None = None
     first: date | None = Field(default=None, validation_alias="from", serialization_alias="from")
     last: date | None = Field(default=None, validation_alias="to", serialization_alias="to")
     by: tuple[Literal["day", "model", "key", "user"], ...] = ()
@@ -67,39 +69,41 @@ class OwnUsageEndpoint:
     async def handle(self, request: Request) -> Response:
         caller, now = context_of(request).caller, datetime.now(timezone.utc)
         asked = validate(OwnWanted, query_of(request, OwnWanted))
-        _refuse(asked, caller)
+        of = asked.of or ("user" if caller.tenant_id and not caller.key_id else "key")
+        _refuse(of, asked.by, caller)
         try:
             period = period_of(asked.first, asked.last, now)
         except InputError as error:
             raise refused(error) from error
-        wanted = _filter(asked.of, caller, period.first, period.last)
+        wanted = _filter(of, caller, period.first, period.last)
         groups = tuple(dict.fromkeys(asked.by))
         async with self._store.read() as connection:
             (total,) = await sum_usage(connection, wanted)
             lines = await sum_usage(connection, wanted, groups) if groups else ()
             budgets = await _budgets(connection, caller, now)
-        told = OwnUsage(
-            period=period, of=asked.of, **counts(total), budgets=budgets, lines=tuple(line(one) for one in lines)
-        )
+        told = OwnUsage(period=period, of=of, **counts(total), budgets=budgets, lines=tuple(line(one) for one in lines))
         return json_answer(told.data())
 
 
-def _refuse(asked: OwnWanted, caller: Caller) -> None:
+def _refuse(of: Of, by: Sequence[str], caller: Caller) -> None:
     """Raises ForbiddenError for others' usage without the scope, InvalidRequestError for groups that are not there."""
-    if asked.of == "tenant" and "usage" not in caller.scopes:
+    if of == "tenant" and "usage" not in caller.scopes:
         raise ForbiddenError("What a tenant used is for keys with the scope 'usage'.")
-    unknown = [name for name in asked.by if name not in GROUPS[asked.of]]
+    unknown = [name for name in by if name not in GROUPS[of]]
     if unknown:
-        known = ", ".join(GROUPS[asked.of])
-        raise InvalidRequestError(f"The usage of a {asked.of} cannot be told by {unknown[0]}; use {known}.", param="by")
+        known = ", ".join(GROUPS[of])
+        raise InvalidRequestError(f"The usage of a {of} cannot be told by {unknown[0]}; use {known}.", param="by")
 
 
 def _filter(of: Of, caller: Caller, first: date, last: date) -> UsageFilter:
-    if not caller.key_id:
+    if not caller.tenant_id:
         return UsageFilter(user_id=ANONYMOUS, first=first, last=last)
-    mine: dict[str, Any] = {"key_id": caller.key_id} if of == "key" else {"user_id": caller.user_id}
+    mine: dict[str, Any] = {"user_id": caller.user_id}
     if of == "tenant":
         mine = {"tenant_id": caller.tenant_id}
+    # all that comes without a key has the same in the totals: none
+    elif of == "key" and caller.key_id:
+        mine = {"key_id": caller.key_id}
     return UsageFilter(**mine, first=first, last=last)
 
 

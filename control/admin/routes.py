@@ -54,7 +54,7 @@ class _Endpoint:
         caller = context_of(request).caller
         _refuse_others(caller)
         asked = validate(operation.asked, {**await self._fields(request), **request.path_params})
-        by = By(f"key:{caller.key_id}", datetime.now(timezone.utc))
+        by = By(_actor(caller), datetime.now(timezone.utc))
         async with self._store.write() if operation.writes else self._store.read() as connection:
             try:
                 told = await self._work(connection, by, asked)
@@ -70,11 +70,15 @@ class _Endpoint:
 
 
 def _refuse_others(caller: Caller) -> None:
-    """Raises ForbiddenError. Where nobody is asked for a key, any page that a browser shows could ask."""
-    if not caller.key_id or "admin" not in caller.scopes:
+    """Raises ForbiddenError, also where nobody is asked for a key: any page that a browser shows could ask there."""
+    if "admin" not in caller.scopes:
         raise ForbiddenError(
             "Administration wants a key with the scope 'admin'; `llmops key create --scopes admin` on a store makes it."
         )
+
+
+def _actor(caller: Caller) -> str:
+    return f"key:{caller.key_id}" if caller.key_id else f"user:{caller.user_id}"
 
 
 def _data(told: Any) -> Any:

@@ -273,7 +273,7 @@ class AuditWanted(Wire):
 
 
 class AuditEntry(Wire):
-    """`actor`: `cli:` and the system's user, `key:` and an admin's key, `address:` and a stranger's."""
+    """`actor`: `cli:` and the system's user, `key:` or `user:` and an id, `address:` and a stranger's."""
 
     id: str
     created_at: Moment

@@ -12,6 +12,8 @@ import httpx
 import openai
 import pytest
 
+from llmops.gateway.callers.access.check import Access
+from llmops.gateway.messages import Caller
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.open import open_store
 from llmops.store.prices import Price, set_price
@@ -106,6 +108,33 @@ async def test_who_asks_sees_what_its_own_key_user_and_tenant_used(acme):
         )
         for bad in ({"by": "key"}, {"of": "galaxy"}, {"from": "yesterday"}, {"period": "2026-09"}):
             assert (await ask(acme.secret, **bad))[0] == 400
+
+
+@ONLY_SQLITE
+async def test_who_comes_without_a_key_sees_its_own_and_nobody_elses(url, monkeypatch):
+    """Tokens of a provider: in the totals, what was used with them has no key."""
+    _, _, user = await make_key(url, "acme")
+    _, _, other = await make_key(url, "zeta")
+    used = [
+        UsageRecord(str(UUID(int=at)), "g1", at, MIDNIGHT, "r", whose, "m", 10, 1, cost, key_id=None)
+        for at, (whose, cost) in enumerate(((user, 5), (other, 70), (str(UUID(int=0)), 900)))
+    ]
+    async with await open_store(url) as store, store.write() as connection:
+        await insert_usage(connection, used)
+    caller = Caller("acme", user, share=f"acme/{user}", scopes=frozenset({"inference"}))
+    for who, micros in ((caller, 5), (Caller(user_id="digest of what was sent"), 900)):
+
+        async def before(self, scope, context, who=who):
+            context.caller = who
+
+        monkeypatch.setattr(Access, "before", before)
+        async with control(url) as client:
+            for of in ({}, {"of": "key"}, {"of": "user"}):
+                assert (await client.get("/api/usage", params=SEPTEMBER | of)).json()["cost_micros"] == micros
+            assert (await client.get("/api/usage", params={"of": "tenant"})).status_code == 403
+            assert (await client.get("/v1/organization/costs?start_time=0")).status_code == (
+                200 if who is caller else 403
+            )
 
 
 @ONLY_SQLITE

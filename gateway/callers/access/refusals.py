@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 
 from llmops.errors import LlmopsError
 from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import Outcome
+from llmops.gateway.messages import Caller, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ REFUSED = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """So many, alike, from `first` to `last`. `actor`: `key:` and its id, or `address:` and a stranger's."""
+    """So many, alike, from `first` to `last`. `actor`: `key:` or `user:` and its id, or `address:` and a stranger's."""
 
     actor: str
     tenant_id: str
@@ -65,8 +65,7 @@ class Refusals:
         if outcome.status not in REFUSED:
             return
         now, caller = self._now(), context.caller
-        actor = f"key:{caller.key_id}" if caller.key_id else f"address:{caller.share.partition('/')[0]}"
-        self._count(Refusal(actor, caller.tenant_id, context.route, outcome.status, 1, now, now))
+        self._count(Refusal(_actor(caller), caller.tenant_id, context.route, outcome.status, 1, now, now))
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_soon(), name="write-refusals")
 
@@ -111,3 +110,9 @@ class Refusals:
         newer, self._counted = self._counted, counted
         for refusal in newer.values():
             self._count(refusal)
+
+
+def _actor(caller: Caller) -> str:
+    if caller.key_id:
+        return f"key:{caller.key_id}"
+    return f"user:{caller.user_id}" if caller.tenant_id else f"address:{caller.share.partition('/')[0]}"
