@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import sys
 from collections.abc import Sequence
@@ -17,14 +18,14 @@ from llmops.cli.accounts.tables import show as show_table
 from llmops.cli.accounts.types import DayType, given_of
 
 if TYPE_CHECKING:
-    from llmops.control.admin.wire import Counts, Usage, UsageLine
+    from llmops.control.admin.wire import Counts, Reconciliation, Usage, UsageLine
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
 COUNTED = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
 
 
-@click.command("usage")
+@click.group("usage", invoke_without_command=True)
 @click.option("--tenant", help="Only this tenant's, even if deleted.")
 @click.option("--user", metavar="EMAIL", help="Only this user's.")
 @click.option("--key", help="Only this key's.")
@@ -40,7 +41,10 @@ COUNTED = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print the result as CSV.")
 @admin_options
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     first: date | None,
     last: date | None,
     groups: tuple[str, ...],
@@ -57,6 +61,8 @@ def command(
     from llmops.control.admin.operations import READ_USAGE
     from llmops.control.admin.wire import UsageWanted
 
+    if context.invoked_subcommand is not None:
+        return
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
     groups = tuple(dict.fromkeys(groups)) or ("tenant", "model")
@@ -70,6 +76,41 @@ def command(
         writer.writerows(line.data() for line in found.lines)
     else:
         _show(found, groups, f"{found.period.first} to {found.period.last} (UTC)")
+
+
+@command.command("reconcile")
+@click.option(
+    "--engine", "engines", multiple=True, metavar="URL", help="A Triton server's metrics page, to compare with; repeat."
+)
+@admin_options
+def reconcile(engines: tuple[str, ...], at: Administration, as_json: bool) -> None:
+    """What gateways have written down and the ledger does not have; it comes again by itself, if its gateway lives.
+
+    Exits with 1 where something is missing.
+    """
+    from llmops.control.admin.operations import RECONCILE
+    from llmops.control.admin.wire import ReconciliationWanted
+    from llmops.control.reconcile import served_by
+
+    report = at.do(RECONCILE, ReconciliationWanted(served=asyncio.run(served_by(engines))))
+    if as_json:
+        print_json(report.data())
+    else:
+        _show_report(report)
+    if report.missing:
+        raise SystemExit(1)
+
+
+def _show_report(report: Reconciliation) -> None:
+    if report.missing:
+        rows = [[gap.gateway, f"{gap.first}-{gap.last}", f"{gap.since:%Y-%m-%d %H:%M} UTC"] for gap in report.gaps]
+        show_table(("gateway", "events", "missing since"), rows)
+    click.echo(f"{report.missing or 'No'} events of {report.gateways} gateway workers are missing.")
+    if report.engines:
+        counts = [(one.served, one.billed, one.unbilled) for one in report.engines]
+        cells = [["" if count is None else f"{count:,}" for count in line] for line in counts]
+        rows = [[one.model, *line] for one, line in zip(report.engines, cells, strict=True)]
+        show_table(("model", "served", "billed", "unbilled since"), rows, ("served", "billed", "unbilled since"))
 
 
 def _show(found: Usage, groups: Sequence[str], period: str) -> None:

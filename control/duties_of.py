@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmops.control.duties import Duty
+from llmops.control.reconcile import Reconciler
 from llmops.errors import MissingDependencyError
 from llmops.gateway.settings import GatewaySettings
 
@@ -12,10 +13,11 @@ from llmops.gateway.settings import GatewaySettings
 def duties_of(settings: GatewaySettings) -> Sequence[Duty]:
     """Raises MissingDependencyError for Kafka without its client."""
     assert settings.store is not None
+    reconciler = Reconciler(settings.store, settings.usage.engines)
     if settings.kafka is None:
-        return ()
+        return (reconciler,)
     try:
         from llmops.control.ledger import Ledger
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"Kafka needs {error.name}: pip install 'llmops[kafka]'.") from error
-    return (Ledger(settings.kafka, settings.store),)
+    return (reconciler, Ledger(settings.kafka, settings.store))

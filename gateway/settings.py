@@ -193,11 +193,14 @@ class LookupSettings(_Section):
 
 class UsageSettings(_Section):
     """`journal`: the folder of what the ledger does not have yet, None for `usage` in the cache folder; `bytes`: what
-    it may have, per worker; `when_full`: `serve` goes on without writing usage down where there is no room for it."""
+    it may have, per worker; `when_full`: `serve` goes on without writing usage down where there is no room for it.
+    `engines`: the metrics pages of Triton servers, whose tokens `llmops control` compares with the bill.
+    """
 
     journal: Path | None = None
     bytes: Annotated[int, Field(ge=2**20)] = 2**30
     when_full: Literal["refuse", "serve"] = "refuse"
+    engines: list[str] = Field(default_factory=list)
 
 
 class ClaimSettings(_Section):

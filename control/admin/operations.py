@@ -77,6 +77,14 @@ SET_PRICE = _of("set_price", "POST", "/prices", wire.NewPrice, wire.Price, "The 
 LIST_PRICES = _of("list_prices", "GET", "/prices", wire.PricesWanted, tuple[wire.Price, ...], "Prices, old and to come")
 
 READ_USAGE = _of("read_usage", "GET", "/usage", wire.UsageWanted, wire.Usage, "What was used, and what it cost")
+RECONCILE = _of(
+    "reconcile_usage",
+    "POST",
+    "/usage/reconcile",
+    wire.ReconciliationWanted,
+    wire.Reconciliation,
+    "What has not arrived",
+)
 READ_AUDIT = _of(
     "read_audit",
     "GET",

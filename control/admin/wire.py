@@ -263,6 +263,44 @@ class Usage(Counts):
         return {"period": found.pop("period"), **found}
 
 
+class ReconciliationWanted(Wire):
+    """`served`: tokens of all answers that the engines of a model have ended, as they say themselves."""
+
+    served: dict[str, int] = Field(default_factory=dict)
+
+
+class MissingEvents(Wire):
+    """Events `first` to `last` of a gateway worker have not arrived, while later ones have; first seen at `since`."""
+
+    gateway: str
+    first: int
+    last: int
+    since: Moment
+
+
+class EngineTokens(Wire):
+    """`served` as its engines say, `billed` as the ledger has them: both since they began to count.
+
+    `unbilled`: served and not billed since the report before, None for the first; tokens that end answers, and those
+    for who had left, are among them.
+    """
+
+    model: str
+    served: int
+    billed: int
+    unbilled: int | None = None
+
+
+class Reconciliation(Wire):
+    """`missing`: events in all `gaps`, of which at most a thousand are named."""
+
+    at: Moment
+    gateways: int
+    missing: int
+    gaps: tuple[MissingEvents, ...] = ()
+    engines: tuple[EngineTokens, ...] = ()
+
+
 class AuditWanted(Wire):
     """Of one tenant, of actions that begin so (`key.`, `access.`), since then; the newest `limit`."""
 
