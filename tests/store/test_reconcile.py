@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from llmops.cli.main import cli
 from llmops.control.admin.wire import EngineTokens, MissingEvents, ReconciliationWanted
-from llmops.control.reconcile import ACTION, Reconciler, reconcile, served_by
+from llmops.control.admin.work.reconcile import ACTION, reconcile
+from llmops.control.reconcile import Reconciler, served_by
 from llmops.errors import ResourceError
 from llmops.gateway.callers.usage.direct import Direct
 from llmops.gateway.messages import UsageEvent

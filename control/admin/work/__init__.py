@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.control.admin import operations as all_of
-from llmops.control.admin.work import audit, keys, prices, tenants, usage
-from llmops.control.reconcile import reconcile
+from llmops.control.admin.work import audit, keys, prices, reconcile, tenants, usage
 from llmops.store.audit import By
 
 Work = Callable[[AsyncConnection, By, Any], Awaitable[Any]]
@@ -30,6 +29,6 @@ WORK: Mapping[str, Work] = {
     all_of.SET_PRICE.name: prices.set_,
     all_of.LIST_PRICES.name: prices.list_,
     all_of.READ_USAGE.name: usage.read,
-    all_of.RECONCILE.name: reconcile,
+    all_of.RECONCILE.name: reconcile.reconcile,
     all_of.READ_AUDIT.name: audit.read,
 }
