@@ -26,14 +26,27 @@ from llmops.errors import InputError
 @click.option("--ttft-p95", help="With --gpu: objective for the time to the first token, e.g. 500ms.")
 @click.option("--tpot-p95", help="With --gpu: objective for the time per token, e.g. 50ms.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-def command(checkpoint: str, output: Path, name: str | None, gpu: str | None, force: bool, **load: str | None) -> None:
+@click.option("--schema-only", is_flag=True, help="Write only the schema, beside a file that is there.")
+def command(
+    checkpoint: str,
+    output: Path,
+    name: str | None,
+    gpu: str | None,
+    force: bool,
+    schema_only: bool,
+    **load: str | None,
+) -> None:
     """Write an llmops.yaml for CHECKPOINT, and its schema beside it, which editors complete it by.
 
     With --gpu it is planned, as `llmops plan` does, and the plan's reasons are in its comments.
     """
-    from llmops.cli.service.description import read, schema
+    from llmops.cli.service.description import read
     from llmops.cli.service.written import SCHEMA, for_a_cpu, for_gpus, name_of
 
+    if schema_only:
+        _write_schema(output)
+        click.echo(f"Wrote {output.with_name(SCHEMA)}")
+        return
     if output.exists() and not force:
         raise InputError(f"{output} is there already; give -o another name, or --force to replace it.")
     named = name or name_of(checkpoint)
@@ -46,13 +59,24 @@ def command(checkpoint: str, output: Path, name: str | None, gpu: str | None, fo
         text = for_gpus(checkpoint, named, _planned(checkpoint, gpu, load))
     try:
         output.write_text(text, encoding="utf-8")
-        output.with_name(SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n")
     except OSError as error:
         raise InputError(f"{output} cannot be written ({error.strerror}).") from error
     read(output)
+    _write_schema(output)
     click.echo(
         f"Wrote {output}, and {SCHEMA} for editors. Next: llmops up -f {output}{' --profile laptop' if gpu else ''}"
     )
+
+
+def _write_schema(beside: Path) -> None:
+    from llmops.cli.service.description import schema
+    from llmops.cli.service.written import SCHEMA
+
+    path = beside.with_name(SCHEMA)
+    try:
+        path.write_text(json.dumps(schema(), indent=1) + "\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}).") from error
 
 
 def _planned(checkpoint: str, gpu: str, load: dict[str, str | None]) -> Any:

@@ -132,9 +132,12 @@ def test_editors_know_the_file_by_its_schema(tmp_path, change, fits):
             read(path)
 
 
-def test_the_schema_that_is_shipped_is_this_one():
-    shipped = Path(__file__).parents[2] / "deploy" / "llmops.schema.json"
-    assert json.loads(shipped.read_text()) == schema()
+def test_the_schema_alone_leaves_the_file(tmp_path):
+    file = tmp_path / "llmops.yaml"
+    file.write_text(EXAMPLE)
+    assert CliRunner().invoke(cli, ["init", "-o", str(file), "--schema-only"]).exit_code == 0
+    assert file.read_text() == EXAMPLE
+    assert json.loads((tmp_path / "llmops.schema.json").read_text()) == schema()
 
 
 def test_a_command_has_from_the_file_what_is_not_typed(file):
