@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+
+REPLICA = "One of several servers to use as one: HOST:PORT, or dns:NAME:PORT for all that it stands for; repeatable."
 
 
 @click.command("gateway")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="YAML file with settings.")
 @click.option("--triton", metavar="HOST:PORT", help="Triton's gRPC endpoint.  [default: 127.0.0.1:8001]")
+@click.option("--replica", "replicas", metavar="ADDRESS", multiple=True, help=REPLICA)
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any.  [default: 9000]")
 @click.option("--store", metavar="URL", help="Whose keys are asked for: sqlite:///FILE or postgresql://….")
-@click.option("--open", "open_", is_flag=True, default=None, help="Ask nobody for a key, whoever reaches the gateway.")
+@click.option("--open", is_flag=True, default=None, help="Ask nobody for a key, whoever reaches the gateway.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes on the same port.  [default: 1]")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to log.  [default: info]"
 )
-def command(
-    config: Path | None,
-    triton: str | None,
-    host: str | None,
-    port: int | None,
-    store: str | None,
-    open_: bool | None,
-    workers: int | None,
-    log_level: str | None,
-) -> None:
+def command(config: Path | None, replicas: tuple[str, ...], **flags: Any) -> None:
     """OpenAI requests to Triton gRPC streams.
 
     Settings come from flags, then LLMOPS_… environment variables (LLMOPS_PORT, LLMOPS_TIMEOUTS__IDLE), then --config.
     """
     from llmops.gateway.settings import load_settings
 
-    settings = load_settings(
-        config, triton=triton, host=host, port=port, store=store, open=open_, workers=workers, log_level=log_level
-    )
+    settings = load_settings(config, replicas=list(replicas) or None, **flags)
     from llmops.gateway.callers.access.guard import told
     from llmops.gateway.logs import configure_logging
     from llmops.gateway.server import run
@@ -44,6 +37,7 @@ def command(
     configure_logging(settings.log_level)
 
     def announce(url: str, asked: bool) -> None:
-        click.echo(f"llmops gateway listens on {url} (Triton at {settings.triton}), {told(settings, asked)}.")
+        servers = ", ".join(settings.replicas) or settings.triton
+        click.echo(f"llmops gateway listens on {url} (Triton at {servers}), {told(settings, asked)}.")
 
     run(settings, announce)

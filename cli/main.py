@@ -24,6 +24,7 @@ COMMANDS = {
     "repo": "Engine folders to a Triton model repository.",
     "serve": "The real Triton server on a model repository.",
     "gateway": "OpenAI requests to Triton gRPC streams.",
+    "replicas": "What each gateway believes of its replicas.",
     "up": "Build, repository, Triton and gateway in one go.",
     "diff": "What an llmops.yaml would change.",
     "tenant": "Who pays: tenants and their limits.",

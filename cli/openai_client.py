@@ -14,6 +14,11 @@ from llmops.errors import InputError, ServerError
 KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
 
 
+def api_key() -> str | None:
+    """As the environment has it."""
+    return next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+
+
 class Delta(NamedTuple):
     """A stretch of an answer: of its text, or of the thinking before it. The last one has the `finish` reason."""
 
@@ -32,7 +37,7 @@ class ChatClient:
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         base = url.rstrip("/")
         self.url = base if base.endswith("/v1") else base + "/v1"
-        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+        key = api_key()
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10))

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.target_names import TARGETS, TargetName
 from llmops.cli.accounts.first_key import first_key
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from llmops.cli.service.description import Described
     from llmops.gateway.app import Guest
     from llmops.gateway.settings import GatewaySettings, Layers
+    from llmops.model_repository.launch import TritonServer
 
 
 def build_engine(
@@ -122,6 +125,8 @@ class Stack:
         self._failure: ServerError | None = None
         self._leaving = threading.Event()
         self._forced = False
+        self._tritons: list[TritonServer] = []
+        self._counting = threading.Lock()
 
     def __enter__(self) -> Stack:
         signal.signal(signal.SIGTERM, _interrupt)
@@ -133,24 +138,32 @@ class Stack:
         self._leaving.set()
         _on_signals(_end_now)
         if self._forced:
-            self._triton.stop(at_once=True)
+            for triton in self._tritons:
+                triton.stop(at_once=True)
         self._exit.close()
 
-    def start_triton(self, repository: Path) -> None:
+    def start_tritons(self, repository: Path, count: int) -> None:
         """Raises ServerError with Triton's own reason when a model does not load."""
         from llmops.model_repository.launch import Ports, start_triton
 
-        self._triton = self._exit.enter_context(start_triton(repository, ports=Ports(0, 0, 0), on_log=_print_problems))
-        self._triton.wait_ready()
-        threading.Thread(target=self._watch_triton, name="watch-triton", daemon=True).start()
+        for _ in range(count):
+            started = start_triton(repository, ports=Ports(0, 0, 0), on_log=_print_problems)
+            self._tritons.append(self._exit.enter_context(started))
+        for triton in self._tritons:
+            triton.wait_ready()
+        self._running = count
+        for triton in self._tritons:
+            threading.Thread(target=self._watch, args=[triton], name="watch-triton", daemon=True).start()
 
     def run_gateway(self, models: Sequence[str], on_ready: Callable[[Ready], None]) -> None:
-        """Serve until Ctrl-C, SIGTERM, or the end of Triton (then ServerError)."""
+        """Serve until Ctrl-C, SIGTERM, or the end of the last Triton (then ServerError)."""
         from llmops.gateway.logs import configure_logging
         from llmops.gateway.server import run
 
         configure_logging("warning")
-        settings = self._settings.model_copy(update={"triton": self._triton.grpc_address})
+        addresses = [triton.grpc_address for triton in self._tritons]
+        where = {"triton": addresses[0]} if len(addresses) == 1 else {"replicas": addresses}
+        settings = self._settings.model_copy(update=where)
         # uvicorn handles both itself, and raises them once more when it is done
         _on_signals(_ignore)
 
@@ -175,17 +188,23 @@ class Stack:
     def _exposure(self, url: str, asked: bool) -> str:
         from llmops.model_repository.server.exposure import stack_exposure
 
-        grpc, metrics = self._triton.grpc_address, str(self._triton.metrics_url)
+        grpc, metrics = self._tritons[0].grpc_address, str(self._tritons[0].metrics_url)
         return stack_exposure(self._settings.host, url, grpc, metrics, keys=asked)
 
-    def _watch_triton(self) -> None:
+    def _watch(self, triton: TritonServer) -> None:
         try:
-            self._triton.wait(self._leaving)
+            triton.wait(self._leaving)
         except ServerError as error:
-            self._failure = error
-            # what is gone cannot be waited for: open answers end with an error, and with them the gateway
-            self._triton.stop()
-            signal.raise_signal(signal.SIGTERM)
+            # what is gone cannot be waited for: open answers end with an error, and with the last of them the gateway
+            triton.stop()
+            with self._counting:
+                self._running -= 1
+                last = not self._running
+            if last:
+                self._failure = error
+                signal.raise_signal(signal.SIGTERM)
+            else:
+                click.echo(f"{error} The other replicas go on.", err=True)
 
 
 def _guests(settings: GatewaySettings) -> Sequence[Guest]:

@@ -34,6 +34,13 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
     type=click.Path(path_type=Path),
     help="Where engine and repository go.  [default: ~/.cache/llmops/up; the repository of an ENGINE: beside it]",
 )
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="So many Tritons: answers go on when one ends.",
+)
 @click.option("--store", metavar="URL", help="Whose keys are asked for: sqlite:///FILE or postgresql://….")
 @click.option("--open", "open_", is_flag=True, default=None, help="Ask nobody for a key, whoever reaches the gateway.")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Gateway settings (YAML).")
@@ -46,6 +53,7 @@ def command(
     host: str,
     port: int,
     folder: Path | None,
+    replicas: int,
     store: str | None,
     open_: bool | None,
     config: Path | None,
@@ -74,7 +82,7 @@ def command(
             engine = build_engine(checkpoint, target, quant, tp, name, folder)
             repository, models = make_repository(engine, folder)
         click.echo(f"Repository {repository}. Starting Triton ...", err=True)
-        stack.start_triton(repository)
+        stack.start_tritons(repository, replicas)
         stack.run_gateway(models, lambda ready: _announce(ready, time.monotonic() - started))
 
 

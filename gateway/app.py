@@ -27,12 +27,14 @@ from llmops.gateway.endpoints.health import Health
 from llmops.gateway.endpoints.messages.endpoint import Messages
 from llmops.gateway.endpoints.messages.wire import CountTokensRequest, MessagesRequest
 from llmops.gateway.endpoints.models import ModelList
+from llmops.gateway.endpoints.replicas import Replicas
 from llmops.gateway.endpoints.rerank import Rerank
 from llmops.gateway.endpoints.responses import Responses
 from llmops.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from llmops.gateway.fleet.admission.hints import hints_of
 from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.queues import Queues
+from llmops.gateway.fleet.replicas.team import Fleets, fleets_of
 from llmops.gateway.fleet.serving import EmbeddingModel, Encoder, ServedModel
 from llmops.gateway.http.body import Intake
 from llmops.gateway.http.counting import RequestCounts
@@ -81,7 +83,8 @@ def create_app(
     text_threads = TextThreads(settings.text_threads, settings.limits.preparing)
     holding = Holding(settings.limits.held_bytes)
     intake = Intake(settings.limits, settings.timeouts.body, holding.take)
-    catalogue = catalogue_of(settings, [settings.triton])
+    fleets = fleets_of(settings, metrics)
+    catalogue = catalogue_of(settings, [settings.triton], fleets)
     for address, reached in catalogue.reached():
         metrics.reaches(address, reached)
     access = access_of(settings)
@@ -149,12 +152,15 @@ def create_app(
     kept = settings.responses
     store = ResponseStore(ResponseTable(siblings.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
     responses = Responses(service, Running(siblings.own, store))
-    _add_openai_routes(app, service, catalogue, responses)
+    _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)
     app.express = dict(_posts(app.router, app.exception_handlers))
     app.add_api_route("/", health.root, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
+    if fleets is not None:
+        replicas = Replicas(fleets, siblings.others)
+        app.add_api_route("/replicas", replicas.handle, methods=["GET"], tags=["health"])
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
     add_bodies(app, BODIES)
     visiting = [guest(app) for guest in guests]
@@ -172,8 +178,10 @@ def _posts(router: APIRouter, handlers: Handlers) -> Iterator[tuple[str, Endpoin
             yield route.path, Endpoint(route.endpoint, handlers)
 
 
-def _add_openai_routes(app: FastAPI, service: Service, catalogue: Catalogue, responses: Responses) -> None:
-    models = ModelList(service, catalogue)
+def _add_openai_routes(
+    app: FastAPI, service: Service, catalogue: Catalogue, fleets: Fleets | None, responses: Responses
+) -> None:
+    models = ModelList(service, catalogue, fleets)
     embeddings = Embeddings(service, catalogue.of(EmbeddingModel))
     # abstract: whatever there is of its kinds
     rerank = Rerank(service, catalogue.of(Encoder))  # type: ignore[type-abstract]

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -23,6 +24,7 @@ from pydantic_settings import (
 
 from llmops.durations import seconds
 from llmops.errors import InputError
+from llmops.gateway.addresses import parse_replica
 from llmops.hosts import is_loopback
 
 PREFIX = "LLMOPS_"
@@ -270,6 +272,16 @@ class KafkaSettings(_Section):
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
 
+def _replicas(given: Any) -> Any:
+    """One text, or several with commas between, as flags and environment have them."""
+    return [one.strip() for one in given.split(",") if one.strip()] if isinstance(given, str) else given
+
+
+def _replica(text: str) -> str:
+    parse_replica(text)
+    return text
+
+
 def _redis_url(url: str | None) -> str | None:
     if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
         # not shown: it may have a password
@@ -291,6 +303,9 @@ class GatewaySettings(BaseSettings):
     `request_checks`: `module:name` of what makes a Check (gateway/http/door.py) when it is called with these settings.
     `slo`: of all models without one of their own. `tiers`, the highest first, by the tiers of keys:
     who is served first.
+    `replicas`: several servers as one, in place of `triton`: HOST:PORT each, dns:NAME:PORT for all that a name stands
+    for, or [NAME=]HOST:PORT/ENGINE_MODEL. `cache_scope`: who shares cached prefixes; by default each tenant has its own
+    where keys are asked for. `metrics_port`: of the servers, for engines that do not say their state in step streams.
     `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
     What is used is written there, with `kafka` by way of it.
     """
@@ -298,6 +313,13 @@ class GatewaySettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
 
     triton: Annotated[str, AfterValidator(_grpc_address)] = "127.0.0.1:8001"
+    replicas: Annotated[
+        list[Annotated[str, AfterValidator(_replica)]],
+        BeforeValidator(_replicas, json_schema_input_type=list[str] | str),
+        NoDecode,
+    ] = Field(default_factory=list)
+    cache_scope: Literal["tenant", "shared"] | None = None
+    metrics_port: Annotated[int, Field(gt=0, le=65535)] = 8002
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)

@@ -11,6 +11,8 @@ from llmops.gateway.answers.service import Service
 from llmops.gateway.endpoints.common import json_response
 from llmops.gateway.endpoints.messages.models import as_anthropic, page_of
 from llmops.gateway.fleet.catalogue import Catalogue
+from llmops.gateway.fleet.replicas.beliefs import summed
+from llmops.gateway.fleet.replicas.team import Fleets
 from llmops.gateway.fleet.serving import Model
 from llmops.gateway.http.anthropic import is_anthropic
 from llmops.gateway.http.context import context_of
@@ -20,8 +22,8 @@ from llmops.gateway.messages import Caller
 class ModelList:
     """The endpoints; `handle` lists all models, `handle_one` shows one."""
 
-    def __init__(self, service: Service, catalogue: Catalogue) -> None:
-        self._service, self._catalogue = service, catalogue
+    def __init__(self, service: Service, catalogue: Catalogue, fleets: Fleets | None = None) -> None:
+        self._service, self._catalogue, self._fleets = service, catalogue, fleets
 
     async def handle(self, request: Request) -> Response:
         data = list(self._described(context_of(request).caller).values())
@@ -37,9 +39,14 @@ class ModelList:
 
     def _described(self, caller: Caller) -> dict[str, dict[str, Any]]:
         """The caller's, by name; those that cannot be made come last, as nothing else is known of them."""
-        known = {found.model.name: describe(found.model, found.ready) for found in self._catalogue.all()}
+        known = {found.model.name: self._describe(found.model, found.ready) for found in self._catalogue.all()}
         broken = {name: describe_broken(name, problem) for name, problem in self._catalogue.problems().items()}
         return {name: entry for name, entry in ({**known, **broken} | known).items() if caller.may_use(name)}
+
+    def _describe(self, model: Model, ready: bool) -> dict[str, Any]:
+        """With the sums over its replicas, where there are several."""
+        fleet = self._fleets.fleets.get(model.parent or model.name) if self._fleets is not None else None
+        return describe(model, ready) | (summed(fleet.views) if fleet is not None else {})
 
 
 def describe(model: Model, ready: bool) -> dict[str, Any]:

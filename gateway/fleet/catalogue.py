@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, cast
+from typing import Any, Generic, Protocol, cast
 
+from llmops.gateway.addresses import parse_replica
 from llmops.gateway.errors import ApiError, ModelNotAllowedError, ModelNotFoundError, UnavailableError, log_detail
+from llmops.gateway.fleet.discover import Found, Places
 from llmops.gateway.fleet.kinds import Kind, kinds_of
 from llmops.gateway.fleet.refresher import Refresher
 from llmops.gateway.fleet.server import Server
-from llmops.gateway.fleet.serving import M, Model, Standing
+from llmops.gateway.fleet.serving import M, Model, ServedModel, Standing
 from llmops.gateway.messages import Caller
 from llmops.gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaView(Generic[M]):
+class Place(Generic[M]):
     """A model on one server, as it was at the last look: what a choice among several is made from."""
 
     replica: str
@@ -26,17 +28,31 @@ class ReplicaView(Generic[M]):
     ready: bool
 
 
-def choose(places: Sequence[ReplicaView[M]]) -> ReplicaView[M]:
+def choose(places: Sequence[Place[M]]) -> Place[M]:
     """The first that is ready; without one, the first, whose engine will say why it is not."""
     return next((place for place in places if place.ready), places[0])
+
+
+class Team(Protocol):
+    """What makes one model of those in several places."""
+
+    def join(self, places: Mapping[str, Sequence[Place[Any]]]) -> Mapping[str, Place[Any]]:
+        """The model to use for each name; `places` are all that there are now."""
+        ...
+
+    def idle(self, server: str) -> bool:
+        """Whether nothing is open there any more."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Shelf:
     """The models of one kind: all places of each, the one that is used, and what is wrong with those without one."""
 
-    places: dict[str, list[ReplicaView[Any]]] = field(default_factory=dict)
-    chosen: dict[str, ReplicaView[Any]] = field(default_factory=dict)
+    places: dict[str, list[Place[Any]]] = field(default_factory=dict)
+    chosen: dict[str, Place[Any]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
 
 
@@ -44,10 +60,20 @@ class Catalogue:
     """Watches servers between `start` and `close`. A model stays known while its servers are away."""
 
     def __init__(
-        self, servers: Sequence[Server], kinds: Sequence[Kind[Any]], *, refresh_seconds: float, patience: float
+        self,
+        servers: Sequence[Server],
+        kinds: Sequence[Kind[Any]],
+        *,
+        refresh_seconds: float,
+        patience: float,
+        find: Callable[[], Awaitable[Sequence[Server]]] | None = None,
+        team: Team | None = None,
     ) -> None:
-        """`patience`: how long `start` waits for the first look (s)."""
-        self._servers, self._kinds, self._patience = servers, kinds, patience
+        """`patience`: how long `start` waits for the first look (s). `find`: the servers that there are now, those
+        known already as they are; None where they stay. Without a `team` the first place that is ready is used."""
+        self._servers, self._kinds, self._patience = list(servers), kinds, patience
+        self._find, self._team = find, team
+        self._leaving: list[Server] = []
         self._shelves: Mapping[type[Model], _Shelf] = {kind.model: _Shelf() for kind in kinds}
         self._refresher = Refresher("catalogue", self.refresh, refresh_seconds)
 
@@ -71,11 +97,11 @@ class Catalogue:
             raise UnavailableError(self.problem or "Triton serves no model yet.")
         raise ModelNotFoundError(name)
 
-    def places(self, name: str, kind: type[M]) -> Sequence[ReplicaView[M]]:
+    def places(self, name: str, kind: type[M]) -> Sequence[Place[M]]:
         """Where a model is, in the order of the servers; empty for one that is not known."""
         return self._shelves[kind].places.get(name, [])
 
-    def all(self) -> list[ReplicaView[Any]]:
+    def all(self) -> list[Place[Any]]:
         """Every known model at the place that is used."""
         return [found for shelf in self._shelves.values() for found in shelf.chosen.values()]
 
@@ -86,7 +112,7 @@ class Catalogue:
     @property
     def problem(self) -> str | None:
         """What keeps all models from being known; None as long as one server answers."""
-        problems = [server.problem for server in self._servers]
+        problems = [server.problem for server in self._servers] or ["No replica is known yet."]
         return None if None in problems else next(iter(problems), None)
 
     def reached(self) -> Iterator[tuple[str, Callable[[], bool]]]:
@@ -118,7 +144,20 @@ class Catalogue:
 
     async def refresh(self) -> None:
         """Look at all servers. What one says counts at once, however long another takes."""
+        if self._find is not None:
+            await self._renew(await self._find())
         await asyncio.gather(*(self._look_at(server) for server in self._servers))
+
+    async def _renew(self, servers: Sequence[Server]) -> None:
+        """Servers that are new are connected; those that went are left when their last answer has ended."""
+        for server in servers:
+            if server not in self._servers:
+                server.start()
+        self._leaving += [server for server in self._servers if server not in servers]
+        self._servers = list(servers)
+        for server in [one for one in self._leaving if self._team is None or self._team.idle(one.address)]:
+            self._leaving.remove(server)
+            await server.close()
 
     async def _look_at(self, server: Server) -> None:
         await server.look()
@@ -128,19 +167,23 @@ class Catalogue:
         shelf = _Shelf()
         for view in self._views(kind):
             shelf.places.setdefault(view.model.name, []).append(view)
-        shelf.chosen = {name: choose(places) for name, places in shelf.places.items()}
+        if self._team is not None and kind.model is ServedModel:
+            shelf.chosen = dict(self._team.join(shelf.places))
+        else:
+            shelf.chosen = {name: choose(places) for name, places in shelf.places.items()}
         for server in self._servers:
             for offer, problem in server.problems().items():
-                if offer.kind is kind and not (offer.name in shelf.chosen and shelf.chosen[offer.name].ready):
+                found = shelf.chosen.get(offer.name)
+                if offer.kind.model is kind.model and not (found is not None and found.ready):
                     shelf.broken.setdefault(offer.name, problem)
         return shelf
 
-    def _views(self, kind: Kind[Any]) -> Iterator[ReplicaView[Any]]:
+    def _views(self, kind: Kind[Any]) -> Iterator[Place[Any]]:
         for server in self._servers:
             for offer, base in server.models.items():
-                if offer.kind is kind:
+                if offer.kind.model is kind.model:
                     ready = server.is_ready(offer)
-                    yield from (ReplicaView(server.address, model, ready) for model in base.variants())
+                    yield from (Place(server.name, model, ready) for model in base.variants())
 
     async def start(self) -> None:
         """Connect, look once if the servers answer in time, and keep the list fresh in the background until `close`."""
@@ -150,7 +193,9 @@ class Catalogue:
 
     async def close(self) -> None:
         await self._refresher.close()
-        for server in self._servers:
+        if self._team is not None:
+            await self._team.close()
+        for server in [*self._servers, *self._leaving]:
             await server.close()
 
 
@@ -172,8 +217,11 @@ def _reached(server: Server) -> bool:
     return server.problem is None
 
 
-def catalogue_of(settings: GatewaySettings, addresses: Sequence[str]) -> Catalogue:
-    """The catalogue of all kinds of models on these servers."""
+def catalogue_of(settings: GatewaySettings, addresses: Sequence[str], team: Team | None = None) -> Catalogue:
+    """The catalogue of all kinds of models on these servers, or on those of `settings.replicas`."""
     kinds, patience = kinds_of(settings), settings.timeouts.connect
+    if settings.replicas:
+        found = Found(Places([parse_replica(one) for one in settings.replicas]), kinds, patience)
+        return Catalogue([], kinds, refresh_seconds=settings.refresh_seconds, patience=patience, find=found, team=team)
     servers = [Server(address, kinds, patience) for address in addresses]
-    return Catalogue(servers, kinds, refresh_seconds=settings.refresh_seconds, patience=patience)
+    return Catalogue(servers, kinds, refresh_seconds=settings.refresh_seconds, patience=patience, team=team)

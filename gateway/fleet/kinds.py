@@ -109,6 +109,24 @@ class Scoring(Encoding[CrossEncoder]):
     suffix, model = SCORE, CrossEncoder
 
 
+class Only(Kind[M]):
+    """Of one kind the model `triton_name` alone, served as `name`; empty: as it is called."""
+
+    def __init__(self, kind: Kind[M], triton_name: str, name: str) -> None:
+        self.suffix, self.model = kind.suffix, kind.model
+        self._kind, self._triton_name, self._name = kind, triton_name, name
+
+    def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
+        found = self._kind.served(triton_names)
+        return {one: self._name or name for one, name in found.items() if one == self._triton_name}
+
+    def read_card(self, text: str, name: str) -> Any:
+        return self._kind.read_card(text, name)
+
+    def make(self, card: Any, triton: TritonClient, triton_name: str) -> M:
+        return self._kind.make(card, triton, triton_name)
+
+
 def kinds_of(settings: GatewaySettings) -> list[Kind[Any]]:
     """All kinds, in the order in which GET /v1/models lists their models."""
     return [Generating(settings), Embedding(settings), Scoring(settings)]

@@ -42,9 +42,10 @@ class Fault:
 class Server:
     """Its models stay known while it is away, so that requests get 503 and not 404."""
 
-    def __init__(self, address: str, kinds: Sequence[Kind[Any]], timeout: float) -> None:
-        """`address` is HOST:PORT of its gRPC endpoint, `timeout` what a question to it may take (s)."""
-        self.address = address
+    def __init__(self, address: str, kinds: Sequence[Kind[Any]], timeout: float, name: str = "") -> None:
+        """`address` is HOST:PORT of its gRPC endpoint, `timeout` what a question to it may take (s); `name` tells it
+        from others with the same address."""
+        self.address, self.name = address, name or address
         self.models: Mapping[Offer, Model] = {}
         self.problem: str | None = "The gateway has not reached Triton yet."
         self._kinds, self._timeout = kinds, timeout

@@ -89,6 +89,9 @@ REFUSED = _g.counter(
     "read), connections, header, header_bytes, invalid.",
     "reason",
 )
+MISROUTED = _g.counter(
+    "llmops_misrouted_total", "Answers from another engine than the replica's card announces; must be 0.", "model"
+)
 SERVERS = _g.gauge("llmops_server_reached", "Workers of this gateway that reach the Triton server.", "server")
 LAG = _g.histogram("llmops_event_loop_lag_seconds", "How late the event loop was with a timer of 40 ms.", "loop")
 HELD = _g.counter(

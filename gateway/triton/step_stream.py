@@ -49,7 +49,7 @@ AGAIN = 0.25
 LEAVE = 1.0
 # bound once: they are looked up with every step
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
-STEP_CACHED = contract.STEP_CACHED.name
+STEP_CACHED, STEP_STATE = contract.STEP_CACHED.name, contract.STEP_STATE.name
 STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS.name
 RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
@@ -88,6 +88,11 @@ class StepStreams(Transport):
         there are other replicas, that is time lost."""
         self._watcher, self._grace = watcher, grace
         self._staying = asyncio.create_task(self._stay(watcher), name="step-stream-watch")
+
+    def unwatch(self) -> None:
+        """Stay subscribed no longer; streams that are open go on."""
+        if self._staying is not None:
+            self._staying.cancel()
 
     def declare(self, tokens: int, weights: int) -> None:
         """What waits in this gateway, for the engine to tell the others."""
@@ -280,7 +285,7 @@ class StepReceiver:
             if self._last - self._acknowledged >= ACKNOWLEDGE_EVERY:
                 self._acknowledged = self._last
                 await self._write(self._writer.acknowledge(self._last))
-        elif FINAL_FLAG in response.parameters and response.id == self._id:
+        elif STEP_STATE not in outputs and FINAL_FLAG in response.parameters and response.id == self._id:
             self.end(DrainingError("The engine is shutting down; send the request again."))
 
     def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:

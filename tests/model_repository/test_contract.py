@@ -42,6 +42,8 @@ OTHERS = {
         "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "top_k", "temperature", "top_p", "seed",
     ),
+    # why an answer moved
+    "gateway/fleet/replicas/team.py": ("drain",),
     # capabilities
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py": ("seed",),
     "model_repository/targets/openvino.py": ("bad_words", "cache_salt", "seed"),

@@ -1,0 +1,93 @@
+"""`llmops replicas`: what each gateway believes of its replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmops.errors import InputError, ServerError
+
+COLUMNS = ("model", "replica", "state", "heard", "running", "waiting", "own", "KV free", "step", "prefill")
+
+
+@click.command("replicas")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    default=("http://127.0.0.1:9000",),
+    show_default=True,
+    help="A gateway; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def command(urls: tuple[str, ...], as_json: bool) -> None:
+    """What each gateway believes of its replicas: their states, and how busy they are.
+
+    A replica is starting until it is heard of, suspect when nothing was heard for 5 s or its connection broke, draining
+    when it takes no new requests, gone when its Triton is. `own` are this gateway's streams there. Where keys are asked
+    for, LLMOPS_API_KEY has one.
+    """
+    gateways = [one for url in urls for one in ask(url)]
+    if as_json:
+        from llmops.cli.accounts.tables import print_json
+
+        print_json({"gateways": gateways})
+        return
+    for gateway in gateways:
+        _show(gateway)
+
+
+def ask(url: str) -> list[dict[str, Any]]:
+    """The gateway's workers, each with what it believes. Raises ServerError."""
+    import httpx
+
+    from llmops.cli.openai_client import api_key
+
+    key = api_key()
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        answer = httpx.get(f"{base}/replicas", headers={"authorization": f"Bearer {key}"} if key else {}, timeout=10)
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise InputError(f"--url {url} is not a URL: {error}.") from error
+    except httpx.HTTPError as error:
+        raise ServerError(f"{base} cannot be reached ({error}); is `llmops gateway` running there?") from error
+    if answer.status_code == 404:
+        raise ServerError(f"{base} has one Triton and no replicas: it was started without `--replica`.")
+    if answer.status_code in (401, 403):
+        raise ServerError(f"{base} asks for a key; set LLMOPS_API_KEY.")
+    try:
+        gateways: list[dict[str, Any]] = answer.raise_for_status().json()["gateways"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise ServerError(f"{base} does not answer like a gateway of llmops.") from error
+    return gateways
+
+
+def _show(gateway: dict[str, Any]) -> None:
+    from llmops.cli.accounts.tables import show
+
+    rows = [_row(model, one) for model, replicas in gateway["models"].items() for one in replicas]
+    click.echo(f"gateway {gateway['gateway']}")
+    if rows:
+        show(COLUMNS, rows)
+    else:
+        click.echo("  It knows no model yet.")
+    for model, replicas in gateway["models"].items():
+        for one in replicas:
+            if one["problem"]:
+                click.echo(f"  {one['replica']} takes no part in {model}: {one['problem']}.")
+
+
+def _row(model: str, one: dict[str, Any]) -> list[str]:
+    heard = one.get("heard_seconds_ago")
+    blocks, rate = one.get("kv_blocks"), one.get("prefill_tokens_per_second")
+    return [
+        model,
+        one["replica"],
+        one["state"],
+        "-" if heard is None else f"{heard:.1f} s ago",
+        *(str(one.get(name, "-")) for name in ("running", "waiting", "own")),
+        f"{one['kv_blocks_free'] / blocks:.0%}" if blocks else "-",
+        f"{one['step_ms']:g} ms" if one.get("step_ms") else "-",
+        f"{rate:,}/s" if rate else "-",
+    ]

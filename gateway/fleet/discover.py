@@ -1,0 +1,100 @@
+"""Where the replicas are now: those of the settings, and what DNS says, calmed down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from llmops.gateway.addresses import Address, DnsName, written
+from llmops.gateway.fleet.kinds import Kind, Only
+from llmops.gateway.fleet.server import Server
+
+log = logging.getLogger(__name__)
+
+# An address that DNS names no longer stays for so long (s): round-robin answers are a different part each time, and a
+# replica that has really gone says so itself.
+HOLD = 30.0
+# addresses of one name; an answer that changes each second would otherwise become any number of connections
+MOST = 256
+# what an answer of DNS may take (s)
+PATIENCE = 3.0
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class Damped:
+    """The addresses of one name, sorted: new ones at once, old ones until they have been missing for HOLD seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+
+    def answered(self, addresses: Iterable[str], now: float) -> list[str]:
+        """All that count after this answer. An empty answer says nothing."""
+        new = list(dict.fromkeys(addresses))
+        if new:
+            for address in new:
+                if address in self._seen or len(self._seen) < MOST:
+                    self._seen[address] = now
+            self._seen = {address: seen for address, seen in self._seen.items() if now - seen < HOLD}
+        return sorted(self._seen)
+
+
+class Places:
+    """`find` says where the replicas are: each address once, however often it is named."""
+
+    def __init__(self, given: Sequence[Address | DnsName], resolve: Resolve | None = None) -> None:
+        self._given = list(dict.fromkeys(given))
+        self._resolve = resolve or addresses_of
+        self._names = {one: Damped() for one in self._given if isinstance(one, DnsName)}
+        self._silent: set[DnsName] = set()
+
+    async def find(self) -> list[Address]:
+        """Never fails: while DNS does not answer, what it said last counts."""
+        answers = await asyncio.gather(*map(self._ask, self._given))
+        return list(dict.fromkeys(address for some in answers for address in some))
+
+    async def _ask(self, one: Address | DnsName) -> list[Address]:
+        if isinstance(one, Address):
+            return [one]
+        try:
+            found = await asyncio.wait_for(self._resolve(one.host, one.port), PATIENCE)
+            why = "it has no addresses"
+        except (OSError, asyncio.TimeoutError) as error:
+            found, why = [], str(error) or f"no answer within {PATIENCE:g} s"
+        self._tell(one, None if found else why)
+        return [Address(address) for address in self._names[one].answered(found, time.monotonic())]
+
+    def _tell(self, name: DnsName, problem: str | None) -> None:
+        """Once when it begins, once when it is over."""
+        if problem is not None and name not in self._silent:
+            log.warning("DNS says nothing of %s (%s); its last known replicas stay", name.host, problem)
+        if problem is None and name in self._silent:
+            log.warning("DNS knows %s again", name.host)
+        (self._silent.discard if problem is None else self._silent.add)(name)
+
+
+class Found:
+    """The servers of `places`, each made once."""
+
+    def __init__(self, places: Places, kinds: Sequence[Kind[Any]], timeout: float) -> None:
+        self._places, self._kinds, self._timeout = places, kinds, timeout
+        self._servers: dict[Address, Server] = {}
+
+    async def __call__(self) -> Sequence[Server]:
+        addresses = await self._places.find()
+        self._servers = {one: self._servers.get(one) or self._make(one) for one in addresses}
+        return list(self._servers.values())
+
+    def _make(self, one: Address) -> Server:
+        kinds = [Only(kind, one.engine_model, one.name) for kind in self._kinds] if one.engine_model else self._kinds
+        return Server(one.server, kinds, self._timeout, written(one))
+
+
+async def addresses_of(host: str, port: int) -> list[str]:
+    """HOST:PORT of each address of a name, sorted. Raises OSError."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({f"[{at[0]}]:{port}" if family == socket.AF_INET6 else f"{at[0]}:{port}" for family, *_, at in infos})

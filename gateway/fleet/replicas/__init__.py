@@ -1,0 +1,1 @@
+"""Several replicas as one model: where they are, how they are, and the Engine that chooses among them."""

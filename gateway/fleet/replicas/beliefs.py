@@ -1,0 +1,51 @@
+"""What a gateway believes of its replicas, for those who ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from llmops.gateway.fleet.replicas.replica import Replica
+from llmops.gateway.messages import ReplicaView
+
+
+def summed(views: Sequence[ReplicaView]) -> dict[str, Any]:
+    """How many replicas there are and can take requests, and what these have and do together."""
+    ready = [view for view in views if view.state == "ready"]
+    return {
+        "replicas": {"ready": len(ready), "total": len(views)},
+        "capacity": {
+            "sequences": sum(view.max_batch_size for view in ready),
+            "running": sum(view.running for view in ready),
+            "waiting": sum(view.waiting + view.unseen for view in ready),
+            "kv_tokens": sum(view.blocks * view.tokens_per_block for view in ready),
+            "kv_tokens_free": sum(view.free_blocks * view.tokens_per_block for view in ready),
+        },
+    }
+
+
+def told(replicas: Iterable[Replica], problems: dict[str, str]) -> list[dict[str, Any]]:
+    """One line of `llmops replicas` each; those that take no part have a problem."""
+    lines = [_line(one, problems.get(one.replica_id, one.problem)) for one in replicas]
+    known = {line["replica"] for line in lines}
+    strangers = [{"replica": one, "state": "gone", "problem": why} for one, why in problems.items() if one not in known]
+    return [*lines, *strangers]
+
+
+def _line(replica: Replica, problem: str) -> dict[str, Any]:
+    view, silent = replica.view, replica.silent()
+    return {
+        "replica": view.replica_id,
+        "version": view.version,
+        "state": view.state,
+        "problem": problem,
+        "heard_seconds_ago": None if silent is None else round(silent, 1),
+        "running": view.running,
+        "waiting": view.waiting + view.unseen,
+        "own": replica.open_streams,
+        "kv_blocks_free": view.free_blocks,
+        "kv_blocks": view.blocks,
+        "step_ms": round(view.step_seconds * 1e3, 1),
+        "prefill_tokens_per_second": round(view.prefill_rate),
+        "gateways": view.subscribers,
+    }

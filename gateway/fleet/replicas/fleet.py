@@ -1,0 +1,198 @@
+"""Several replicas as one Engine: a request goes where it is answered soonest, and elsewhere if that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from time import perf_counter
+
+from llmops.blocks import salt_of
+from llmops.contract import LORA_TASK_ID
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.fleet.admission.gate import Gate
+from llmops.gateway.fleet.admission.waiting import Admission, ticket_of
+from llmops.gateway.fleet.replicas.replica import Replica, ids_of, with_salt
+from llmops.gateway.messages import (
+    Engine,
+    EngineRequest,
+    Policy,
+    ReplicaView,
+    Ticket,
+    TokenBatch,
+    TokenSink,
+    TokenStream,
+    Wanted,
+)
+
+OVERLOADED = "overloaded"
+# tokens that an answer is thought to have before there was one, and the share of the newest in their mean
+FIRST_ANSWER, NEWEST = 256.0, 0.02
+
+
+class Fleet(Engine):
+    """The replicas of one model. `replicas` may come and go while requests are open."""
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        salt: Callable[[EngineRequest], int] = lambda request: 0,
+        gate: Gate | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`salt`: what keeps a request's prefixes apart from others', 0 for nothing. Without a `gate` every request
+        goes at once."""
+        self.name, self.policy = name, policy
+        self.replicas: Mapping[str, Replica] = {}
+        self.admission = None if gate is None else Admission(gate, lambda: self.views, clock)
+        self._salt, self._clock = salt, clock
+        self._answer = FIRST_ANSWER
+
+    @property
+    def views(self) -> Sequence[ReplicaView]:
+        return [one.view for one in self.replicas.values()]
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        """Asks each replica until one takes it. Raises UnavailableError when none can, or not in time (`overloaded`).
+
+        An answer that moves is opened again with what it was opened with at first, and the replicas that failed.
+        """
+        if not request.cache_salt:
+            request = with_salt(request, self._salt(request))
+        wanted = self._wanted(request)
+        while True:
+            visit = await self._place(request, wanted)
+            try:
+                return FleetStream(await visit.replica.open(request), visit)
+            except UnavailableError as error:
+                visit.leave(error)
+                wanted = wanted._replace(without=wanted.without | {visit.replica.replica_id})
+                if all(view.replica_id in wanted.without for view in self.views):
+                    raise
+            except BaseException:
+                visit.leave()
+                raise
+
+    async def _place(self, request: EngineRequest, wanted: Wanted) -> Visit:
+        """A place at a replica, as soon as there is one. Raises UnavailableError."""
+        if self.admission is None:
+            at = self.policy.choose(wanted, self.views, self._clock())
+            if at is None:
+                raise UnavailableError(self._nowhere(wanted))
+            view, ticket = self.views[at], None
+        else:
+            ticket = ticket_of(request.turn, wanted, len(wanted.ids), moved=request.moved)
+            view = await self.admission.enter(ticket)
+        replica = self.replicas.get(view.replica_id)
+        if replica is None:
+            raise UnavailableError(self._nowhere(wanted))
+        replica.sent(max(wanted.tokens - self.policy.cached(wanted, view), 1), is_counted=ticket is not None)
+        if ticket is None:
+            self.policy.sent(wanted, view)
+        return Visit(self, replica, ticket)
+
+    def ended(self, ticket: Ticket | None, tokens: int) -> None:
+        """An answer had so many tokens."""
+        self._answer += NEWEST * (tokens - self._answer)
+        if ticket is not None and self.admission is not None:
+            self.admission.ended(ticket, tokens)
+
+    def changed(self) -> None:
+        """A replica is not as it was."""
+        if self.admission is not None:
+            self.admission.changed()
+
+    def end(self) -> None:
+        """Those who wait get UnavailableError."""
+        if self.admission is not None:
+            self.admission.close()
+
+    def _wanted(self, request: EngineRequest) -> Wanted:
+        adapter = int(request.extras.get(LORA_TASK_ID, 0))
+        return Wanted(
+            len(request.input_ids),
+            ids_of(request),
+            request.n * min(request.max_tokens, round(self._answer)),
+            salt_of(request.cache_salt, adapter),
+            self._adapter(adapter),
+            without=request.without,
+        )
+
+    def _adapter(self, adapter: int) -> str:
+        cards = [replica.model.card for replica in self.replicas.values()] if adapter else []
+        return next((one.name for card in cards for one in card.adapters if one.id == adapter), "")
+
+    def _nowhere(self, wanted: Wanted) -> str:
+        if not self.replicas:
+            return f"The model {self.name} has no replicas now."
+        states = Counter("failed" if one.replica_id in wanted.without else one.state for one in self.views)
+        said = ", ".join(f"{count} {state}" for state, count in states.items())
+        return f"No replica of the model {self.name} can take the request now ({said}); send it again."
+
+
+class Visit:
+    """A request at a replica: counted there until it leaves."""
+
+    __slots__ = ("_fleet", "_over", "_ticket", "replica", "tokens")
+
+    def __init__(self, fleet: Fleet, replica: Replica, ticket: Ticket | None) -> None:
+        self.replica, self._fleet, self._ticket = replica, fleet, ticket
+        self.tokens, self._over = 0, False
+        replica.open_streams += 1
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """May be called again."""
+        if self._over:
+            return
+        self._over = True
+        self.replica.ended()
+        # a full queue is no fault
+        if isinstance(error, UnavailableError) and error.code != OVERLOADED:
+            self.replica.failed()
+        self._fleet.ended(self._ticket, self.tokens)
+
+
+class FleetStream(TokenStream):
+    """A request's tokens from the replica where it is."""
+
+    def __init__(self, stream: TokenStream, visit: Visit) -> None:
+        self._stream, self._visit = stream, visit
+        self._sink: TokenSink | None = None
+
+    @property
+    def replica(self) -> str:
+        return self._visit.replica.replica_id
+
+    @property
+    def cached_tokens(self) -> int | None:  # type: ignore[override]
+        return self._stream.cached_tokens
+
+    @property
+    def ended(self) -> Collection[int]:  # type: ignore[override]
+        return self._stream.ended
+
+    async def __anext__(self) -> TokenBatch:
+        try:
+            batch = await self._stream.__anext__()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._visit.leave(error)
+            raise
+        self._visit.tokens += len(batch.tokens)
+        return batch
+
+    def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
+        self._sink = sink
+        self._stream.attach(self._take, taken)
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+        self._visit.leave()
+
+    def _take(self, batch: TokenBatch) -> bool:
+        if self._sink is None or not self._sink(batch):
+            return False
+        self._visit.tokens += len(batch.tokens)
+        return True

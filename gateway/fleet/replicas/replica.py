@@ -1,0 +1,212 @@
+"""One replica of one model: how it is believed to be, and the way to it."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+
+from llmops.contract import KV_CLEARED, KV_STORED, LORA_TASK_ID
+from llmops.gateway.errors import ApiError, UnavailableError
+from llmops.gateway.fleet.replicas.health import Health
+from llmops.gateway.fleet.serving import ServedModel
+from llmops.gateway.messages import EngineRequest, Policy, ReplicaState, ReplicaView, TokenStream
+from llmops.gateway.triton.step_stream import StepStreams
+from llmops.gateway.triton.watcher import EngineState, Served
+
+log = logging.getLogger(__name__)
+
+# A broken stream has so long to go on where it stopped before its answers go on elsewhere (s): as long as a connection
+# takes that was only cut, not as long as a server that is started again.
+COME_BACK = 0.3
+# the share of the newest step in what is expected of the next
+NEWEST = 0.1
+# after so long without word of it a replica is judged by own requests (s)
+UNCOUNTED = 2.0
+
+
+class Replica:
+    """A Watcher of its engine. `changed` is called when its view has become another; `misrouted` for each answer that
+    is not of the engine that its card announced."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        model: ServedModel,
+        policy: Policy,
+        changed: Callable[[], None],
+        misrouted: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        card = model.card
+        self.model, self.engine = model, model.engine
+        self.view = ReplicaView(
+            replica_id,
+            model.name,
+            max_batch_size=card.max_batch_size,
+            adapters=frozenset(one.name for one in card.adapters),
+        )
+        self.health = Health(card.state and isinstance(self.engine, StepStreams), clock())
+        # who answers, as it says itself, and what is wrong with that
+        self.instance, self.problem = "", ""
+        self.open_streams = 0
+        self._policy, self._changed, self._misrouted, self._clock = policy, changed, misrouted, clock
+        # when, and how many prompt tokens were sent that no state shows yet
+        self._unseen: deque[tuple[float, int]] = deque()
+        self._last_state = clock()
+
+    @property
+    def replica_id(self) -> str:
+        return self.view.replica_id
+
+    @property
+    def server(self) -> str:
+        """HOST:PORT of its Triton."""
+        return self.replica_id.rpartition("=")[2].partition("/")[0]
+
+    @property
+    def engine_model(self) -> str:
+        """Triton's name for it, where the settings say it."""
+        return self.replica_id.rpartition("=")[2].partition("/")[2]
+
+    def start(self) -> None:
+        if self.health.speaks and isinstance(self.engine, StepStreams):
+            self.engine.watch(self, COME_BACK)
+
+    def stop(self) -> None:
+        """It takes part no longer. Its open streams go on."""
+        if isinstance(self.engine, StepStreams):
+            self.engine.unwatch()
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        """Raises UnavailableError when it cannot be reached."""
+        adapters = {one.id for one in self.model.card.adapters}
+        if request.extras.get(LORA_TASK_ID, 0) and request.extras[LORA_TASK_ID] not in adapters:
+            raise UnavailableError(f"The replica {self.replica_id} does not have the adapter.")
+        return await self.engine.open(request)
+
+    def sent(self, tokens: int, is_counted: bool) -> None:
+        """A request with so many uncached prompt tokens goes there. `is_counted`: the view has it already."""
+        self._unseen.append((self._clock(), tokens))
+        if not is_counted:
+            self.view.unseen += 1
+            self.view.unseen_tokens += tokens
+
+    def look(self) -> ReplicaState:
+        """Its state now. Streams that are open where nothing is believed in any more end, to go on elsewhere."""
+        before = self.view.state
+        now = "gone" if self.problem else self.health.look(self._clock())
+        if now != before:
+            self.view.state = now
+            log.log(
+                logging.INFO if now in ("ready", "starting") else logging.WARNING,
+                "replica %s of %s: %s, was %s%s",
+                *(self.replica_id, self.model.name, now, before, f" ({self.problem})" if self.problem else ""),
+            )
+            if now in ("suspect", "gone") and isinstance(self.engine, StepStreams) and before in ("ready", "draining"):
+                self.engine.abandon(UnavailableError(f"Nothing is heard of the replica {self.replica_id} any more."))
+            self._changed()
+        return now
+
+    def failed(self) -> None:
+        """A request that went there did not get through."""
+        self.health.failed(self._clock())
+
+    def counted(self, running: int, waiting: int) -> None:
+        """Somebody else counted its sequences. What was sent just now may not be among them."""
+        view = self.view
+        view.running, view.waiting = max(running, self.open_streams - waiting - view.unseen, 0), waiting
+        self._forget_seen(self._clock())
+        self._changed()
+
+    def settle(self) -> None:
+        """Nobody says how it is: own requests are all that is known."""
+        if not self.health.speaks and self._clock() - self._last_state > UNCOUNTED:
+            view = self.view
+            self._unseen.clear()
+            view.unseen = view.unseen_tokens = view.waiting = 0
+            view.running = self.open_streams
+
+    def heard(self, state: EngineState) -> None:
+        now = self._clock()
+        self.health.heard(now, bool(state.draining))
+        if _is_possible(state):
+            self._believe(state)
+        self._forget_seen(now)
+        self.look()
+        self._changed()
+
+    def _believe(self, state: EngineState) -> None:
+        view = self.view
+        # what one's own streams say is not taken from anybody else
+        view.running = max(state.running, self.open_streams - len(self._unseen) - state.waiting, 0)
+        view.waiting, view.waiting_tokens = state.waiting, state.waiting_tokens
+        view.free_blocks, view.blocks = state.free_blocks, state.blocks
+        view.tokens_per_block = state.tokens_per_block or view.tokens_per_block
+        view.subscribers, view.demand = state.subscribers, state.demand / 1000
+        if state.step_us and (state.running or state.prefill_tokens):
+            seconds = state.step_us / 1e6
+            view.step_seconds += NEWEST * (seconds - view.step_seconds) if view.step_seconds else seconds
+            if state.prefill_tokens:
+                rate = state.prefill_tokens / seconds
+                view.prefill_rate += NEWEST * (rate - view.prefill_rate) if view.prefill_rate else rate
+
+    def _forget_seen(self, now: float) -> None:
+        """What was sent before the last state came is in this one, which is of a later step."""
+        view = self.view
+        while self._unseen and self._unseen[0][0] < self._last_state:
+            _, tokens = self._unseen.popleft()
+            view.unseen, view.unseen_tokens = max(view.unseen - 1, 0), max(view.unseen_tokens - tokens, 0)
+        if not view.unseen:
+            view.unseen_tokens = 0
+        self._last_state = now
+
+    def changed(self, kind: int, hashes: Sequence[int]) -> None:
+        if kind == KV_STORED:
+            self._policy.stored(self.replica_id, hashes)
+        elif kind == KV_CLEARED:
+            self._policy.forget(self.replica_id)
+        else:
+            self._policy.removed(self.replica_id, hashes)
+
+    def served(self, who: Served) -> None:
+        card = self.model.card
+        self.instance = who.instance
+        self.view.version = who.version
+        if card.engine and who.engine and who.engine != card.engine:
+            self._misrouted()
+            self.problem = f"it answers with engine {who.engine[:12]}, and its card says {card.engine[:12]}"
+            self.look()
+
+    def lost(self, error: ApiError) -> None:
+        log.info("the stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.told)
+        self.health.lost()
+        self._policy.forget(self.replica_id)
+        self._unseen.clear()
+        self.view.unseen = self.view.unseen_tokens = 0
+        self.look()
+
+    def silent(self) -> float | None:
+        """Seconds since it was heard of; None if it never was, or says nothing of itself."""
+        return self.health.silent(self._clock()) if self.health.speaks else None
+
+    def ended(self) -> None:
+        """One of its streams is over."""
+        self.open_streams -= 1
+
+
+def _is_possible(state: EngineState) -> bool:
+    """Whether an engine can be so; nothing is made of numbers that contradict themselves."""
+    return min(state) >= 0 and state.free_blocks <= state.blocks
+
+
+def ids_of(request: EngineRequest) -> bytes:
+    """The prompt as it travels."""
+    return array("i", request.input_ids).tobytes()
+
+
+def with_salt(request: EngineRequest, salt: int) -> EngineRequest:
+    return replace(request, cache_salt=salt) if salt else request

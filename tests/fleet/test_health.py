@@ -1,0 +1,86 @@
+"""States of a replica, by what was heard of it: pure, so time is what the test says it is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.gateway.fleet.replicas.health import FAILED, SILENCE, Health
+
+
+def speaking(now: float = 0.0) -> Health:
+    health = Health(speaks=True, now=now)
+    health.loaded(True)
+    return health
+
+
+def looked(health: Health, start: float, end: float) -> str:
+    """Looked at four times a second, as the gateway does."""
+    state, now = "", start
+    while now <= end:
+        state = health.look(now)
+        now += 0.25
+    return state
+
+
+def test_it_starts_is_ready_and_suspected_after_five_silent_seconds() -> None:
+    health = speaking()
+    assert looked(health, 0, 60) == "starting"
+    health.heard(60.0, draining=False)
+    assert looked(health, 60.25, 60 + SILENCE) == "ready"
+    assert health.look(60.25 + SILENCE) == "suspect"
+    health.heard(70.0, draining=False)
+    assert health.look(66.0) == "ready"
+
+
+def test_a_connection_that_ends_is_suspect_at_once_and_gone_when_triton_is() -> None:
+    health = speaking()
+    health.heard(0.0, draining=False)
+    health.lost()
+    assert health.look(0.1) == "suspect"
+    health.loaded(False)
+    assert health.look(0.2) == "gone"
+    health.heard(0.3, draining=False)
+    assert health.look(0.3) == "ready", "its own word is newer than Triton's"
+
+
+def test_one_that_was_never_heard_is_not_suspected_of_anything() -> None:
+    health = speaking()
+    health.lost()
+    assert health.look(0.0) == "starting"
+
+
+def test_draining_is_what_it_says_itself() -> None:
+    health = speaking()
+    health.heard(0.0, draining=True)
+    assert health.look(0.1) == "draining"
+
+
+def test_a_gateway_that_was_held_up_suspects_nobody_for_it() -> None:
+    health = speaking()
+    health.heard(0.0, draining=False)
+    assert health.look(0.25) == "ready"
+    assert health.look(60.0) == "ready"
+    assert looked(health, 60.25, 60.0 + SILENCE + 0.5) == "suspect"
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=30))
+def test_a_clock_that_jumps_never_makes_a_replica_worse_while_it_is_heard(jumps: list[float]) -> None:
+    health, now = speaking(), 0.0
+    for jump in jumps:
+        now += jump
+        health.heard(now, draining=False)
+        assert health.look(now) == "ready"
+        assert (health.silent(now - 5) or 0.0) >= 0.0
+
+
+def test_one_that_says_nothing_is_passed_over_after_a_failure() -> None:
+    health = Health(speaks=False, now=0.0)
+    assert health.look(0.0) == "starting"
+    health.loaded(True)
+    assert health.look(0.25) == "ready"
+    health.failed(0.5)
+    assert looked(health, 0.5, 0.5 + FAILED - 0.25) == "suspect"
+    assert health.look(0.5 + FAILED) == "ready"
+    health.loaded(False)
+    assert health.look(1.0 + FAILED) == "gone"

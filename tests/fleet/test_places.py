@@ -1,0 +1,96 @@
+"""Where replicas are: what the setting may say, and what becomes of DNS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.errors import InputError
+from llmops.gateway.addresses import Address, DnsName, parse_replica, written
+from llmops.gateway.fleet.discover import HOLD, MOST, Damped, Places
+from llmops.gateway.settings import GatewaySettings, load_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("10.0.0.1:8001", Address("10.0.0.1:8001")),
+        ("[::1]:8001", Address("[::1]:8001")),
+        ("dns:llama-leaders:8001", DnsName("llama-leaders", 8001)),
+        ("127.0.0.1:8001/mock-3-tensorrt_llm", Address("127.0.0.1:8001", "mock-3-tensorrt_llm")),
+        ("mock=127.0.0.1:8001/mock-3-tensorrt_llm", Address("127.0.0.1:8001", "mock-3-tensorrt_llm", "mock")),
+    ],
+)
+def test_what_a_replica_is_written_as(text: str, meant: Address | DnsName) -> None:
+    assert parse_replica(text) == meant
+    if isinstance(meant, Address):
+        assert written(meant) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536", "::1:8001", "dns:8001", "http://host:8001", "a=host:1", "h:1/"],
+)
+def test_what_is_no_replica_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not the address of a replica|names no engine model"):
+        parse_replica(text)
+
+
+def test_flags_and_environment_say_several_with_commas(monkeypatch) -> None:
+    monkeypatch.setenv("LLMOPS_REPLICAS", "a:1, dns:b:2")
+    assert load_settings().replicas == ["a:1", "dns:b:2"]
+    assert GatewaySettings(replicas=["c:3"]).replicas == ["c:3"]
+    with pytest.raises(InputError, match=r"`replicas\.1`.*'http://b' is not the address of a replica"):
+        load_settings(replicas=["a:1", "http://b"])
+
+
+def test_an_address_leaves_only_when_it_was_missing_for_long() -> None:
+    damped = Damped()
+    assert damped.answered(["a", "b"], 0.0) == ["a", "b"]
+    assert damped.answered(["b", "c"], 1.0) == ["a", "b", "c"]
+    assert damped.answered([], HOLD * 10) == ["a", "b", "c"], "an empty answer says nothing"
+    assert damped.answered(["c"], HOLD) == ["b", "c"]
+    assert damped.answered(["c"], HOLD + 1) == ["c"]
+
+
+@given(st.lists(st.lists(st.integers(0, 2000), max_size=40), max_size=60))
+def test_answers_that_change_each_second_stay_bounded(answers: list[list[int]]) -> None:
+    damped = Damped()
+    for second, answer in enumerate(answers):
+        found = damped.answered(map(str, answer), float(second))
+        assert len(found) == len(set(found)) <= MOST
+        assert not answer or len(found) == MOST or set(map(str, answer)) <= set(found)
+
+
+async def test_dns_that_fails_leaves_the_last_known_and_says_so_once(caplog) -> None:
+    answers: list = [["10.0.0.1:8001", "10.0.0.2:8001"], OSError("no such name"), [], ["10.0.0.2:8001"]]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    places = Places([Address("c:1"), Address("c:1"), DnsName("llama", 8001)], resolve)
+    first = [Address("c:1"), Address("10.0.0.1:8001"), Address("10.0.0.2:8001")]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            assert await places.find() == first
+    assert [record.getMessage() for record in caplog.records] == [
+        "DNS says nothing of llama (no such name); its last known replicas stay",
+        "DNS knows llama again",
+    ]
+
+
+async def test_dns_that_never_answers_holds_up_nobody(monkeypatch) -> None:
+    monkeypatch.setattr("llmops.gateway.fleet.discover.PATIENCE", 0.01)
+
+    async def hang(host: str, port: int) -> list[str]:
+        await asyncio.sleep(3600)
+        return []
+
+    assert await Places([Address("c:1"), DnsName("llama", 8001)], hang).find() == [Address("c:1")]

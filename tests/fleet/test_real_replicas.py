@@ -1,0 +1,130 @@
+"""One gateway in front of real Tritons: whatever happens to one of them, the model is there."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llmops.gateway.settings import GatewaySettings
+from llmops.perf.lab.harness.processes import descendants
+from llmops.perf.lab.mock_engine.planned import constant
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
+from tests.steps.test_drain import Serve
+
+if "gateway_conftest" not in sys.modules:
+    _path = Path(__file__).parents[1] / "gateway" / "conftest.py"
+    _spec = importlib.util.spec_from_file_location("gateway_conftest", _path)
+    sys.modules["gateway_conftest"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["gateway_conftest"])
+from gateway_conftest import eventually_async, serving
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+STEP = 0.01
+
+
+@pytest.fixture(scope="module")
+def mock(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of an engine with a KV cache that makes a hundred tokens a second."""
+    return make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "repository", paged=constant(STEP, 0, 2048))
+
+
+@pytest.fixture
+def serve(mock: Path, tmp_path: Path) -> Iterator[Callable[[], Serve]]:
+    started: list[Serve] = []
+
+    def start() -> Serve:
+        one = Serve(mock, Path(tempfile.mkdtemp(dir=tmp_path)), 60)
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        tell(one, signal.SIGCONT)
+        tell(one, signal.SIGKILL)
+        one.process.wait()
+
+
+def tell(one: Serve, number: signal.Signals) -> None:
+    """To the server and all that it runs."""
+    for pid in [one.process.pid, *descendants(one.process.pid)]:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+async def states(client: httpx.AsyncClient) -> dict[str, str]:
+    (gateway,) = (await client.get("/replicas")).json()["gateways"]
+    return {one["replica"]: one["state"] for one in gateway["models"].get("mock", [])}
+
+
+async def become(client: httpx.AsyncClient, wanted: dict[str, str]) -> None:
+    async def holds() -> bool:
+        return await states(client) == wanted
+
+    await eventually_async(holds)
+
+
+async def model(client: httpx.AsyncClient) -> dict[str, Any]:
+    return (await client.get("/v1/models/mock")).json()
+
+
+async def say(client: httpx.AsyncClient, prompt: str = "Once upon a time", tokens: int = 8) -> httpx.Response:
+    body = {"model": "mock", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    return await client.post("/v1/completions", json=body)
+
+
+async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
+    first, second = await asyncio.gather(asyncio.to_thread(serve), asyncio.to_thread(serve))
+    a, b = first.address, second.address
+    settings = GatewaySettings(replicas=[a, b, "127.0.0.1:9"], refresh_seconds=0.5)
+    async with serving(settings) as (client, _):
+        await become(client, {a: "ready", b: "ready"})
+        found = await model(client)
+        assert found["ready"]
+        assert found["replicas"] == {"ready": 2, "total": 2}
+        assert found["capacity"]["sequences"] == 512
+        assert found["capacity"]["kv_tokens"] == 2 * 2048 * 32
+
+        answers = await asyncio.gather(*(say(client, tokens=60) for _ in range(16)))
+        assert {one.status_code for one in answers} == {200}
+        texts = {one.json()["choices"][0]["text"] for one in answers}
+        assert len(texts) == 1
+
+        # one that hangs
+        tell(first, signal.SIGSTOP)
+        answers = await asyncio.gather(*(say(client) for _ in range(4)))
+        assert {one.status_code for one in answers} == {200}
+        await become(client, {a: "gone", b: "ready"})
+        assert (await model(client))["replicas"] == {"ready": 1, "total": 2}
+        tell(first, signal.SIGCONT)
+        await become(client, {a: "ready", b: "ready"})
+
+        # one that is asked to end, while it answers
+        running = [asyncio.create_task(say(client, tokens=300)) for _ in range(8)]
+        await asyncio.sleep(0.5)
+        first.ask()
+        answers = await asyncio.gather(*(say(client) for _ in range(8)), *running)
+        assert {one.status_code for one in answers} == {200}
+        await become(client, {a: "gone", b: "ready"})
+
+        # the last one
+        tell(second, signal.SIGKILL)
+        await become(client, {a: "gone", b: "gone"})
+        refused = await say(client)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"] == (
+            "No replica of the model mock can take the request now (2 gone); send it again."
+        )
+        assert not (await model(client))["ready"]

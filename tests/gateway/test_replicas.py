@@ -1,0 +1,153 @@
+"""Several servers as one model, over HTTP: what a client sees when replicas differ, fail and come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import pytest
+from gateway_conftest import END, card_of, eventually_async, serving
+from scripted_triton import ScriptedTriton, Step
+
+from llmops.gateway.settings import GatewaySettings
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+@pytest.fixture
+def card(tokenizer_dir, tokenizer):
+    return {**card_of(tokenizer_dir, tokenizer), "engine": "e" * 64, "tokenizer": "t" * 64, "max_batch_size": 4}
+
+
+def saying(*tokens: int):
+    return lambda tensors: [*(Step((one,)) for one in tokens), Step((END,)), Step(final=True)]
+
+
+def failing(text: str, *tokens: int):
+    return lambda tensors: [*(Step((one,)) for one in tokens), Step(error=text, final=True)]
+
+
+@contextlib.asynccontextmanager
+async def gateway(*tritons: ScriptedTriton, **settings):
+    for triton in tritons:
+        if not triton.port:
+            await triton.start()
+    replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
+    try:
+        async with serving(GatewaySettings(replicas=replicas, refresh_seconds=0.1, **settings)) as (client, _):
+            yield client
+    finally:
+        for triton in tritons:
+            await triton.stop()
+
+
+async def replicas(client) -> dict[str, dict]:
+    (one,) = (await client.get("/replicas")).json()["gateways"]
+    return {line["replica"].rpartition(":")[2]: line for line in one["models"]["tiny"]}
+
+
+async def become(client, **wanted: str) -> None:
+    async def holds() -> bool:
+        return {port: line["state"] for port, line in (await replicas(client)).items()} == wanted
+
+    await eventually_async(holds)
+
+
+async def test_readiness_and_capacity_are_sums(card):
+    first, second = ScriptedTriton(card, saying(5)), ScriptedTriton(card, saying(5))
+    async with gateway(first, second) as client:
+        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
+        found = (await client.get("/v1/models/tiny")).json()
+        assert (found["ready"], found["replicas"]) == (True, {"ready": 2, "total": 2})
+        assert found["capacity"]["sequences"] == 8
+        second.engine_ready = False
+        await become(client, **{str(first.port): "ready", str(second.port): "gone"})
+        found = (await client.get("/v1/models/tiny")).json()
+        assert (found["ready"], found["replicas"]) == (True, {"ready": 1, "total": 2})
+        assert found["capacity"]["sequences"] == 4
+
+
+@pytest.mark.parametrize("text", ["drain: the engine is shutting down", "queue: as many wait", "engine: it has ended"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_fails_before_its_first_token_is_asked_of_another(card, stream, text):
+    failed, good = ScriptedTriton(card, failing(text)), ScriptedTriton(card, saying(5, 6))
+    async with gateway(failed, good) as client:
+        await become(client, **{str(failed.port): "ready", str(good.port): "ready"})
+        for _ in range(4):
+            answer = await client.post("/v1/chat/completions", json={**BODY, "stream": stream})
+            assert answer.status_code == 200
+            assert "error" not in answer.text
+        assert len(failed.requests) >= 1
+        assert len(good.requests) == 4
+
+
+async def test_what_fails_everywhere_says_so_as_one_engine_would(card):
+    first, second = (ScriptedTriton(card, failing("queue: as many wait")) for _ in range(2))
+    async with gateway(first, second) as client:
+        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
+        answer = await client.post("/v1/chat/completions", json=BODY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+        assert min(len(first.requests), len(second.requests)) > 0
+
+
+async def test_what_the_engine_refuses_is_not_asked_twice(card):
+    first, second = (ScriptedTriton(card, failing("seed: not supported here")) for _ in range(2))
+    async with gateway(first, second) as client:
+        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
+        assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 400
+        assert len(first.requests) + len(second.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"engine": "f" * 64}, "another engine"),
+        ({"tokenizer": "u" * 64, "vocab_size": 300}, "another tokenizer, another vocabulary"),
+        ({"max_seq_len": 128}, "another context length"),
+        ({"engine": "", "end_ids": [1]}, "other end tokens"),
+    ],
+)
+async def test_replicas_that_differ_are_not_mixed(card, caplog, other, said):
+    first, second = ScriptedTriton(card, saying(5)), ScriptedTriton({**card, **other}, saying(6))
+    with caplog.at_level(logging.WARNING):
+        async with gateway(first, second) as client:
+            await become(client, **{str(first.port): "ready", str(second.port): "gone"})
+            for _ in range(4):
+                assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
+            assert (len(first.requests), len(second.requests)) == (4, 0)
+            why = f"it has {said}, so it is no replica of tiny on 127.0.0.1:{first.port}"
+            assert (await replicas(client))[str(second.port)]["problem"] == why
+            second.card = card
+            await become(client, **{str(first.port): "ready", str(second.port): "ready"})
+    warned = [record.getMessage() for record in caplog.records if "takes no part" in record.getMessage()]
+    assert warned == [f"127.0.0.1:{second.port} takes no part in tiny: {why}"]
+
+
+async def test_another_contract_is_refused_and_the_others_serve(card):
+    first, second = ScriptedTriton(card, saying(5)), ScriptedTriton({**card, "contract": 1}, saying(6))
+    async with gateway(first, second) as client:
+        await become(client, **{str(first.port): "ready"})
+        assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
+
+
+async def test_the_same_address_twice_is_one_replica(card):
+    triton = ScriptedTriton(card, saying(5))
+    await triton.start()
+    async with gateway(triton, triton) as client:
+        await become(client, **{str(triton.port): "ready"})
+        assert (await client.get("/v1/models/tiny")).json()["replicas"] == {"ready": 1, "total": 1}
+
+
+async def test_an_adapter_goes_where_it_is_loaded(card):
+    with_adapter = {**card, "adapters": [{"name": "french", "id": 3}]}
+    first, second = ScriptedTriton(card, saying(5)), ScriptedTriton(with_adapter, saying(6))
+    async with gateway(first, second) as client:
+        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
+        for _ in range(3):
+            assert (await client.post("/v1/chat/completions", json={**BODY, "model": "french"})).status_code == 200
+        assert (len(first.requests), len(second.requests)) == (0, 3)
+
+
+async def test_without_replicas_there_is_nothing_to_show(stack):
+    assert (await stack.client.get("/replicas")).status_code == 404
+    assert "replicas" not in (await stack.client.get("/v1/models/tiny")).json()
