@@ -35,21 +35,25 @@ def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
 def cost(view: ReplicaView, uncached: float, answer: float) -> float:
     """What is compared: the seconds until the first token, and a little of those by which the whole answer, with those
     that run beside it, takes longer than in an empty replica."""
-    step = view.step_seconds or STEP_SECONDS
-    return first_token(view, uncached, answer) + DECODING * answer * step * occupancy(view)
+    slower = answer * (view.step_seconds or STEP_SECONDS) * occupancy(view)
+    return first_token(view, uncached, answer) + DECODING * slower
 
 
 def kv_load(view: ReplicaView, tokens: float = 0.0) -> float:
     """The share of the KV cache that is held, were these tokens and what the replica has not seen yet in it."""
-    if not view.blocks:
+    blocks = view.blocks
+    if not blocks:
         return 0.0
-    return 1 - (view.free_blocks - (tokens + view.unseen_tokens) / view.tokens_per_block) / view.blocks
+    return 1 - (view.free_blocks - (tokens + view.unseen_tokens) / view.tokens_per_block) / blocks
 
 
 def occupancy(view: ReplicaView) -> float:
     """How full a replica is, by what is shortest: places in its batch or the KV cache."""
-    places = (view.running + view.waiting + view.unseen) / view.max_batch_size if view.max_batch_size else 0.0
-    return max(places, kv_load(view))
+    held, size = kv_load(view), view.max_batch_size
+    if not size:
+        return held
+    places = (view.running + view.waiting + view.unseen) / size
+    return places if places > held else held
 
 
 def takes(view: ReplicaView, wanted: Wanted) -> bool:

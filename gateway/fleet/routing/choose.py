@@ -119,18 +119,25 @@ class Cheapest:
             return places[start:] + places[:start]
         return [places[start], places[(start + 1 + int(self._rng.random() * (count - 1))) % count]]
 
+    def _known(self, held: Sequence[Held], views: Sequence[ReplicaView]) -> dict[str, int]:
+        """Tokens of the prompt's beginning by the replicas that hold them."""
+        if self.index is None or not held:
+            return {}
+        size = views[0].tokens_per_block
+        return {name: some.blocks * size for some in held for name in self.index.names(some.bits)}
+
     def _cheapest(
         self, wanted: Wanted, views: Sequence[ReplicaView], candidates: Sequence[int], held: Sequence[Held]
     ) -> int | None:
         """The best candidate of those under the watermark; None when there is none."""
         tokens, answer, best, lowest = wanted.tokens, wanted.answer, None, float("inf")
-        bit = self.index.bit if self.index else None
+        known = self._known(held, views)
         for place in candidates:
             view = views[place]
-            known = _blocks(held, bit(view.replica_id)) * view.tokens_per_block if held and bit else 0
             # the last token is always read: its logits are the answer's first
-            seconds = cost(view, max(tokens - known, 1), answer)
-            if seconds < lowest - ALIKE and kv_load(view, tokens - known) <= WATERMARK:
+            uncached = max(tokens - known.get(view.replica_id, 0), 1)
+            seconds = cost(view, uncached, answer)
+            if seconds < lowest - ALIKE and kv_load(view, uncached) <= WATERMARK:
                 best, lowest = place, seconds
         return best
 

@@ -47,8 +47,11 @@ class PrefixIndex:
         """Who holds how much of a prompt's beginning, the longest first; replicas that hold none of it are left out."""
         young, old, alive = self._young, self._old, self._live
         found: list[Held] = []
+        same = -1
         for depth, name in enumerate(hashes):
             bits = young.get(name)
+            if bits == same:
+                continue
             if bits is None:
                 # what moves on leaves the bits of those that are gone behind, so that their numbers come free
                 bits = old.pop(name, 0) & self._live
@@ -61,6 +64,7 @@ class PrefixIndex:
                 if not both:
                     break
                 alive = both
+            same = bits
         else:
             if alive and hashes:
                 found.append(Held(len(hashes), alive))
