@@ -20,7 +20,7 @@ RATES = (
 # a difference below this is not worth a word, however sure it is
 SMALL = 0.02
 # options that may differ without making the runs answers to different questions
-FREE = {"url", "model", "timeout", "verify"}
+FREE = {"url", "model", "timeout", "verify", "simulated", "fleet"}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from llmops.perf.report.statistics import LATENCIES, PERCENTILES, Summary
 from llmops.perf.report.terminal import milliseconds, rates
 
 # of the options, what no reader of a report asks for
-UNSAID = {"url", "model", "timeout", "verify", "usage", "stream", "seed"}
+UNSAID = {"simulated", "url", "model", "timeout", "verify", "usage", "stream", "seed"}
 
 
 def write_page(document: Document, path: Path) -> None:
@@ -30,9 +30,10 @@ def page(document: Document) -> str:
     model = str(document.options.get("model"))
     body = [
         f"<h1>{escape(model)}</h1>",
-        f'<p class="soft">llmops bench {escape(str(document.options.get("url")))} · {document.created}</p>',
+        f'<p class="soft">llmops {_tool(document)} · {document.created}</p>',
         key_figures(_key_figures(document.summary)),
         *(note(text) for text in notes(document)),
+        _fleet(document),
         f"<h2>Latency, ms</h2>{_latencies(document.summary)}",
         _sweep(document),
         f'<h2>Plots</h2><div class="plots">{"".join(plot.svg() for plot in plots(document))}</div>',
@@ -40,7 +41,19 @@ def page(document: Document) -> str:
         f"<section><h2>Load</h2>{pairs(_given(document.options))}",
         f"<h2>Machine of the load generator</h2>{pairs(_machine(document))}</section></div>",
     ]
-    return whole(f"llmops bench · {model}", body)
+    return whole(f"llmops {_tool(document).split()[0]} · {model}", body)
+
+
+def _tool(document: Document) -> str:
+    if "simulated" in document.options:
+        return "simulate"
+    return f"bench {escape(str(document.options.get('url')))}"
+
+
+def _fleet(document: Document) -> str:
+    """What only a simulation knows."""
+    figures = document.options.get("simulated")
+    return f"<h2>Fleet</h2>{pairs([(k.replace('_', ' '), str(v)) for k, v in figures.items()])}" if figures else ""
 
 
 def _key_figures(summary: Summary) -> list[tuple[str, str]]:

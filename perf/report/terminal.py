@@ -69,7 +69,8 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
     if summary.tool_calls:
         rows.append(("Tool calls", f"{summary.tool_calls}, {summary.tool_calls_valid} of them valid"))
     rows += [(f"Error {kind}", str(count)) for kind, count in sorted(summary.errors.items())]
-    rows.append(("Load generator", own_cost(summary)))
+    if summary.own_cpu_share:
+        rows.append(("Load generator", own_cost(summary)))
     return rows
 
 

@@ -20,6 +20,9 @@ from llmops.gateway.messages import Policy, ReplicaView, Room, Ticket
 
 # A retry-after is multiplied by a number between these, or all that were refused would come back at once.
 JITTER = (0.8, 1.2)
+# To wait for what is cached is worth this part of the time in which it could be read again: more of it costs those who
+# wait more than it spares the engines (docs/decisions/1105).
+STAYS = 0.25
 # The share of the newest in the mean length of answers.
 NEWEST = 0.02
 
@@ -81,17 +84,21 @@ class Gate:
         return wait if wait > self.limit(ticket, now) else None
 
     def limit(self, ticket: Ticket, now: float) -> float:
-        """Seconds from now that it may wait for its first token."""
+        """Seconds from now that it may wait: for its first token or, once it is in the queue, until it goes. What began
+        elsewhere is never refused."""
+        if ticket.moved:
+            return float("inf")
         return min(ticket.arrived + self.order.tier(ticket).max_wait, ticket.deadline) - now
 
     def wait(self, ticket: Ticket, views: Sequence[ReplicaView]) -> float:
-        """Predicted seconds until its first token: what is before it in the queue, and then its prompt where it is
-        read soonest."""
+        """Predicted seconds until its first token, there being no room now: until what is before it and then itself
+        have left the queue, to whichever replica, and until its prompt is read where it is read soonest."""
+        left = (self.order.ahead(ticket) + cost_of(ticket)) / self._drain.rate(views)
         home = next((view for view in views if view.replica_id == ticket.home), None)
         if home is None:
-            return self.queued(ticket, views)
+            return left
         uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, home), 1)
-        return self.queued(ticket, views) + first_token(home, uncached, self._answer or ticket.wanted.answer)
+        return left + first_token(home, uncached, 0)
 
     def queued(self, ticket: Ticket, views: Sequence[ReplicaView]) -> float:
         """The part of `wait` that nothing has to be known for but who asks."""
@@ -106,9 +113,11 @@ class Gate:
         """Let it wait. Those who lose their place to it, or it itself, are returned."""
         home = next((view for view in views if view.replica_id == ticket.home), None)
         if home is not None:
-            # to wait for what it has cached is worth as long as reading it again takes
-            saved = self.policy.cached(ticket.wanted, home) / (home.prefill_rate or PREFILL_RATE)
-            ticket.stays = now + saved
+            cached = self.policy.cached(ticket.wanted, home)
+            ticket.stays = now + STAYS * cached / (home.prefill_rate or PREFILL_RATE)
+            # it must go while there is time to read it
+            reading = first_token(home, max(ticket.wanted.tokens - cached, 1), 0)
+            ticket.deadline = min(ticket.deadline, ticket.arrived + self.order.tier(ticket).max_wait) - reading
         out: list[Ticket] = []
         while self._is_full(ticket):
             last = self.order.last_for(ticket) if self.order else None
@@ -185,7 +194,7 @@ class Gate:
         worth = self.bounds.steps * step * (view.prefill_rate or PREFILL_RATE)
         if view.waiting_tokens + view.unseen_tokens >= worth:
             return False
-        if view.max_batch_size and view.running + view.waiting + view.unseen > view.max_batch_size:
+        if view.max_batch_size and view.running + view.waiting + view.unseen >= view.max_batch_size:
             return False
         return self._ramps.allows(view, now) and (not view.demand or self._is_my_turn(view, weight, int(now / step)))
 

@@ -10,6 +10,8 @@ from llmops.gateway.messages import Room, Ticket
 
 # Seconds after which room is held for one that does not fit.
 PATIENCE = 2.0
+# … or this part of the longest wait of its tier.
+PART = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,10 @@ class Tiers:
         self._patience = patience
         self.held: Ticket | None = None
         self.bytes = 0
+        self._size = 0
 
     def __len__(self) -> int:
-        return sum(lane.queue.size for lane in self._lanes)
+        return self._size
 
     def __iter__(self) -> Iterator[Ticket]:
         for lane in self._lanes:
@@ -65,12 +68,14 @@ class Tiers:
     def push(self, ticket: Ticket) -> None:
         self._lane(ticket).queue.push(ticket)
         self.bytes += ticket.bytes
+        self._size += 1
 
     def remove(self, ticket: Ticket) -> bool:
         lane = self._lane(ticket)
         if not lane.queue.remove(ticket):
             return False
         self.bytes -= ticket.bytes
+        self._size -= 1
         if not lane.queue.size:
             lane.credit = 0.0
         if ticket is self.held:
@@ -81,7 +86,8 @@ class Tiers:
         for lane in self._turns():
             ticket, without_room = lane.queue.next(room, now)
             if self.held is None:
-                self.held = next((one for one in without_room if now - one.arrived > self._patience), None)
+                patience = min(self._patience, lane.tier.max_wait * PART)
+                self.held = next((one for one in without_room if now - one.arrived > patience), None)
             if ticket is not None:
                 self._take(lane, ticket)
                 return ticket

@@ -82,7 +82,8 @@ class Admission:
     async def _wait(self, ticket: Ticket, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         loop = asyncio.get_running_loop()
         future = self._places[ticket] = loop.create_future()
-        late = loop.call_later(max(self.gate.limit(ticket, now), 0), self._late, ticket)
+        limit = self.gate.limit(ticket, now)
+        late = None if ticket.moved else loop.call_later(max(limit, 0), self._late, ticket)
         try:
             for one in self.gate.push(ticket, views, now):
                 self._refuse(one, self._overloaded(self.gate.wait(one, views)))
@@ -93,7 +94,8 @@ class Admission:
             self._give_up(ticket, future)
             raise
         finally:
-            late.cancel()
+            if late is not None:
+                late.cancel()
 
     def _give_up(self, ticket: Ticket, future: asyncio.Future[ReplicaView]) -> None:
         """Its client left: in the queue, or when it had just been given a replica."""
@@ -133,13 +135,16 @@ def ticket_of(turn: Turn, wanted: Wanted, held: int = 0, moved: bool = False) ->
 
 def gate_of(settings: GatewaySettings, model: str, policy: Policy) -> Gate | None:
     """None where neither objectives nor tiers are set: every request goes at once then."""
-    slo = settings.slo_of(model)
-    if not settings.tiers and slo.ttft_p95 is None:
+    if not settings.tiers and settings.slo_of(model).ttft_p95 is None:
         return None
-    named = settings.tiers
-    tiers = [
-        Tier(name, one.weight, one.share, one.max_wait or (slo.ttft_p95 if at == 0 else None) or DEFAULT_WAIT)
-        for at, (name, one) in enumerate(named.items())
-    ] or [Tier(DEFAULT, max_wait=slo.ttft_p95 or DEFAULT_WAIT)]
     waiting = settings.waiting
-    return Gate(Tiers(tiers, default=DEFAULT), policy, Bounds(waiting.entries, waiting.bytes))
+    return Gate(Tiers(tiers_of(settings, model), default=DEFAULT), policy, Bounds(waiting.entries, waiting.bytes))
+
+
+def tiers_of(settings: GatewaySettings, model: str) -> list[Tier]:
+    """Those of the settings, or the one that all are in."""
+    objective = settings.slo_of(model).ttft_p95
+    return [
+        Tier(name, one.weight, one.share, one.max_wait or (objective if at == 0 else None) or DEFAULT_WAIT)
+        for at, (name, one) in enumerate(settings.tiers.items())
+    ] or [Tier(DEFAULT, max_wait=objective or DEFAULT_WAIT)]

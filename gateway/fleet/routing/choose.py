@@ -145,16 +145,17 @@ class Cheapest:
 def _eligible(wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
     """Where it may go at all: ready ones with its adapter and version; spare ones too when those are full; suspects
     when there is nothing else."""
-    places = _in_state("ready", wanted, views)
-    if any(view.state == "spare" for view in views) and _are_full([views[at] for at in places]):
-        places += _in_state("spare", wanted, views)
-    return places or _in_state("suspect", wanted, views)
+    states = [view.state for view in views]
+    places = _in_state("ready", states, wanted, views)
+    if "spare" in states and _are_full([views[at] for at in places]):
+        places += _in_state("spare", states, wanted, views)
+    return places or _in_state("suspect", states, wanted, views)
 
 
-def _in_state(state: ReplicaState, wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
+def _in_state(state: ReplicaState, states: Sequence[str], wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
     if wanted.version or wanted.adapter or wanted.without:
-        return [place for place, view in enumerate(views) if view.state == state and takes(view, wanted)]
-    return [place for place, view in enumerate(views) if view.state == state and view.weight > 0]
+        return [at for at, known in enumerate(states) if known == state and takes(views[at], wanted)]
+    return [at for at, known in enumerate(states) if known == state and views[at].weight > 0]
 
 
 def _are_full(views: Sequence[ReplicaView]) -> bool:

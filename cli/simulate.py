@@ -1,0 +1,238 @@
+"""`llmops simulate`: a fleet in simulated time, with the gateway's own policies."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmops.errors import InputError
+
+if TYPE_CHECKING:
+    from llmops.gateway.fleet.admission.order import Tier
+    from llmops.perf.report.document import Document
+    from llmops.perf.simulate.fleet import Arrivals, Failure, FleetSpec
+    from llmops.perf.simulate.run import Simulated
+
+POSITIVE = click.FloatRange(0, min_open=True)
+NO_GATE = "no-gate"
+TURNS_A_DAY = 15
+PIPED = 120
+
+
+@click.command(name="simulate")
+@click.option(
+    "--plan",
+    "plan_path",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="What a replica is: of `llmops plan … --save FILE`.",
+)
+@click.option("--replicas", type=click.IntRange(1), help="How many there are.  [default: the plan's]")
+@click.option("-r", "--rate", type=POSITIVE, help="Requests/s of conversations.")
+@click.option(
+    "--day", type=click.FloatRange(1), metavar="USERS", help=f"A day of so many users, {TURNS_A_DAY} turns each."
+)
+@click.option(
+    "--peak", type=click.FloatRange(1, 3.2), default=2.88, show_default=True, help="… its evening, × its mean."
+)
+@click.option("--start", type=click.FloatRange(0, 24), default=0.0, help="… from this hour on.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
+@click.option("--bench", type=click.Path(path_type=Path), help="Replay the requests of a `llmops bench --json` file.")
+@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
+@click.option("-d", "--duration", type=POSITIVE, help="Seconds in which requests come.  [default: 600; a day: 86400]")
+@click.option("--skip", type=click.FloatRange(0), default=0.0, help="Report nothing of the first seconds.")
+@click.option("--turns", default="5", show_default=True, help="Turns per conversation, a distribution.")
+@click.option("--system", type=click.IntRange(1), default=1300, show_default=True, help="Tokens of a system prompt.")
+@click.option("--apps", type=click.IntRange(1), default=50, show_default=True, help="How many different ones.")
+@click.option("-i", "--input", "input_", default="lognormal:250,0.6", show_default=True, help="Tokens of a message.")
+@click.option("-o", "--output", default="lognormal:334,0.6", show_default=True, help="Tokens of an answer.")
+@click.option("--think-time", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds between turns.")
+@click.option("--tenants", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--flood", type=POSITIVE, default=1.0, help="The first tenant sends so many times as much.")
+@click.option("--tier", multiple=True, metavar="NAME=SHARE", help="Share of the requests in a tier. Repeatable.")
+@click.option("--config", type=click.Path(path_type=Path), help="The gateway's settings: slo, tiers, waiting.")
+@click.option("--policy", default="cheapest", show_default=True, help="How a replica is chosen.")
+@click.option(
+    "--gate/--no-gate", default=True, show_default=True, help="Whether requests wait for room in the gateway."
+)
+@click.option(
+    "--compare", metavar="POLICY,…", help=f"Several policies on the same requests; +{NO_GATE} for one without."
+)
+@click.option("--gateways", type=click.IntRange(1), default=1, show_default=True, help="That share the replicas.")
+@click.option("--fail", multiple=True, metavar="N@S[+S]", help="Replica N is gone at second S, for so many (120).")
+@click.option("--cells", type=click.IntRange(1), help="Simulate only so many of the cells of 64 replicas.")
+@click.option("-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option("--block-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a cache block.")
+@click.option("--price", type=POSITIVE, help="$ per GPU-hour.  [default: what `llmops plan` assumes]")
+@click.option("--slo", multiple=True, help="Objective in ms: ttft:500, tpot:50, e2e:5000.  [default: of --config]")
+@click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the whole run here.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page here.")
+def command(json_path: Path | None, html_path: Path | None, compare: str | None, **given: Any) -> None:
+    """How a fleet would do: replicas at the planner's pace behind the gateway's own choice, queue and limits.
+
+    What comes are conversations (--rate, --day), a trace in Mooncake's format (--trace) or what a benchmark sent
+    (--bench). Reported as `llmops bench` does, whose --compare takes these files too.
+    """
+    if sum(given[name] is not None for name in ("rate", "day", "trace", "bench")) != 1:
+        raise click.UsageError("Say what comes: one of --rate, --day, --trace and --bench.")
+    from rich.console import Console
+
+    from llmops.perf.simulate.report import show, show_comparison
+
+    # a pipe has no width, and what is cut would be noticed by nobody
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(highlight=False, width=PIPED if piped else None)
+    ways = [way.strip() for way in compare.split(",")] if compare else [_way(given["policy"], given["gate"])]
+    documents = []
+    for way in ways:
+        policy, _, rest = way.partition("+")
+        if rest not in ("", NO_GATE):
+            raise InputError(f"--compare {way}: after + only {NO_GATE} may stand.")
+        documents.append((way, _document({**given, "policy": policy, "gate": not rest}, Console(stderr=True))))
+    if compare:
+        show_comparison(documents, console)
+    else:
+        show(documents[0][1], console)
+    _write(documents, json_path, html_path)
+
+
+def _way(policy: str, gate: bool) -> str:
+    return policy if gate else f"{policy}+{NO_GATE}"
+
+
+def _document(given: dict[str, Any], console: Any) -> Document:
+    from llmops.build.plan.buildplan import BuildPlan
+    from llmops.perf.load.slo import parse_slo
+    from llmops.perf.simulate.planned import engine_of
+    from llmops.perf.simulate.report import document_of
+    from llmops.perf.simulate.result import spec_of
+    from llmops.perf.workloads.files import BLOCK_TOKENS
+
+    plan = BuildPlan.load(given["plan_path"])
+    given["replicas"] = given["replicas"] or plan.replicas
+    if given["trace"]:
+        given["block_tokens"] = BLOCK_TOKENS
+    engine = engine_of(plan, given["block_tokens"], given["timing"], given["price"])
+    tiers, slos = _rules(given["config"], plan.model)
+    slos = [parse_slo(text) for text in given["slo"]] or slos
+    spec = _spec(given, engine, tiers if given["gate"] else ())
+    with console.status(f"simulating {_way(given['policy'], given['gate'])} …"):
+        done = _simulated(given, spec)
+    load = ("rate", "day", "peak", "duration", "turns", "system", "apps", "input_", "output", "think_time", "tenants")
+    options = {name: given[name] for name in (*load, "flood", "tier", "speed", "skip", "cells")}
+    options["slos"] = [f"{slo.metric}:{1000 * slo.seconds:g}" for slo in slos]
+    options |= {"model": plan.model, "trace": str(given["trace"] or given["bench"] or "") or None}
+    return document_of(done, slos, options, spec_of(spec))
+
+
+def _spec(given: dict[str, Any], engine: Any, tiers: Any) -> FleetSpec:
+    from llmops.perf.simulate.fleet import FleetSpec
+    from llmops.perf.simulate.policies import POLICIES
+
+    if given["policy"] not in POLICIES:
+        raise InputError(f"--policy {given['policy']}: take one of {', '.join(POLICIES)}.")
+    return FleetSpec(
+        engine,
+        given["replicas"],
+        given["policy"],
+        tiers,
+        given["gateways"],
+        [_failure(text, given["replicas"]) for text in given["fail"]],
+        seed=given["seed"],
+    )
+
+
+def _simulated(given: dict[str, Any], spec: FleetSpec) -> Simulated:
+    from llmops.perf.report.document import read_document
+    from llmops.perf.simulate.run import cells, parts_of, simulate
+    from llmops.perf.simulate.workload import of_document, of_trace
+
+    if given["trace"] or given["bench"]:
+        path, speed = given["trace"] or given["bench"], given["speed"]
+
+        def replayed(_: float, __: int) -> Arrivals:
+            return of_trace(path, speed) if given["trace"] else of_document(read_document(path), speed)
+
+        return simulate(parts_of(spec, [spec.replicas], replayed, given["skip"]))
+    sizes = cells(spec.replicas)
+
+    def talking(share: float, number: int) -> Arrivals:
+        return _conversations(given, share, number)
+
+    parts = parts_of(spec, sizes, talking, given["skip"])
+    return simulate(parts[: given["cells"]], given["jobs"])
+
+
+def _conversations(given: dict[str, Any], share: float, number: int) -> Arrivals:
+    from llmops.perf.simulate.workload import DAY, Conversations
+    from llmops.perf.workloads.lengths import parse_lengths
+
+    rate = given["rate"] or given["day"] * TURNS_A_DAY / DAY
+    return Conversations(
+        rate * share,
+        given["duration"] or (DAY if given["day"] else 600.0),
+        parse_lengths(given["turns"]),
+        given["system"],
+        given["apps"],
+        parse_lengths(given["input_"]),
+        parse_lengths(given["output"]),
+        given["think_time"],
+        3600 * given["start"],
+        given["peak"] if given["day"] else 1.0,
+        given["tenants"],
+        given["flood"],
+        _tiers(given["tier"]),
+        given["block_tokens"],
+        given["seed"] * 1009 + number,
+    ).arrivals()
+
+
+def _rules(config: Path | None, model: str) -> tuple[list[Tier], list[Any]]:
+    """Tiers and objectives of a gateway's settings."""
+    from llmops.gateway.fleet.admission.waiting import tiers_of
+    from llmops.gateway.settings import load_settings
+    from llmops.perf.load.slo import Slo
+
+    settings = load_settings(config)
+    slo = settings.slo_of(model)
+    known = (("ttft", slo.ttft_p95), ("tpot", slo.tpot_p95))
+    return tiers_of(settings, model), [Slo(name, seconds) for name, seconds in known if seconds is not None]
+
+
+def _tiers(given: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+    found = []
+    for text in given:
+        name, _, share = text.partition("=")
+        try:
+            found.append((name, float(share)))
+        except ValueError:
+            raise InputError(f"--tier {text}: write NAME=SHARE, such as batch=0.3.") from None
+    return tuple(found) or (("", 1.0),)
+
+
+def _failure(text: str, replicas: int) -> Failure:
+    from llmops.perf.simulate.fleet import Failure
+
+    match = re.fullmatch(r"(\d+)@(\d+(?:\.\d+)?)s?(?:\+(\d+(?:\.\d+)?)s?)?", text)
+    if match is None or int(match[1]) >= replicas:
+        raise InputError(f"--fail {text}: write N@SECOND or N@SECOND+SECONDS, with N from 0 to {replicas - 1}.")
+    return Failure(int(match[1]), float(match[2]), float(match[3] or 120))
+
+
+def _write(documents: list[tuple[str, Document]], json_path: Path | None, html_path: Path | None) -> None:
+    """With several, the name of each is put before the file's ending."""
+    from llmops.perf.report.html import write_page
+
+    for way, document in documents:
+        for path, write in ((json_path, document.write), (html_path, lambda to, one=document: write_page(one, to))):
+            if path is not None:
+                to = path if len(documents) == 1 else path.with_name(f"{path.stem}-{way}{path.suffix}")
+                write(to)
+                click.echo(f"Wrote {to}")

@@ -1,0 +1,1 @@
+"""A fleet in simulated time: the gateway's own policies, on replicas at the planner's pace."""

@@ -1,0 +1,26 @@
+"""Simulated time: what is to happen, in the order in which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+
+class Clock:
+    """`now` in seconds. Of two things at the same time the one that was planned first happens first."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._planned = 0
+
+    def at(self, when: float, happen: Callable[[], None]) -> None:
+        self._planned += 1
+        heappush(self._heap, (when, self._planned, happen))
+
+    def run(self) -> None:
+        """Until nothing is planned any more."""
+        heap = self._heap
+        while heap:
+            self.now, _, happen = heappop(heap)
+            happen()

@@ -1,0 +1,185 @@
+"""A fleet of equal replicas behind gateways, given a workload, until the last answer is there."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from llmops.gateway.fleet.admission.gate import Bounds, Gate
+from llmops.gateway.fleet.admission.order import Tier, Tiers
+from llmops.gateway.messages import Ticket, Wanted
+from llmops.perf.simulate.clock import Clock
+from llmops.perf.simulate.gateways import Gateway
+from llmops.perf.simulate.job import Job
+from llmops.perf.simulate.policies import POLICIES
+from llmops.perf.simulate.replica import EngineSpec, Replica
+
+# What comes next after a request of a session: seconds until then, and the request (its `arrived` is set then).
+Next = Callable[[Job], "tuple[float, Job] | None"]
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """A workload: requests by the time of their arrival, and what each is followed by when it has ended."""
+
+    jobs: Iterator[Job]
+    next: Next = lambda _: None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Replica number `replica` is gone at `at` seconds and ready again `back` seconds later."""
+
+    replica: int
+    at: float
+    back: float = 120.0
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """`tiers`: empty for no gate at all."""
+
+    engine: EngineSpec
+    replicas: int
+    policy: str = "cheapest"
+    tiers: Sequence[Tier] = (Tier("standard"),)
+    gateways: int = 1
+    failures: Sequence[Failure] = ()
+    bounds: Bounds | None = None
+    seed: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a simulated run was. `busy`: seconds that each replica worked, of `seconds`; `queues`: the longest queue
+    inside of each."""
+
+    spec: FleetSpec
+    jobs: list[Job] = field(default_factory=list)
+    seconds: float = 0.0
+    busy: dict[str, float] = field(default_factory=dict)
+    queues: dict[str, int] = field(default_factory=dict)
+
+
+class Fleet:
+    """One run."""
+
+    def __init__(self, spec: FleetSpec) -> None:
+        self.spec, self.clock, self.outcome = spec, Clock(), Outcome(spec)
+        self._rng = random.Random(f"fleet {spec.seed}")
+        names = [f"replica-{number}" for number in range(spec.replicas)]
+        self._replicas = {name: Replica(name, spec.engine, self.clock, self._ended, self._changed) for name in names}
+        self._gateways = [self._gateway(number, names) for number in range(spec.gateways)]
+        self._next: Next = lambda _: None
+
+    def run(self, work: Arrivals) -> Outcome:
+        self._next = work.next
+        self._arrive(work.jobs)
+        for failure in self.spec.failures:
+            self._plan(failure)
+        # there is no garbage: what is made is kept, and looking for it among all of that takes a third of the time
+        gc.disable()
+        try:
+            self.clock.run()
+        finally:
+            gc.enable()
+        done = self.outcome
+        done.seconds = max((job.end for job in done.jobs), default=0.0)
+        done.busy = {name: one.busy for name, one in self._replicas.items()}
+        done.queues = {name: int(one.longest_queue) for name, one in self._replicas.items()}
+        return done
+
+    def _gateway(self, number: int, names: Sequence[str]) -> Gateway:
+        spec = self.spec
+        views = [spec.engine.view(name) for name in names]
+        for view in views:
+            view.subscribers = spec.gateways
+            self._replicas[view.replica_id].views.append(view)
+        policy = POLICIES[spec.policy](random.Random(f"policy {spec.seed} {number}"))
+        rng = random.Random(f"gate {spec.seed} {number}")
+        gate = Gate(Tiers(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None
+        gateway = Gateway(self.clock, policy, gate, views, self._finished)
+        gateway.replicas = self._replicas
+        return gateway
+
+    def _arrive(self, jobs: Iterator[Job]) -> None:
+        """The next of the stream is planned when one has come: it may be endless to us."""
+        job = next(jobs, None)
+        if job is not None:
+
+            def come() -> None:
+                self._arrive(jobs)
+                self._enter(job)
+
+            self.clock.at(job.arrived, come)
+
+    def _enter(self, job: Job) -> None:
+        job.gateway = self._rng.randrange(len(self._gateways)) if len(self._gateways) > 1 else 0
+        self._gateways[job.gateway].arrive(job)
+
+    def _ended(self, job: Job) -> None:
+        self._gateways[job.gateway].ended(job)
+        self._finished(job)
+
+    def _finished(self, job: Job) -> None:
+        self.outcome.jobs.append(job)
+        following = self._next(job)
+        if following is not None:
+            pause, after = following
+
+            def come() -> None:
+                after.arrived = after.ticket.arrived = self.clock.now
+                self._enter(after)
+
+            self.clock.at(self.clock.now + pause, come)
+
+    def _changed(self, replica: Replica) -> None:
+        cache, gateways = replica.cache, self._gateways
+        if len(gateways) > 1:
+            total = sum(one.gate.order.demand() for one in gateways if one.gate)
+            for view in replica.views:
+                view.demand = total
+        if cache.added:
+            for gateway in gateways:
+                gateway.policy.stored(replica.name, cache.added)
+            cache.added = []
+        if cache.evicted:
+            for gateway in gateways:
+                gateway.policy.removed(replica.name, cache.evicted)
+            cache.evicted = []
+        for gateway in gateways:
+            if gateway.waits:
+                gateway.pump()
+
+    def _plan(self, failure: Failure) -> None:
+        name = f"replica-{failure.replica}"
+        self.clock.at(failure.at, lambda: self._fail(name))
+        self.clock.at(failure.at + failure.back, lambda: self._set(name, "ready"))
+
+    def _fail(self, name: str) -> None:
+        lost = self._replicas[name].fail()
+        for gateway in self._gateways:
+            gateway.policy.forget(name)
+        self._set(name, "gone")
+        for job in lost:
+            self._continue(job)
+
+    def _set(self, name: str, state: str) -> None:
+        blocks = self.spec.engine.blocks
+        for view in self._replicas[name].views:
+            view.state = state  # type: ignore[assignment]
+            view.running = view.waiting = view.waiting_tokens = view.unseen = view.unseen_tokens = 0
+            view.free_blocks = blocks
+        for gateway in self._gateways:
+            gateway.look()
+
+    def _continue(self, job: Job) -> None:
+        """Its prompt and what it has of the answer go elsewhere, before others."""
+        made = job.made
+        known = [*job.hashes, *job.after][: (job.tokens + made) // self.spec.engine.block_tokens]
+        job.moves += 1
+        wanted = Wanted(job.tokens + made, answer=job.answer - made, hashes=known)
+        job.ticket = Ticket(job.tenant, wanted, self.clock.now, job.tier, moved=True, what=job)
+        self._gateways[job.gateway].arrive(job)

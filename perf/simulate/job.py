@@ -1,0 +1,48 @@
+"""A request in the simulation, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llmops.gateway.messages import Ticket, Wanted
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Tokens of prompt and answer; `hashes` of the prompt's whole blocks, `after` of those that its answer fills.
+
+    Times in seconds, negative for what has not happened; `cached` tokens of the prompt were found, `refused` is the
+    wait that it was told. `made` are the tokens of its answer that its client has.
+    """
+
+    arrived: float
+    tokens: int
+    answer: int
+    hashes: Sequence[int] = ()
+    after: Sequence[int] = ()
+    tenant: str = ""
+    tier: str = ""
+    turn: int = 0
+    first: float = -1.0
+    end: float = -1.0
+    cached: int = 0
+    refused: float = -1.0
+    failed: bool = False
+    made: int = 0
+    moves: int = 0
+    replica: str = ""
+    gateway: int = 0
+    # while it is on a replica
+    known: int = 0
+    left: int = 0
+    ticket: Ticket = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        wanted = Wanted(self.tokens, answer=self.answer, hashes=self.hashes)
+        self.ticket = Ticket(self.tenant, wanted, self.arrived, self.tier, what=self)
+
+    @property
+    def known_tokens(self) -> int:
+        """Of the prompt, and of the answer as far as it was made elsewhere."""
+        return self.tokens + self.made

@@ -1,0 +1,219 @@
+"""One replica: continuous batching, chunked prefill, a prefix cache; advanced from change to change of its batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import floor
+
+from llmops.gateway.messages import ReplicaView
+from llmops.perf.simulate.cache import Cache
+from llmops.perf.simulate.clock import Clock
+from llmops.perf.simulate.job import Job
+from llmops.perf.simulate.steps import Steps
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What a replica is. `blocks` of `block_tokens` tokens each in its KV cache; `gpus` it takes, `price` of one per
+    hour ($)."""
+
+    steps: Steps
+    blocks: int
+    block_tokens: int = 64
+    max_batch_size: int = 128
+    max_num_tokens: int = 8192
+    gpus: int = 1
+    price: float = 0.0
+    name: str = "engine"
+
+    def view(self, replica_id: str) -> ReplicaView:
+        """As a gateway sees it before it has said anything."""
+        return ReplicaView(
+            replica_id,
+            gpu_type=self.name,
+            state="ready",
+            free_blocks=self.blocks,
+            blocks=self.blocks,
+            tokens_per_block=self.block_tokens,
+            max_batch_size=self.max_batch_size,
+        )
+
+
+class Replica:
+    """`views` are those that gateways have of it, brought up to date with each step; `changed` is called after each,
+    `done` with each request that ends."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: EngineSpec,
+        clock: Clock,
+        done: Callable[[Job], None],
+        changed: Callable[[Replica], None],
+    ) -> None:
+        self.name, self.spec, self.clock = name, spec, clock
+        self.cache = Cache(spec.blocks)
+        self.views: list[ReplicaView] = []
+        self.queue: deque[Job] = deque()
+        self.longest_queue = self.busy = 0.0
+        self._done, self._changed = done, changed
+        self._reading: deque[Job] = deque()
+        # (step at whose end it ends, when it began, job)
+        self._running: list[tuple[int, int, Job]] = []
+        self._steps = self._begun = 0
+        self._context = 0
+        # the steps under way: when they began, how long one takes, how many; what is read in the (only) one
+        self._since, self._seconds, self._count = 0.0, 0.0, 0
+        self._chunks: list[tuple[Job, int]] = []
+        self._version = 0
+        self._idle = True
+        self._read_tokens, self._read_seconds = 0.0, 0.0
+        self._step = 0.0
+
+    def submit(self, job: Job) -> None:
+        """A request has come; it is looked at when the step under way ends."""
+        job.replica = self.name
+        self.queue.append(job)
+        if self._idle:
+            self._begin()
+        elif not self._chunks:
+            passed = floor((self.clock.now - self._since) / self._seconds) + 1
+            if passed < self._count:
+                self._plan(passed)
+
+    def fail(self) -> list[Job]:
+        """It is gone with all that it had; returns the requests that were on it."""
+        lost = [*(job for _, _, job in self._running), *self._reading, *self.queue]
+        if not self._idle and not self._chunks:
+            # tokens that had come
+            passed = min(floor((self.clock.now - self._since) / self._seconds), self._count)
+            self._steps += passed
+        for end, _, job in self._running:
+            job.made = job.answer - max(end - self._steps, 1)
+        self._version += 1
+        self._idle = True
+        self._running, self._context = [], 0
+        self._reading.clear()
+        self.queue.clear()
+        self._chunks = []
+        self.cache.clear()
+        return lost
+
+    def _plan(self, count: int) -> None:
+        """The next change is after `count` of the steps under way."""
+        self._version += 1
+        self._count = count
+        version = self._version
+        self.clock.at(self._since + count * self._seconds, lambda: self._end(version))
+
+    def _begin(self) -> None:
+        self._admit()
+        self._idle = False
+        self._since = self.clock.now
+        batch = len(self._running)
+        length = self._context / batch if batch else 0.0
+        if self._reading:
+            self._read(batch, length)
+        elif batch:
+            self._seconds = self.spec.steps.decode(batch, length)
+            self._plan(max(self._running[0][0] - self._steps, 1))
+        else:
+            self._idle = True
+
+    def _read(self, batch: int, length: float) -> None:
+        """A step with as much of the prompts as fits in it."""
+        room = max(self.spec.max_num_tokens - batch, 1)
+        tokens, before = 0, self._reading[0].known_tokens - self._reading[0].left
+        for job in self._reading:
+            part = min(job.left, room - tokens)
+            self._chunks.append((job, part))
+            tokens += part
+            if tokens == room:
+                break
+        self._seconds = self.spec.steps.read(batch, length, tokens, before)
+        self._read_tokens += tokens * tokens
+        self._read_seconds += tokens * self._seconds
+        self._plan(1)
+
+    def _admit(self) -> None:
+        queue, size = self.queue, self.spec.block_tokens
+        while queue and len(self._running) + len(self._reading) < self.spec.max_batch_size:
+            job = queue[0]
+            hashes = job.ticket.wanted.hashes or ()
+            known = self.cache.start(hashes, -(-(job.tokens + job.answer) // size))
+            if known is None:
+                if self._running or self._reading:
+                    break
+                # larger than the cache: no replica can have it
+                queue.popleft()
+                job.failed, job.end = True, self.clock.now
+                self._done(job)
+                continue
+            queue.popleft()
+            job.known = known
+            cached = min(known * size, job.known_tokens - 1)
+            job.left = job.known_tokens - cached
+            if not job.moves:
+                job.cached = cached
+            self._reading.append(job)
+
+    def _end(self, version: int) -> None:
+        if version != self._version:
+            return
+        self.busy += self._count * self._seconds
+        self._step = self._seconds
+        batch = len(self._running)
+        self._steps += self._count
+        self._context += self._count * batch
+        if self._chunks:
+            self._was_read()
+        running = self._running
+        while running and running[0][0] <= self._steps:
+            self._leave(heappop(running)[2])
+        self._begin()
+        self._tell()
+
+    def _was_read(self) -> None:
+        now = self.clock.now
+        for job, part in self._chunks:
+            job.left -= part
+            if job.left:
+                break
+            self._reading.popleft()
+            self.cache.was_read(job.ticket.wanted.hashes or (), job.known)
+            if job.first < 0:
+                job.first = now
+            self._begun += 1
+            self._context += job.known_tokens
+            heappush(self._running, (self._steps + job.answer - job.made - 1, self._begun, job))
+        self._chunks = []
+
+    def _leave(self, job: Job) -> None:
+        hashes = job.ticket.wanted.hashes or ()
+        needed = -(-(job.tokens + job.answer) // self.spec.block_tokens)
+        self.cache.end(hashes, needed - len(hashes), job.after)
+        self._context -= job.tokens + job.answer - 1
+        job.made, job.end = job.answer, self.clock.now
+        self._done(job)
+
+    def _tell(self) -> None:
+        """Its state and its cache's news, to all gateways."""
+        waiting = len(self.queue)
+        self.longest_queue = max(self.longest_queue, waiting)
+        tokens = sum(job.tokens for job in self.queue) if waiting else 0
+        rate = 0.0
+        if self._read_seconds:
+            rate = self._read_tokens / self._read_seconds
+            if self._read_seconds > 50_000:
+                self._read_tokens, self._read_seconds = self._read_tokens / 2, self._read_seconds / 2
+        for view in self.views:
+            view.running = len(self._running) + len(self._reading)
+            view.waiting, view.waiting_tokens = waiting, tokens
+            view.free_blocks = self.cache.free
+            view.prefill_rate = rate
+            view.step_seconds = self._step
+            view.unseen = view.unseen_tokens = 0
+        self._changed(self)

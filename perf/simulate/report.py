@@ -1,0 +1,99 @@
+"""A simulated run as `llmops bench` reports one, and what only a simulation knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.box import SIMPLE, SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from llmops.perf.load.slo import Slo
+from llmops.perf.report import terminal
+from llmops.perf.report.document import Document, machine
+from llmops.perf.report.statistics import Distribution, summarise
+from llmops.perf.simulate.run import Simulated
+
+
+def document_of(done: Simulated, slos: list[Slo], options: Mapping[str, Any], fleet: Mapping[str, Any]) -> Document:
+    """`options`: the load; `fleet`: what it was simulated on."""
+    # an answer's tokens come evenly here: there are no gaps to tell of
+    summary = replace(summarise(done.run, slos), itl=None)
+    figures = {**done.tally.figures(), "simulated_requests": done.simulated, "cpu_seconds": round(done.cpu, 3)}
+    rows = sorted(done.run.records, key=lambda record: record.start)
+    return Document(
+        options={**options, "fleet": dict(fleet), "simulated": figures},
+        machine=machine(),
+        summary=summary,
+        origin=done.run.start,
+        records=[record.to_json(done.run.start) for record in rows],
+    )
+
+
+def show(document: Document, console: Console) -> None:
+    terminal.show(document, console)
+    table = Table(title="Fleet", title_justify="left", title_style="bold", show_header=False, box=SIMPLE)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for label, value in fleet_rows(document):
+        table.add_row(label, value)
+    console.print(table)
+
+
+def fleet_rows(document: Document) -> list[tuple[str, str]]:
+    """(label, value) of what only a simulation knows."""
+    known = document.options["simulated"]
+    per_second = known["simulated_requests"] / max(known["cpu_seconds"], 1e-9)
+    rows = [
+        ("Replicas, GPUs", f"{known['replicas']:,}, {known['gpus']:,}"),
+        (
+            "Prompt tokens from the cache",
+            f"{100 * known['hit_rate']:.1f} % of {100 * known['ceiling']:.1f} % there are",
+        ),
+        ("Requests of the busiest replica", f"{known['imbalance']:.2f} x the mean"),
+        ("Replicas at work", f"{100 * known['busy']:.1f} % of the time"),
+        ("Longest queue inside an engine", f"{known['longest_queue']:,}"),
+        ("Refused", f"{known['refused']:,}"),
+        ("Jain's index of tenants", f"{known['jain']:.3f}"),
+        ("GPU-hours", f"{known['gpu_hours']:,.1f} ({known['dollars']:,.2f} $)"),
+    ]
+    if known["dollars_per_million_answer_tokens"]:
+        both, answers = known["dollars_per_million_tokens"], known["dollars_per_million_answer_tokens"]
+        rows.append(("$ per million tokens", f"{both:.3f}, of answers alone {answers:.3f}"))
+    if known["moved"]:
+        rows.append(("Continued elsewhere", f"{known['moved']:,}"))
+    rows.append(("Simulated", f"{per_second:,.0f} requests per second of CPU"))
+    return rows
+
+
+def show_comparison(documents: Sequence[tuple[str, Document]], console: Console) -> None:
+    """One column for each way to do it, on the same requests."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("")
+    for name, _ in documents:
+        table.add_column(name, justify="right")
+    for label, *cells in zip(*[_cells(document) for _, document in documents], strict=True):
+        table.add_row(label[0], label[1], *(cell[1] for cell in cells))
+    console.print(table)
+
+
+def _cells(document: Document) -> list[tuple[str, str]]:
+    summary, known = document.summary, document.options["simulated"]
+    good = "–" if summary.goodput_share is None else f"{100 * summary.goodput_share:.1f} %"
+    return [
+        ("Goodput", good),
+        ("Good, requests/s", "–" if summary.goodput_per_second is None else f"{summary.goodput_per_second:,.2f}"),
+        ("Hit rate", f"{known['hit_rate']:.3f}"),
+        ("Busiest replica, x mean", f"{known['imbalance']:.2f}"),
+        ("TTFT p50, ms", _percentile(summary.ttft, "p50")),
+        ("TTFT p95, ms", _percentile(summary.ttft, "p95")),
+        ("TPOT p95, ms", _percentile(summary.tpot, "p95")),
+        ("Refused", f"{known['refused']:,}"),
+        ("Longest queue in an engine", f"{known['longest_queue']:,}"),
+    ]
+
+
+def _percentile(found: Distribution | None, name: str) -> str:
+    return "–" if found is None else terminal.milliseconds(getattr(found, name))

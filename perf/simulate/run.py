@@ -1,0 +1,99 @@
+"""One simulation: cells of a large fleet, each with its share of what comes, in as many processes as one likes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+
+from llmops.perf.load.runner import Run
+from llmops.perf.records import Record
+from llmops.perf.simulate.fleet import Arrivals, Fleet, FleetSpec
+from llmops.perf.simulate.result import Tally, records, tally
+
+# Replicas that one set of gateways looks after; larger fleets are several of these beside each other.
+CELL = 64
+
+
+@dataclass
+class Simulated:
+    """All requests of a run, and what it took to simulate them (CPU seconds)."""
+
+    run: Run
+    tally: Tally = field(default_factory=Tally)
+    simulated: int = 0
+    cpu: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A part of the fleet and how its requests are made. Of the first `skipped` seconds nothing is reported."""
+
+    spec: FleetSpec
+    work: Callable[[], Arrivals]
+    skipped: float = 0.0
+
+
+def cells(replicas: int) -> list[int]:
+    """How many replicas each cell has: about `CELL`, and about equal."""
+    count = -(-replicas // CELL)
+    return [replicas // count + (number < replicas % count) for number in range(count)]
+
+
+def simulate(parts: Sequence[Cell], jobs: int = 1) -> Simulated:
+    """`jobs`: processes."""
+    whole = Simulated(Run(0.0))
+    for rows, sums, simulated, cpu in _all(parts, jobs):
+        whole.run.records += rows
+        whole.tally.add(sums)
+        whole.simulated += simulated
+        whole.cpu += cpu
+    whole.run.start = min((row.start for row in whole.run.records), default=0.0)
+    whole.run.end = max((row.end for row in whole.run.records), default=0.0)
+    return whole
+
+
+_Found = tuple[list[Record], Tally, int, float]
+# of a process that was made for them: what they are made of cannot be sent to it
+_parts: Sequence[Cell] = ()
+
+
+def _all(parts: Sequence[Cell], jobs: int) -> list[_Found]:
+    if jobs == 1 or len(parts) == 1:
+        return [_one(part) for part in parts]
+    with ProcessPoolExecutor(min(jobs, len(parts)), get_context("fork"), _remember, (parts,)) as pool:
+        return list(pool.map(_numbered, range(len(parts))))
+
+
+def _remember(parts: Sequence[Cell]) -> None:
+    global _parts
+    _parts = parts
+
+
+def _numbered(number: int) -> _Found:
+    return _one(_parts[number])
+
+
+def _one(part: Cell) -> _Found:
+    began = time.process_time()
+    outcome = Fleet(part.spec).run(part.work())
+    cpu = time.process_time() - began
+    return records(outcome.jobs, part.skipped), tally(outcome, part.skipped), len(outcome.jobs), cpu
+
+
+def parts_of(
+    spec: FleetSpec, sizes: Sequence[int], work: Callable[[float, int], Arrivals], skipped: float
+) -> list[Cell]:
+    """`work` makes the arrivals of a cell from its share of the fleet and its number."""
+    total = sum(sizes)
+    return [
+        Cell(
+            replace(spec, replicas=size, seed=spec.seed * 1009 + number),
+            partial(work, size / total, number),
+            skipped,
+        )
+        for number, size in enumerate(sizes)
+    ]

@@ -1,0 +1,155 @@
+"""What comes to a simulated fleet: traces, and days of conversations that nobody has recorded."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, count
+from pathlib import Path
+from typing import NamedTuple
+
+from llmops.errors import InputError
+from llmops.perf.report.document import Document
+from llmops.perf.simulate.fleet import Arrivals
+from llmops.perf.simulate.job import Job
+from llmops.perf.workloads.files import BLOCK_TOKENS, TraceEntry, read_trace
+from llmops.perf.workloads.lengths import Lengths, parse_lengths
+
+DAY = 86_400.0
+EVENING = 20 * 3600.0
+# A day's rate is a wave to the third power, of which this is the mean.
+WAVE = 0.3125
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Sessions of several turns: a system prompt that an application's users share, then what was said so far.
+
+    `rate`: requests/s on average, `peak` times as many in the evening and less at night; 1: always the same. `apps`:
+    how many system prompts, by Zipf's law. Lengths in tokens; `think`: seconds between an answer and the next turn, on
+    average. `tenants` share the requests evenly but for the first, which sends `flood` times as many; `tiers` by their
+    shares.
+    """
+
+    rate: float
+    seconds: float
+    turns: Lengths = field(default_factory=lambda: parse_lengths("5"))
+    system: int = 1300
+    apps: int = 50
+    message: Lengths = field(default_factory=lambda: parse_lengths("lognormal:250,0.6"))
+    answer: Lengths = field(default_factory=lambda: parse_lengths("lognormal:334,0.6"))
+    think: float = 30.0
+    start: float = 0.0
+    peak: float = 1.0
+    tenants: int = 1
+    flood: float = 1.0
+    tiers: tuple[tuple[str, float], ...] = (("", 1.0),)
+    block_tokens: int = 64
+    seed: int = 0
+
+    def arrivals(self) -> Arrivals:
+        talk = _Talk(self)
+        return Arrivals(talk.first(), talk.next)
+
+
+class _Turn(NamedTuple):
+    message: int
+    answer: int
+    pause: float
+
+
+class _Talk:
+    def __init__(self, spec: Conversations) -> None:
+        self.spec, self._rng = spec, random.Random(f"conversations {spec.seed}")
+        self._names = count(1)
+        shared = spec.system // spec.block_tokens
+        self._system = [[next(self._names) for _ in range(shared)] for _ in range(spec.apps)]
+        self._popular = list(accumulate(1 / (rank + 1) for rank in range(spec.apps)))
+        self._tenants = [f"tenant-{number}" for number in range(spec.tenants)]
+        self._demand = list(accumulate([spec.flood, *[1.0] * (spec.tenants - 1)]))
+        self._tiers = list(accumulate(share for _, share in spec.tiers))
+        # by the last job of a session: what is still to be said, and the blocks so far
+        self._open: dict[Job, tuple[list[_Turn], list[int]]] = {}
+
+    def first(self) -> Iterator[Job]:
+        """The first requests of the sessions, whose number per second makes up for their turns. All of a session is
+        drawn here: it is the same whatever becomes of others."""
+        spec, rng = self.spec, self._rng
+        drawn = random.Random("turns")
+        mean = sum(spec.turns.draw(drawn) for _ in range(2000)) / 2000
+        highest = spec.peak
+        now = 0.0
+        while True:
+            now += rng.expovariate(highest * spec.rate / mean)
+            if now >= spec.seconds:
+                return
+            if rng.random() * highest > self._level(now):
+                continue
+            app = rng.choices(range(spec.apps), cum_weights=self._popular)[0]
+            tenant = rng.choices(self._tenants, cum_weights=self._demand)[0]
+            tier = rng.choices(spec.tiers, cum_weights=self._tiers)[0][0]
+            turns = [self._turn() for _ in range(spec.turns.draw(rng))]
+            turns.reverse()
+            yield self._job(now, spec.system, list(self._system[app]), tenant, tier, 0, turns)
+
+    def next(self, last: Job) -> tuple[float, Job] | None:
+        """The next turn: all that was said, and a message more. Who is refused is gone."""
+        turns, blocks = self._open.pop(last, ([], []))
+        if not turns or last.refused >= 0 or last.failed:
+            return None
+        pause = turns[-1].pause
+        if last.end + pause >= self.spec.seconds:
+            return None
+        return pause, self._job(0.0, last.tokens + last.answer, blocks, last.tenant, last.tier, last.turn + 1, turns)
+
+    def _turn(self) -> _Turn:
+        spec, rng = self.spec, self._rng
+        pause = rng.expovariate(1 / spec.think) if spec.think else 0.0
+        return _Turn(spec.message.draw(rng), spec.answer.draw(rng), pause)
+
+    def _level(self, now: float) -> float:
+        """Of the mean rate, by the time of the day."""
+        peak = self.spec.peak
+        wave = (1 + math.cos(2 * math.pi * (self.spec.start + now - EVENING) / DAY)) / 2
+        night = (1 - WAVE * peak) / (1 - WAVE)
+        return night + (peak - night) * wave**3
+
+    def _job(
+        self, when: float, before: int, blocks: list[int], tenant: str, tier: str, turn: int, turns: list[_Turn]
+    ) -> Job:
+        size, said = self.spec.block_tokens, turns.pop()
+        tokens = before + said.message
+        self._fill(blocks, tokens // size)
+        prompt = tuple(blocks)
+        self._fill(blocks, (tokens + said.answer) // size)
+        job = Job(when, tokens, said.answer, prompt, tuple(blocks[len(prompt) :]), tenant, tier, turn)
+        if turns:
+            self._open[job] = (turns, blocks)
+        return job
+
+    def _fill(self, blocks: list[int], size: int) -> None:
+        blocks.extend(next(self._names) for _ in range(size - len(blocks)))
+
+
+def of_trace(path: Path, speed: float = 1.0) -> Arrivals:
+    """A trace in Mooncake's format. Raises InputError."""
+    return Arrivals(iter([_of_entry(entry) for entry in read_trace(path, speed)]))
+
+
+def _of_entry(entry: TraceEntry) -> Job:
+    whole = entry.input_length // BLOCK_TOKENS
+    return Job(entry.at, entry.input_length, entry.output_length, tuple(entry.hash_ids[:whole]))
+
+
+def of_document(document: Document, speed: float = 1.0) -> Arrivals:
+    """The requests of a `llmops bench --json` run, at the times at which they left. Nothing is known of their prompts
+    but how long they were. Raises InputError for a run without token counts."""
+    jobs = []
+    for record in document.records:
+        if record["tokens_in"] is None:
+            raise InputError("This run has no counts of prompt tokens: let the server send usage.")
+        answer = max(record["tokens_out"], 1)
+        jobs.append(Job(record["start"] / speed, record["tokens_in"], answer, turn=record["turn"]))
+    return Arrivals(iter(sorted(jobs, key=lambda job: job.arrived)))

@@ -1,0 +1,339 @@
+"""The fleet simulator: its parts against what can be computed by hand, and what it must show of planted mistakes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from llmops.build.formats import FORMATS
+from llmops.build.plan.gpus import find_gpu
+from llmops.build.plan.memory.layout import Layout
+from llmops.build.plan.source import load_model
+from llmops.build.plan.speed.step import Prefill, StepModel
+from llmops.build.plan.timing.choose import op_times
+from llmops.cli.main import cli
+from llmops.gateway.fleet.admission.order import Tier
+from llmops.perf.simulate.cache import Cache
+from llmops.perf.simulate.fleet import Arrivals, Failure, Fleet, FleetSpec, Outcome
+from llmops.perf.simulate.job import Job
+from llmops.perf.simulate.replica import EngineSpec
+from llmops.perf.simulate.result import tally
+from llmops.perf.simulate.steps import EvenSteps, PlannedSteps
+from llmops.perf.simulate.workload import DAY, Conversations
+
+# 10 ms a step, 0.1 ms more for each sequence, 20,000 prompt tokens/s
+ENGINE = EngineSpec(EvenSteps(0.01, 0.0001, 0.00005), blocks=1000, block_tokens=100, max_batch_size=32)
+
+
+def run(jobs: Sequence[Job], engine: EngineSpec = ENGINE, **fields: object) -> Outcome:
+    spec = FleetSpec(engine, **{"replicas": 1, "tiers": (), **fields})  # type: ignore[arg-type]
+    return Fleet(spec).run(Arrivals(iter(jobs)))
+
+
+def test_one_request_alone_takes_a_step_for_its_prompt_and_one_for_each_token_after_the_first() -> None:
+    job = Job(1.0, 1000, 5)
+    run([job])
+    assert job.first == pytest.approx(1.0 + 0.01 + 1000 * 0.00005)
+    assert job.end == pytest.approx(job.first + 4 * 0.0101)
+
+
+def test_a_prompt_that_comes_while_others_decode_waits_for_the_end_of_their_step_and_holds_up_the_next() -> None:
+    first, second = Job(0.0, 200, 11), Job(0.0601, 200, 1)
+    run([first, second])
+    # the first token after 20 ms, then steps of 10.1 ms: the fourth ends at 60.4 ms
+    assert second.first == pytest.approx(0.02 + 4 * 0.0101 + 0.0101 + 0.01)
+    assert first.end == pytest.approx(0.02 + 10 * 0.0101 + 0.01)
+
+
+def test_a_long_prompt_is_read_in_chunks_while_others_get_their_tokens() -> None:
+    engine = EngineSpec(ENGINE.steps, blocks=1000, block_tokens=100, max_num_tokens=501)
+    talking, long = Job(0.0, 100, 100), Job(0.1, 1500, 1)
+    run([talking, long], engine)
+    # three steps of 500 tokens beside one sequence, from the end of the step under way
+    begin = 0.015 + 9 * 0.0101
+    assert long.first == pytest.approx(begin + 3 * (0.0101 + 500 * 0.00005))
+
+
+def test_waiting_for_a_server_with_one_place_is_as_queueing_theory_has_it() -> None:
+    """M/D/1: the mean wait is ρ · service ÷ 2 (1 − ρ)."""
+    engine = EngineSpec(EvenSteps(0.0, 0.0, 0.001), blocks=10**6, max_num_tokens=100, max_batch_size=10**6)
+    rng, now, jobs = random.Random(1), 0.0, []
+    for _ in range(6000):
+        now += rng.expovariate(7.0)
+        jobs.append(Job(now, 100, 1))
+    run(jobs, engine)
+    waits = [job.first - job.arrived - 0.1 for job in jobs]
+    assert sum(waits) / len(waits) == pytest.approx(0.7 * 0.1 / (2 * 0.3), rel=0.1)
+
+
+def test_a_conversation_finds_what_was_said_before() -> None:
+    first = Job(0.0, 450, 150, (1, 2, 3, 4), (5, 6))
+    second = Job(10.0, 700, 10, (1, 2, 3, 4, 5, 6, 7))
+    other = Job(20.0, 700, 10, (1, 2, 9, 10, 11, 12, 13))
+    outcome = run([first, second, other])
+    assert [job.cached for job in (first, second, other)] == [0, 600, 200]
+    found = tally(outcome)
+    assert (found.cached_tokens, found.seen_tokens, found.prompt_tokens) == (800, 800, 1850)
+
+
+def test_what_was_not_used_for_longest_makes_room() -> None:
+    engine = EngineSpec(ENGINE.steps, blocks=10, block_tokens=100)
+    jobs = [
+        Job(float(at), 400, 1, tuple(range(10 * name, 10 * name + 4))) for at, name in enumerate((1, 2, 1, 3, 1, 2))
+    ]
+    run(jobs, engine)
+    # five blocks each while they run: of the second only the beginning is left when it comes back
+    assert [job.cached for job in jobs] == [0, 0, 399, 0, 399, 100]
+
+
+class Caches(RuleBasedStateMachine):
+    """What a cache counts, beside the sequences that hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cache(30)
+        self.sequences: list[tuple[tuple[int, ...], int, int, bool]] = []
+        self.known: set[int] = set()
+
+    def news(self) -> None:
+        self.known |= set(self.cache.added)
+        self.known -= set(self.cache.evicted)
+        self.cache.added, self.cache.evicted = [], []
+
+    @rule(name=st.integers(0, 3), size=st.integers(0, 6), answer=st.integers(1, 3))
+    def start(self, name: int, size: int, answer: int) -> None:
+        hashes = tuple(10 * name + at for at in range(size))
+        known = self.cache.start(hashes, size + answer)
+        if known is not None:
+            assert set(hashes[:known]) <= self.known
+            self.sequences.append((hashes, known, size + answer, False))
+        self.news()
+
+    @precondition(lambda self: self.sequences)
+    @rule(at=st.integers(0, 100))
+    def read_or_end(self, at: int) -> None:
+        hashes, known, needed, is_read = self.sequences.pop(at % len(self.sequences))
+        if is_read:
+            self.cache.end(hashes, needed - len(hashes), ())
+        else:
+            self.cache.was_read(hashes, known)
+            self.sequences.append((hashes, known, needed, True))
+        self.news()
+
+    @invariant()
+    def adds_up(self) -> None:
+        unread = sum(needed - known for _, known, needed, is_read in self.sequences if not is_read)
+        answers = sum(needed - len(hashes) for hashes, _, needed, is_read in self.sequences if is_read)
+        held = {h for hashes, known, _, is_read in self.sequences for h in (hashes if is_read else hashes[:known])}
+        assert self.cache.free == 30 - unread - answers - len(held) >= 0
+        assert held <= self.known
+        assert len(self.known) + unread + answers <= 30
+
+
+TestCaches = Caches.TestCase
+TestCaches.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def talk(rate: float = 30.0, seconds: float = 60.0, **fields: object) -> Conversations:
+    return Conversations(rate, seconds, system=2000, apps=12, think=5.0, block_tokens=100, seed=3, **fields)  # type: ignore[arg-type]
+
+
+def fleet(work: Conversations, policy: str = "cheapest", gate: bool = True, **fields: object) -> Outcome:
+    tiers = (Tier("standard", max_wait=0.5),) if gate else ()
+    engine = EngineSpec(EvenSteps(0.01, 0.0004, 0.00008), blocks=4000, block_tokens=100, max_batch_size=48)
+    spec = FleetSpec(engine, 8, policy, tiers, **fields)  # type: ignore[arg-type]
+    return Fleet(spec).run(work.arrivals())
+
+
+def goodput(outcome: Outcome) -> float:
+    """Requests/s with a first token within 500 ms and 50 ms per token."""
+    good = [
+        job
+        for job in outcome.jobs
+        if job.first >= 0 and job.first - job.arrived <= 0.5 and job.end - job.first <= 0.05 * (job.answer - 1)
+    ]
+    return len(good) / outcome.seconds
+
+
+def test_the_same_seed_gives_the_same_run_and_another_policy_the_same_conversations() -> None:
+    once, again = fleet(talk(seconds=20)), fleet(talk(seconds=20))
+    assert [(job.first, job.end, job.replica) for job in once.jobs] == [
+        (job.first, job.end, job.replica) for job in again.jobs
+    ]
+    other = fleet(talk(seconds=20), "random")
+    firsts = [
+        sorted((job.arrived, job.tokens, job.answer) for job in outcome.jobs if not job.turn)
+        for outcome in (once, other)
+    ]
+    assert firsts[0] == firsts[1]
+
+
+def test_choosing_by_load_alone_throws_the_cache_away() -> None:
+    known, blind = tally(fleet(talk(20.0))), tally(fleet(talk(20.0), "least-loaded"))
+    assert known.ceiling == pytest.approx(blind.ceiling, abs=0.02)
+    assert known.hit_rate > 0.9 * known.ceiling
+    assert blind.hit_rate < 0.8 * known.hit_rate
+    assert known.imbalance < 1.25
+
+
+def test_affinity_alone_makes_a_hot_spot() -> None:
+    known, pinned = fleet(talk()), fleet(talk(), "affinity", gate=False)
+    assert tally(pinned).imbalance > 1.5 * tally(known).imbalance
+    assert goodput(pinned) < 0.9 * goodput(known)
+
+
+def test_without_a_gate_overload_leaves_nobody_in_time() -> None:
+    """At about twice what the fleet can do, those who are let in are still served in time."""
+    fitting = fleet(talk(60.0, 40.0))
+    guarded, open_ = fleet(talk(240.0, 40.0)), fleet(talk(240.0, 40.0), gate=False)
+    assert goodput(guarded) > 0.9 * goodput(fitting)
+    assert goodput(guarded) > 2 * goodput(open_)
+    assert max(guarded.queues.values()) <= 2
+    assert max(open_.queues.values()) > 50
+
+
+def test_two_gateways_find_as_much_in_the_caches_as_one() -> None:
+    one, two = tally(fleet(talk(20.0))), tally(fleet(talk(20.0), gateways=2))
+    assert two.hit_rate > 0.98 * one.hit_rate
+
+
+def test_a_tenant_that_floods_does_not_take_the_others_places() -> None:
+    calm = fleet(talk(20.0, 40.0, tenants=4))
+    flooded = fleet(talk(200.0, 40.0, tenants=4, flood=27.0))
+
+    def served(outcome: Outcome) -> tuple[float, Counter[str]]:
+        of_others = [job for job in outcome.jobs if job.tenant != "tenant-0"]
+        return sum(job.refused < 0 for job in of_others) / len(of_others), Counter(job.tenant for job in outcome.jobs)
+
+    share, counts = served(flooded)
+    assert counts["tenant-0"] > 5 * counts["tenant-1"]
+    assert served(calm)[0] == 1
+    assert share > 0.97
+    refused = [job.refused >= 0 for job in flooded.jobs if job.tenant == "tenant-0"]
+    assert sum(refused) > 0.2 * len(refused)
+
+
+def test_a_replica_that_dies_takes_no_answer_with_it() -> None:
+    outcome = fleet(talk(seconds=40), failures=(Failure(0, 10.0, 10.0), Failure(3, 12.0, 5.0)))
+    moved = [job for job in outcome.jobs if job.moves]
+    assert len(moved) > 5
+    assert all(job.made == job.answer and job.end >= job.first >= 0 and job.refused < 0 for job in moved)
+    assert not any(job.failed for job in outcome.jobs)
+    during = [job for job in outcome.jobs if 10.0 < job.arrived < 19.9 and job.first >= 0]
+    assert all(job.replica != "replica-0" for job in during if job.end < 20.0)
+    assert any(job.replica == "replica-0" for job in outcome.jobs if job.arrived > 25)
+
+
+def test_a_request_larger_than_the_cache_fails_and_holds_up_nobody() -> None:
+    large, small = Job(0.0, 200_000, 10), Job(0.1, 100, 10)
+    run([large, small])
+    assert large.failed
+    assert small.end > 0
+
+
+def test_the_evening_is_the_peak_and_the_day_has_the_mean() -> None:
+    work = Conversations(0.5, DAY, peak=2.88, turns=talk().turns, seed=1)
+    firsts = [job.arrived for job in work.arrivals().jobs]
+    assert len(firsts) == pytest.approx(0.5 * DAY / 5, rel=0.05)
+    hours = Counter(int(at // 3600) for at in firsts)
+    evening = (hours[19] + hours[20]) / 2
+    assert evening == pytest.approx(2.88 * len(firsts) / 24, rel=0.1)
+    assert hours[8] < 0.3 * len(firsts) / 24
+
+
+def test_tabulated_steps_are_the_planners() -> None:
+    model, gpu = load_model("meta-llama/Llama-3.1-8B").checkpoint.architecture, find_gpu("h100-sxm")
+    plan = StepModel(model, FORMATS["fp8"], "fp8", Layout(), op_times(gpu, "roofline"))
+    steps = PlannedSteps(plan)
+    for batch, length in ((1, 600), (7, 2500), (100, 4000)):
+        assert steps.decode(batch, length) == pytest.approx(plan.seconds(batch, length), rel=0.03)
+    for batch, tokens, before in ((16, 300, 0), (64, 3000, 0), (0, 1000, 4096), (32, 8192, 0)):
+        truth = plan.seconds(batch, 2048, Prefill(1, tokens, before))
+        assert steps.read(batch, 2048, tokens, before) == pytest.approx(truth, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    options = "--gpu h100-sxm --quant fp8 --timing roofline --isl 3000 --osl 400 --qps 20"
+    result = CliRunner().invoke(cli, ["plan", "meta-llama/Llama-3.1-8B", *options.split(), "--save", str(path)])
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def simulated(plan: Path, *options: str) -> str:
+    result = CliRunner().invoke(cli, ["simulate", "--plan", str(plan), "--timing", "roofline", *options])
+    assert result.exit_code == 0, result.output + str(result.exception)
+    return result.output
+
+
+def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: Path) -> None:
+    trace, report, page = tmp_path / "trace.jsonl", tmp_path / "run.json", tmp_path / "run.html"
+    rows = [
+        {"timestamp": 500 * at, "input_length": 1100, "output_length": 20, "hash_ids": [1, 2, 100 + at % 5]}
+        for at in range(40)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    options = ("--trace", str(trace), "--replicas", "2", "--slo", "ttft:500", "--fail", "1@5s+3s")
+    output = simulated(plan, *options, "--json", str(report), "--html", str(page))
+    assert "40 completed, 0 failed" in output
+    data = json.loads(report.read_text())
+    assert data["format"] == "llmops-bench/1"
+    assert (data["summary"]["tokens_in"], data["summary"]["tokens_out"]) == (40 * 1100, 800)
+    # of 1,100 tokens the two whole blocks of 512 can be found, but for the first time
+    assert data["options"]["simulated"]["ceiling"] == pytest.approx(39 * 1024 / 44_000, abs=1e-4)
+    assert "hit rate" in page.read_text()
+    again = CliRunner().invoke(cli, ["bench", "--compare", str(report), str(report)])
+    assert again.exit_code == 0, again.output
+    # what a benchmark wrote is a workload as well
+    assert "40 completed" in simulated(plan, "--bench", str(report), "--replicas", "2")
+
+
+def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: Path) -> None:
+    ways = "cheapest,least-loaded,cheapest+no-gate"
+    output = simulated(
+        plan,
+        "--rate",
+        "20",
+        "-d",
+        "20",
+        "--replicas",
+        "70",
+        "--cells",
+        "1",
+        "--compare",
+        ways,
+        "--json",
+        str(tmp_path / "r.json"),
+    )
+    assert all(name in output for name in ("Hit rate", "least-loaded", "cheapest+no-gate"))
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["r-cheapest+no-gate.json", "r-cheapest.json", "r-least-loaded.json"]
+    # one of two cells of 35
+    assert json.loads((tmp_path / "r-cheapest.json").read_text())["options"]["simulated"]["replicas"] == 35
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "one of --rate, --day, --trace and --bench"),
+        (("--rate", "1", "--day", "5"), "one of --rate, --day, --trace and --bench"),
+        (("--rate", "1", "--policy", "best"), "take one of cheapest, least-loaded"),
+        (("--rate", "1", "--compare", "cheapest+fast"), "after + only no-gate"),
+        (("--rate", "1", "--replicas", "2", "--fail", "2@5"), "with N from 0 to 1"),
+        (("--rate", "1", "--tier", "batch"), "NAME=SHARE"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_in_a_sentence(plan: Path, options: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(cli, ["simulate", "--plan", str(plan), *options])
+    assert result.exit_code != 0
+    assert said in result.output + str(result.exception)
