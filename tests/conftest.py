@@ -20,8 +20,9 @@ import hypothesis
 import pytest
 
 # its 200 ms per example are a clock's judgement, and the machine has others to serve
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+if hypothesis.settings.get_current_profile_name() == "default":
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
 STOLEN = pytest.StashKey["StolenTime"]()

@@ -10,14 +10,8 @@ import gc
 import os
 import resource
 import signal
-import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import entry_points
-from importlib.util import spec_from_file_location
-from pathlib import Path
-from types import CodeType
-from typing import Any
 
 import fastapi  # noqa: F401
 import hypothesis
@@ -27,27 +21,12 @@ import tokenizers  # noqa: F401
 import tritonclient.grpc.aio  # noqa: F401
 import uvicorn  # noqa: F401
 
+from llmops.perf.lab.mutation.changed import put_in
 from llmops.perf.lab.mutation.mutants import Mutant
 from llmops.perf.lab.mutation.settings import ROOT
 
 # bytes of a child: a fault may make a loop endless that fills memory
 MEMORY = 4 << 30
-
-
-class Changed(SourceFileLoader):
-    """The mutant's source in the place of its file's, and the finder that gives it out."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        folders = Path(mutant.file).with_suffix("").parts
-        super().__init__(".".join(folders if folders[0] == "llmops" else ("llmops", *folders)), mutant.file)
-        self.source = mutant.source
-
-    def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = compile(self.source, self.path, "exec")
-        return code
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return spec_from_file_location(fullname, self.path, loader=self) if fullname == self.name else None
 
 
 def prepare() -> None:
@@ -77,10 +56,10 @@ def start(tests: Sequence[str], mutant: Mutant | None, seconds: float, output: s
 def _pytest(tests: Sequence[str], mutant: Mutant | None) -> int:
     os.chdir(ROOT)
     if mutant is not None:
-        sys.meta_path.insert(0, Changed(mutant))
+        put_in(mutant.file, mutant.source)
     # the same examples each time, none from other runs, and no search for the smallest
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-    hypothesis.settings.register_profile("mutation", derandomize=True, database=None, phases=phases)
+    hypothesis.settings.register_profile("mutation", derandomize=True, database=None, deadline=None, phases=phases)
     hypothesis.settings.load_profile("mutation")
     options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-o", "timeout=0", "--disable-warnings"]
     try:
