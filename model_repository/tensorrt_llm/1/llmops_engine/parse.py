@@ -49,7 +49,10 @@ class EngineCapabilities:
 def parse_request(tensors: Tensors, limits: EngineCapabilities) -> GenerationRequest:
     """Raises Refused."""
     _refuse_unknown(tensors, limits)
-    scalars = _DEFAULTS | {name: scalar(tensors, _SCALARS[name]) for name in tensors if name in _SCALARS}
+    scalars = _DEFAULTS.copy()
+    for name, value in tensors.items():
+        if name in _SCALARS:
+            scalars[name] = _number(value, _SCALARS[name], _DEFAULTS[name])
     ids = _input_ids(tensors, limits)
     output_len = _output_len(scalars, ids.size, limits)
     return GenerationRequest(
@@ -93,21 +96,22 @@ def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
 
 
 def _refuse_unknown(tensors: Tensors, limits: EngineCapabilities) -> None:
-    for name, value in tensors.items():
-        if name in UNDERSTOOD:
-            continue
+    for name in sorted(tensors.keys() - UNDERSTOOD):
+        value = tensors[name]
         if value.size == 0 or (name in NEUTRAL and value.size == 1 and value.item() in NEUTRAL[name]):
             continue
         if name in NEUTRAL:
             wanted = " or ".join(str(neutral).lower() for neutral in NEUTRAL[name])
             raise Refused(f"{name}: only {wanted} is supported by target {limits.target}")
         raise Refused(f"{name}: not supported by target {limits.target}")
-    for tensor in (tensor for capability in limits.lacks for tensor in NEEDS[capability]):
-        if scalar(tensors, tensor) != tensor.default:
-            raise Refused(f"{tensor}: not supported by target {limits.target} with its TensorRT-LLM")
+    for capability in limits.lacks:
+        for tensor in NEEDS[capability]:
+            if scalar(tensors, tensor) != tensor.default:
+                raise Refused(f"{tensor}: not supported by target {limits.target} with its TensorRT-LLM")
     if word_list(tensors.get(contract.BAD_WORDS_LIST.name), contract.BAD_WORDS_LIST):
         raise Refused(f"{contract.BAD_WORDS_LIST}: not supported by target {limits.target}")
-    if np.any(tensors.get(contract.EMBEDDING_BIAS.name, 0)):
+    bias = tensors.get(contract.EMBEDDING_BIAS.name)
+    if bias is not None and bias.any():
         raise Refused(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")
 
 
@@ -122,7 +126,8 @@ def _input_ids(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray:
     if not 0 < length <= ids.size:
         raise Refused(f"{contract.INPUT_LENGTHS}: {length} does not fit the {ids.size} tokens of {tensor}")
     flat = ids.reshape(-1)[:length].astype(np.int64)
-    if flat.min() < 0 or flat.max() >= limits.vocab_size:
+    # read without a sign, one below 0 is the largest of all
+    if flat.view(np.uint64).max() >= limits.vocab_size:
         raise Refused(f"{tensor}: ids must be from 0 to {limits.vocab_size - 1}")
     return flat
 
@@ -207,9 +212,14 @@ def flag(tensors: Tensors, tensor: Tensor) -> bool:
 
 def scalar(tensors: Tensors, tensor: Tensor, default: Any = None) -> Any:
     """The contract's default where it is absent, or `default`. Raises Refused outside of the contract's bounds."""
+    default = tensor.default if default is None else default
     value = tensors.get(tensor.name)
-    if value is None or value.size == 0:
-        return tensor.default if default is None else default
+    return default if value is None else _number(value, tensor, default)
+
+
+def _number(value: np.ndarray, tensor: Tensor, default: Any) -> Any:
+    if value.size == 0:
+        return default
     if value.size != 1:
         raise Refused(f"{tensor}: one value per request, got {value.size}")
     found = value.item()
