@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +21,17 @@ from llmops.model_repository.server.processes import tied
 
 READY_SECONDS = 60.0
 PASSWORD = "not-a-secret"
+
+
+# PostgreSQL refuses to run as root. Popen's own `user` would fork this process, whose threads may be gRPC's.
+_NOBODY = """
+import os, pwd, sys
+nobody = pwd.getpwnam("nobody")
+os.setgroups([])
+os.setgid(nobody.pw_gid)
+os.setuid(nobody.pw_uid)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Server:
@@ -41,9 +53,7 @@ class Server:
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 with open(self.folder / "log", "ab") as log:
-                    self._process = subprocess.Popen(
-                        self.tied(), stdout=log, stderr=log, cwd=self.folder, **self.user()
-                    )
+                    self._process = subprocess.Popen(self.tied(), stdout=log, stderr=log, cwd=self.folder)
             if self.answers():
                 return
             time.sleep(0.05)
@@ -51,9 +61,6 @@ class Server:
 
     def tied(self) -> list[str]:
         return tied(self.command())
-
-    def user(self) -> dict[str, Any]:
-        return {}
 
     def answers(self) -> bool:
         try:
@@ -121,7 +128,7 @@ class Postgres(Server):
             shutil.chown(self.folder, "nobody")
         options = ["--auth=scram-sha-256", "-U", "llmops", f"--pwfile={self.folder}/password", "--no-sync"]
         made = [str(self._programs / "initdb"), "-D", str(self.folder / "data"), *options, "--locale=C"]
-        subprocess.run(made, check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **self.user())
+        subprocess.run(_as_nobody(made), check=True, stdout=subprocess.DEVNULL, cwd=self.folder)
 
     @property
     def url(self) -> str:
@@ -133,13 +140,13 @@ class Postgres(Server):
         program = str(self._programs / "postgres")
         return [program, "-D", f"{folder}/data", "-h", "127.0.0.1", "-p", str(self.port), "-k", folder, *options]
 
-    def user(self) -> dict[str, Any]:
-        """PostgreSQL refuses to run as root."""
-        return {"user": "nobody", "extra_groups": []} if os.getuid() == 0 else {}
-
     def tied(self) -> list[str]:
-        # it would not start as another user's
-        return self.command()
+        # a change of the user undoes the tie
+        return _as_nobody(self.command())
+
+
+def _as_nobody(command: list[str]) -> list[str]:
+    return [sys.executable, "-ISc", _NOBODY, *command] if os.getuid() == 0 else command
 
 
 def free_port() -> int:

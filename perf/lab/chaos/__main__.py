@@ -1,0 +1,30 @@
+"""`python -m llmops.perf.lab.chaos ENGINE`: 10,000 requests while everything behind them is killed; exits with 1 for a
+wrong book."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmops.perf.lab.chaos.run import chaos
+from llmops.perf.lab.mock_engine.repository import NAME
+from llmops.perf.lab.mock_engine.served import served_mock_engine
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True))
+@click.option("--requests", default=10_000, show_default=True)
+@click.option("--at-once", default=48, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of who leaves, who is killed, and when.")
+def main(engine: Path, requests: int, at_once: int, seed: int) -> None:
+    """Gateways, ledger, broker, PostgreSQL and Valkey are killed at random; the mock engine, with the tokenizer of
+    ENGINE, is not. Then each request that began must have one row, with its tokens and its cost."""
+    with served_mock_engine(engine, 0.01) as triton:
+        result = chaos(triton.address, NAME, requests, at_once, seed)
+    click.echo("\n".join(result.lines()))
+    raise SystemExit(bool(result.wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""One run: load in a thread, death in the other, then the books."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+
+from sqlalchemy import func, select
+
+from llmops.errors import ServerError
+from llmops.perf.lab.chaos.books import errors
+from llmops.perf.lab.chaos.clients import Asked, ask_all
+from llmops.perf.lab.chaos.stage import Stage
+from llmops.store.open import open_store
+from llmops.store.tables import gateways, usage_records
+from llmops.store.usage import UsageFilter, gaps, sum_usage
+
+# of what is on its way when the last request is over; go-back-N may have to wait a few times
+ARRIVAL_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """`seconds` of the load, `arrival` until the ledger had everything after it."""
+
+    asked: list[Asked]
+    finishes: Counter[str]
+    deaths: Counter[str]
+    wrong: list[str]
+    seconds: float
+    arrival: float
+
+    def lines(self) -> list[str]:
+        done = sum(one.done for one in self.asked)
+        begun = sum(bool(one.answer_id) for one in self.asked)
+        deaths = ", ".join(f"{name} {count}" for name, count in sorted(self.deaths.items()))
+        ends = ", ".join(f"{name} {count}" for name, count in sorted(self.finishes.items()))
+        return [
+            f"{len(self.asked)} requests in {self.seconds:.0f} s: {begun} began as their clients saw it, {done} done.",
+            f"Killed: {deaths or 'nothing'}.",
+            f"{sum(self.finishes.values())} rows ({ends}), all there {self.arrival:.0f} s after the last request.",
+            *self.wrong[:20],
+            f"{len(self.wrong)} errors in the books." if self.wrong else "The books are right.",
+        ]
+
+
+def chaos(triton: str, model: str, requests: int, at_once: int = 48, seed: int = 0) -> Result:
+    """Raises ServerError when something does not come up again, or usage does not arrive."""
+    dice, asked = random.Random(seed), []
+    stage = Stage(triton, model)
+    try:
+        urls = [program.url for program in stage.gateways]
+        began = time.monotonic()
+        clients = Thread(
+            target=lambda: asked.extend(
+                asyncio.run(ask_all(urls, stage.keys, model, requests, at_once, random.Random(seed + 1)))
+            )
+        )
+        clients.start()
+        # processes end with the thread that started them: it is this one
+        stage.torment(lambda: not clients.is_alive(), dice)
+        clients.join()
+        seconds, over = time.monotonic() - began, time.monotonic()
+        asyncio.run(_arrived(stage, asked))
+        arrival = time.monotonic() - over
+        rows, totals, missing = asyncio.run(_books(stage.postgres.url))
+        finishes = Counter(str(row["finish_reason"]) for row in rows)
+        return Result(asked, finishes, stage.deaths, errors(asked, rows, totals, missing), seconds, arrival)
+    finally:
+        stage.close()
+
+
+async def _arrived(stage: Stage, asked: list[Asked]) -> None:
+    """Until nothing has come for a while and the gateways know of nothing on its way."""
+    deadline, quiet, last = time.monotonic() + ARRIVAL_SECONDS, 0, -1
+    async with await open_store(stage.postgres.url) as store:
+        while quiet < 4:
+            await asyncio.sleep(1.0)
+            async with store.read() as connection:
+                rows = await connection.scalar(select(func.count()).select_from(usage_records)) or 0
+                marks = await connection.scalar(select(func.sum(gateways.c.next_seq))) or 0
+            whole = rows == marks and rows == last and not stage.lag() and not _left(stage)
+            quiet, last = quiet + 1 if whole else 0, rows
+            if time.monotonic() > deadline:
+                raise ServerError(f"Usage did not arrive: {rows} rows, marks at {marks}, lag {stage.lag():.0f} s.")
+
+
+def _left(stage: Stage) -> bool:
+    """Journals of gateways that died and that nobody has taken up yet."""
+    return len(list((stage.folder / "usage").glob("*/gw-*"))) > len(stage.gateways)
+
+
+async def _books(url: str) -> tuple[list[Any], dict[str, int], int]:
+    async with await open_store(url) as store, store.read() as connection:
+        rows = list((await connection.execute(select(usage_records))).mappings())
+        (total,) = await sum_usage(connection, UsageFilter())
+        names = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost_micros")
+        return rows, {name: getattr(total, name) for name in names}, len(await gaps(connection))

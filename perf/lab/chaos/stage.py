@@ -1,0 +1,162 @@
+"""What a bill passes: gateways, broker, ledger, PostgreSQL; Valkey for the limits. All of it can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+from llmops.errors import ServerError
+from llmops.model_repository.server.processes import tied
+from llmops.perf.lab.harness.servers import Broker, Postgres, Valkey, free_port
+
+# micro-dollars per million tokens
+INPUT, CACHED, OUTPUT = 600_000, 300_000, 900_000
+READY_SECONDS = 120.0
+# seconds between two deaths, and until what died is started again
+BETWEEN, DEAD = (0.5, 2.5), (0.1, 1.5)
+
+
+class Program:
+    """`llmops …` on a port of its own."""
+
+    def __init__(self, folder: Path, arguments: list[str], env: dict[str, str]) -> None:
+        self.port = free_port()
+        self._log = folder / f"{arguments[0]}-{self.port}.log"
+        self._command = [sys.executable, "-m", "llmops.cli", *arguments, "--port", str(self.port)]
+        self._env = {**os.environ, **env}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(tied(self._command), stdout=log, stderr=log, env=self._env)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """As SIGTERM does it."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+    def page(self, path: str, key: str = "") -> str | None:
+        """None while it is not there, or not ready."""
+        request = Request(self.url + path, headers={"authorization": f"Bearer {key}"} if key else {})
+        with suppress(OSError), urlopen(request, timeout=5) as answer:
+            return str(answer.read().decode())
+        return None
+
+    def ready(self) -> None:
+        """Raises ServerError when it does not become so."""
+        deadline = time.monotonic() + READY_SECONDS
+        while self.page("/health/ready") is None:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self._command} did not come up:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.1)
+
+
+class Stage:
+    """Two gateways in front of the Triton at `triton`, and all behind them, ready; `keys` are two tenants'."""
+
+    def __init__(self, triton: str, model: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="llmops-chaos-"))
+        self.deaths: Counter[str] = Counter()
+        self.broker, self.postgres, self.valkey = Broker(), Postgres(), Valkey()
+        for server in (self.broker, self.postgres, self.valkey):
+            server.start()
+        self.keys = asyncio.run(_accounts(self.postgres.url, model))
+        env = {
+            "LLMOPS_STORE": self.postgres.url,
+            "LLMOPS_KAFKA__SERVERS": self.broker.servers,
+            "LLMOPS_REDIS": self.valkey.url,
+            "LLMOPS_USAGE__JOURNAL": str(self.folder / "usage"),
+        }
+        self.gateways = [Program(self.folder, ["gateway", "--triton", triton], env) for _ in range(2)]
+        kafka = {name: env[name] for name in ("LLMOPS_STORE", "LLMOPS_KAFKA__SERVERS")}
+        self.control = Program(self.folder, ["control"], kafka)
+        for program in (*self.gateways, self.control):
+            program.start()
+        for program in self.gateways:
+            program.ready()
+
+    def torment(self, over: Callable[[], bool], dice: random.Random) -> None:
+        """Kill all of them, one at a time, round after round until it is `over`; they are alive afterwards."""
+        victims = {
+            "gateway": self.gateways,
+            "ledger": [self.control],
+            "broker": [self.broker],
+            "PostgreSQL": [self.postgres],
+            "Valkey": [self.valkey],
+        }
+        round_: list[str] = []
+        while round_ or not over():
+            if not round_:
+                round_ = dice.sample(list(victims), len(victims))
+            time.sleep(dice.uniform(*BETWEEN))
+            name = round_.pop()
+            victim = dice.choice(victims[name])
+            victim.kill()
+            self.deaths[name] += 1
+            time.sleep(dice.uniform(*DEAD))
+            victim.start()
+        for program in self.gateways:
+            program.ready()
+
+    def lag(self) -> float:
+        """The age of the oldest event that the ledger lacks, as the gateways have it."""
+        pages = [program.page("/metrics", self.keys[0]) or "" for program in self.gateways]
+        lines = [line for page in pages for line in page.splitlines() if line.startswith("llmops_usage_lag_seconds")]
+        # a gateway that cannot say knows of something
+        return max(float(line.rpartition(" ")[2]) for line in lines) if len(lines) == len(pages) else math.inf
+
+    def close(self) -> None:
+        for program in (*self.gateways, self.control):
+            program.kill()
+        for server in (self.broker, self.postgres, self.valkey):
+            server.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+async def _accounts(url: str, model: str) -> list[str]:
+    from llmops.store.accounts.keys import KeySpec, create_key
+    from llmops.store.accounts.limits import Limits
+    from llmops.store.accounts.tenants import create_tenant
+    from llmops.store.accounts.users import ensure_user
+    from llmops.store.audit import By
+    from llmops.store.open import open_store
+    from llmops.store.prices import Price, set_price
+
+    by, secrets = By("chaos", datetime.now(timezone.utc)), []
+    async with await open_store(url) as store, store.write() as connection:
+        for tenant in ("acme", "umbrella"):
+            await create_tenant(connection, tenant, Limits(), by)
+            user = await ensure_user(connection, tenant, f"ann@{tenant}.example", by)
+            spec = KeySpec(limits=Limits(rpm=10_000_000, tpm=1_000_000_000), scopes=("inference", "metrics"))
+            _, secret = await create_key(connection, user, spec, by)
+            secrets.append(secret)
+        await set_price(connection, Price(model, by.at, INPUT, CACHED, OUTPUT), by)
+    return secrets
