@@ -250,3 +250,36 @@ def test_the_leader_keeps_the_ledger_where_there_is_kafka():
     assert "The ledger" not in [duty.name for duty in duties_of(settings)]
     settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092"))
     assert "The ledger" in [duty.name for duty in duties_of(settings)]
+
+
+async def test_while_kafka_is_away_the_journal_grows_and_not_the_memory(store, url, tmp_path):
+    """What LiteLLM #38193 lost up to 1.97, and kept in memory from 1.98 on. The figure is in the benchmark `usage`."""
+    (tmp_path / "gw-1").mkdir()
+    journal, broker = Journal(tmp_path / "gw-1", segment=100_000), Broker()
+    try:
+        kafka = KafkaSettings(servers=broker.servers, topic="t")
+        sink = Kafka(kafka, Direct(url))
+        shipper = Shipper(journal, sink)
+        shipping = asyncio.create_task(shipper.run())
+        for seq in range(3000):
+            journal.append(event(seq))
+            if seq % 500 == 499:
+                await journal.sync()
+                shipper.synced()
+                await asyncio.sleep(0)
+        while not shipper._trouble:
+            await asyncio.sleep(0.05)
+        assert (shipper.behind, shipper.drained.is_set()) == (3000, False)
+        # a batch of what is on the disk, and no more
+        assert len(shipper._read) == 1
+        broker.start()
+        async with at_work(Ledger(kafka, url)):
+            await asyncio.wait_for(shipper.drained.wait(), 60)
+        shipping.cancel()
+        await asyncio.gather(shipping, return_exceptions=True)
+        await sink.close()
+        # and what has arrived needs no room
+        assert len(list((tmp_path / "gw-1").glob("*.journal"))) == 1
+    finally:
+        broker.close()
+    assert (await total(store)).requests == 3000

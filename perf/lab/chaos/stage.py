@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 
 from llmops.errors import ServerError
 from llmops.model_repository.server.processes import tied
-from llmops.perf.lab.harness.servers import Broker, Postgres, Valkey, free_port
+from llmops.perf.lab.harness.servers import Broker, Postgres, Server, Valkey, free_port
 
 # micro-dollars per million tokens
 INPUT, CACHED, OUTPUT = 600_000, 300_000, 900_000
@@ -105,7 +105,7 @@ class Stage:
 
     def torment(self, over: Callable[[], bool], dice: random.Random) -> None:
         """Kill all of them, one at a time, round after round until it is `over`; they are alive afterwards."""
-        victims = {
+        victims: dict[str, Sequence[Program | Server]] = {
             "gateway": self.gateways,
             "ledger": [self.control],
             "broker": [self.broker],

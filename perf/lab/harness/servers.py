@@ -69,6 +69,11 @@ class Server:
             return False
         return True
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """`kill -9`, and it is gone."""
         if self._process is not None:

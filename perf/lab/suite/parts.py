@@ -42,6 +42,7 @@ def parts() -> list[Part]:
         Part("full soak", 600, lambda engine: _soak(engine, None), included=False),
         Part("load generator", 150, _load_generator, peer="aiperf"),
         Part("sweep", 180, _sweep),
+        Part("usage", 240, _usage),
         Part("start-up", 160, _start_up),
         Part("planner", 120, _planner),
     ]
@@ -106,6 +107,12 @@ def _sweep(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import sweep
 
     return sweep.measure(engine)
+
+
+def _usage(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import usage
+
+    return usage.measure()
 
 
 def _start_up(engine: Path) -> Section:
