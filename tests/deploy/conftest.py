@@ -6,6 +6,9 @@ import pytest
 
 from llmops.errors import ServerError
 from llmops.perf.lab.harness.debian import program
+from tests.gateway.conftest import card, tokenizer, tokenizer_dir
+
+__all__ = ["card", "tokenizer", "tokenizer_dir"]
 
 
 def debian(name: str, package: str, *libraries: str) -> list[str]:

