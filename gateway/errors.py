@@ -288,6 +288,10 @@ class UnavailableError(ApiError):
         super().__init__(message, retry_after=retry_after, **details)
 
 
+class PreemptedError(UnavailableError):
+    """503: the engine's memory is needed for requests that go first."""
+
+
 class DrainingError(UnavailableError):
     """503: the engine finishes what it has, or did, and takes nothing new."""
 

@@ -313,7 +313,13 @@ class TokenStream(ABC):
 
 
 class Engine(ABC):
-    """A model that turns EngineRequests into TokenStreams."""
+    """A model that turns EngineRequests into TokenStreams. `gated`: requests may have to wait for it, or be refused."""
+
+    gated = False
+
+    def check(self, turn: Turn) -> None:
+        """Before anything is known of a request. Raises UnavailableError where it would wait for too long."""
+        return
 
     @abstractmethod
     async def open(self, request: EngineRequest) -> TokenStream: ...

@@ -53,6 +53,8 @@ async def admitted(
     meter = service.metrics.meter(model.name, context.started, context.caller.tier)
     leave = None
     try:
+        if model.engine.gated:
+            model.engine.check(context.turn)
         leave = service.queues.enter(model, sequences, context.caller.share)
         return await start(leave, meter)
     except BaseException as error:

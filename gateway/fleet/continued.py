@@ -13,7 +13,14 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from llmops.gateway.errors import ApiError, CancelledStreamError, DrainingError, EngineError, UnavailableError
+from llmops.gateway.errors import (
+    ApiError,
+    CancelledStreamError,
+    DrainingError,
+    EngineError,
+    PreemptedError,
+    UnavailableError,
+)
 from llmops.gateway.fleet.merged import MergedStream
 from llmops.gateway.fleet.rest import alone, is_greedy, is_over, is_repeatable, needs_replay, rest_of
 from llmops.gateway.messages import EngineRequest, TokenBatch, TokenSink, TokenStream
@@ -421,6 +428,8 @@ class _Nobody(TokenStream):
 def _reason(error: ApiError) -> Reason:
     if isinstance(error, DrainingError):
         return "drain"
+    if isinstance(error, PreemptedError):
+        return "preempted"
     if error.code == "overloaded":
         return "refused"
     return "lost" if isinstance(error, UnavailableError) else "failed"

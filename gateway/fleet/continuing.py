@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from llmops.gateway.fleet.continued import Continued, Reason
-from llmops.gateway.messages import Engine, EngineRequest, TokenStream
+from llmops.gateway.messages import Engine, EngineRequest, TokenStream, Turn
 
 
 class Continuing(Engine):
@@ -15,10 +15,13 @@ class Continuing(Engine):
     def __init__(self, fleet: Engine, count: Callable[[Reason], None], *, exact: bool, silence: float) -> None:
         """`count` hears of every move; `exact`: what a request gets depends on nothing else in its batch; `silence`:
         seconds without a token after which a replica is suspected."""
-        self.exact = exact
+        self.exact, self.gated = exact, fleet.gated
         self._fleet, self._count, self._silence = fleet, count, silence
         self._streams: set[Continued] = set()
         self._watch: asyncio.TimerHandle | None = None
+
+    def check(self, turn: Turn) -> None:
+        self._fleet.check(turn)
 
     async def open(self, request: EngineRequest) -> TokenStream:
         return Continued(self, request, await self._fleet.open(request))

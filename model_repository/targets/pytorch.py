@@ -40,6 +40,9 @@ class PytorchTarget(RepositoryTarget):
             outputs=OUR_OUTPUTS,
         )
 
+    def reports(self) -> dict[str, bool]:
+        return {**super().reports(), "kv_events": True, "cached_tokens": True}
+
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         guided = manifest.extra_as(PytorchExtra).llm_args.get("guided_decoding_backend") is not None
         sampling = served_profile(manifest).sampling

@@ -85,6 +85,24 @@ async def say(client: httpx.AsyncClient, prompt: str = "Once upon a time", token
     return await client.post("/v1/completions", json=body)
 
 
+async def answering(client: httpx.AsyncClient, count: int, where: set[str]) -> list[asyncio.Task[httpx.Response]]:
+    """That many answers of 300 tokens, begun in each of these places."""
+    tasks = [asyncio.create_task(say(client, tokens=300)) for _ in range(count)]
+
+    async def begun() -> bool:
+        (gateway,) = (await client.get("/replicas")).json()["gateways"]
+        return {one["replica"] for one in gateway["models"]["mock"] if one["running"]} >= where
+
+    await eventually_async(begun)
+    return tasks
+
+
+async def texts(tasks: list[asyncio.Task[httpx.Response]]) -> set[str]:
+    answers = await asyncio.gather(*tasks)
+    assert {one.status_code for one in answers} == {200}, [one.text for one in answers]
+    return {one.json()["choices"][0]["text"] for one in answers}
+
+
 async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
     first, second = await asyncio.gather(asyncio.to_thread(serve), asyncio.to_thread(serve))
     a, b = first.address, second.address
@@ -99,28 +117,29 @@ async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
 
         answers = await asyncio.gather(*(say(client, tokens=60) for _ in range(16)))
         assert {one.status_code for one in answers} == {200}
-        texts = {one.json()["choices"][0]["text"] for one in answers}
-        assert len(texts) == 1
+        assert len({one.json()["choices"][0]["text"] for one in answers}) == 1
+
+        (whole,) = [one.json()["choices"][0]["text"] for one in [await say(client, tokens=300)]]
 
         # one that hangs
+        running = await answering(client, 8, {a, b})
         tell(first, signal.SIGSTOP)
-        answers = await asyncio.gather(*(say(client) for _ in range(4)))
-        assert {one.status_code for one in answers} == {200}
+        assert await texts(running) == {whole}
         await become(client, {a: "gone", b: "ready"})
         assert (await model(client))["replicas"] == {"ready": 1, "total": 2}
         tell(first, signal.SIGCONT)
         await become(client, {a: "ready", b: "ready"})
 
-        # one that is asked to end, while it answers
-        running = [asyncio.create_task(say(client, tokens=300)) for _ in range(8)]
-        await asyncio.sleep(0.5)
-        first.ask()
-        answers = await asyncio.gather(*(say(client) for _ in range(8)), *running)
-        assert {one.status_code for one in answers} == {200}
-        await become(client, {a: "gone", b: "ready"})
-
-        # the last one
+        # one that is killed
+        running = await answering(client, 16, {a, b})
         tell(second, signal.SIGKILL)
+        assert await texts(running) == {whole}
+        await become(client, {a: "ready", b: "gone"})
+
+        # the last one is asked to end, and finishes what it has
+        running = await answering(client, 8, {a})
+        first.ask()
+        assert await texts(running) == {whole}
         await become(client, {a: "gone", b: "gone"})
         refused = await say(client)
         assert refused.status_code == 503

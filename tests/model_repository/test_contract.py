@@ -40,7 +40,7 @@ OTHERS = {
     # arguments of TensorRT-LLM's SamplingParams, and its finish reason
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py": (
         "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "top_k", "temperature", "top_p", "seed",
+        "frequency_penalty", "top_k", "temperature", "top_p", "seed", "cache_salt",
     ),
     # why an answer moved
     "gateway/fleet/replicas/team.py": ("drain",),

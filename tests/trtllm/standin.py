@@ -128,6 +128,7 @@ class RequestOutput:
         self.loop = asyncio.get_running_loop()
         self.prompt_token_ids, self.params = prompt, params
         self.outputs = [CompletionOutput(0, [], [])]
+        self.cached_tokens = 0
         self.finished = self.aborted_ = False
 
     def abort(self) -> None:
@@ -199,6 +200,7 @@ class KvCacheConfig(_Strict):
     enable_partial_reuse: bool = True
     copy_on_partial_reuse: bool = True
     onboard_blocks: bool = True
+    event_buffer_max_size: int = 0
 
 
 class KvCacheConfig13(KvCacheConfig):
@@ -380,6 +382,7 @@ class LLM:
         self.results: list[RequestOutput] = []
         self.down = self.dead = False
         self.asked_too_early = 0
+        self.events: list[dict[str, Any]] = []
         self._stats: asyncio.Queue[str] | None = None
         self._iteration = 0
         LLM.made.append(self)
@@ -398,6 +401,12 @@ class LLM:
             self._stats = asyncio.Queue()
         self.results.append(RequestOutput(self, inputs, sampling_params, lora_request))
         return self.results[-1]
+
+    async def get_kv_cache_events_async(self, timeout: float | None = 2) -> Any:
+        """Whole blocks of prompts, with hashes that mean nothing elsewhere; `tensorrt_llm/_utils.py` has the format."""
+        assert self.arguments.kv_cache_config["event_buffer_max_size"] > 0
+        while self.events:
+            yield self.events.pop(0)
 
     def _refuse_what_would_be_ignored(self, params: SamplingParams) -> None:
         """The real ones ignore these without a word, or refuse them."""

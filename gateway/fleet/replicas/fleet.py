@@ -9,7 +9,7 @@ from time import perf_counter
 
 from llmops.blocks import salt_of
 from llmops.contract import LORA_TASK_ID
-from llmops.gateway.errors import UnavailableError
+from llmops.gateway.errors import CancelledStreamError, PreemptedError, UnavailableError
 from llmops.gateway.fleet.admission.gate import Gate
 from llmops.gateway.fleet.admission.waiting import Admission, ticket_of
 from llmops.gateway.fleet.replicas.replica import Replica, ids_of, with_salt
@@ -22,10 +22,13 @@ from llmops.gateway.messages import (
     TokenBatch,
     TokenSink,
     TokenStream,
+    Turn,
     Wanted,
 )
 
 OVERLOADED = "overloaded"
+# seconds between two declarations of what waits, and between two answers that are taken back
+DECLARE, RELIEVE = 0.1, 0.5
 # tokens that an answer is thought to have before there was one, and the share of the newest in their mean
 FIRST_ANSWER, NEWEST = 256.0, 0.02
 
@@ -48,6 +51,17 @@ class Fleet(Engine):
         self.admission = None if gate is None else Admission(gate, lambda: self.views, clock)
         self._salt, self._clock = salt, clock
         self._answer = FIRST_ANSWER
+        self._declared, self._relieved = (0.0, 0.0), 0.0
+        # what runs where, while there is a gate
+        self._visits: dict[str, dict[Ticket, FleetStream]] = {}
+
+    @property
+    def gated(self) -> bool:  # type: ignore[override]
+        return self.admission is not None
+
+    def check(self, turn: Turn) -> None:
+        if self.admission is not None:
+            self.admission.check(ticket_of(turn, Wanted(0)))
 
     @property
     def views(self) -> Sequence[ReplicaView]:
@@ -64,7 +78,7 @@ class Fleet(Engine):
         while True:
             visit = await self._place(request, wanted)
             try:
-                return FleetStream(await visit.replica.open(request), visit)
+                stream = FleetStream(await visit.replica.open(request), visit)
             except UnavailableError as error:
                 visit.leave(error)
                 wanted = wanted._replace(without=wanted.without | {visit.replica.replica_id})
@@ -73,6 +87,10 @@ class Fleet(Engine):
             except BaseException:
                 visit.leave()
                 raise
+            else:
+                if visit.ticket is not None:
+                    self._visits.setdefault(stream.replica, {})[visit.ticket] = stream
+                return stream
 
     async def _place(self, request: EngineRequest, wanted: Wanted) -> Visit:
         """A place at a replica, as soon as there is one. Raises UnavailableError."""
@@ -83,7 +101,11 @@ class Fleet(Engine):
             view, ticket = self.views[at], None
         else:
             ticket = ticket_of(request.turn, wanted, len(wanted.ids), moved=request.moved)
-            view = await self.admission.enter(ticket)
+            entering = self.admission.enter(ticket)
+            try:
+                view = await entering
+            finally:
+                self._declare()
         replica = self.replicas.get(view.replica_id)
         if replica is None:
             raise UnavailableError(self._nowhere(wanted))
@@ -92,16 +114,41 @@ class Fleet(Engine):
             self.policy.sent(wanted, view)
         return Visit(self, replica, ticket)
 
-    def ended(self, ticket: Ticket | None, tokens: int) -> None:
-        """An answer had so many tokens."""
-        self._answer += NEWEST * (tokens - self._answer)
-        if ticket is not None and self.admission is not None:
-            self.admission.ended(ticket, tokens)
+    def ended(self, visit: Visit) -> None:
+        """An answer is over, or goes on elsewhere."""
+        self._answer += NEWEST * (visit.tokens - self._answer)
+        if visit.ticket is not None and self.admission is not None:
+            self._visits.get(visit.replica.replica_id, {}).pop(visit.ticket, None)
+            self.admission.ended(visit.ticket, visit.tokens)
 
     def changed(self) -> None:
         """A replica is not as it was."""
         if self.admission is not None:
             self.admission.changed()
+            self._declare()
+            self._relieve(self.admission.gate)
+
+    def _declare(self) -> None:
+        """Tell the engines what waits here, so that other gateways leave room for it; ten times a second at most."""
+        assert self.admission is not None
+        order, now = self.admission.gate.order, self._clock()
+        weights, (last, when) = order.demand(), self._declared
+        if weights != last and (now - when >= DECLARE or not weights):
+            self._declared = (weights, now)
+            for replica in self.replicas.values():
+                replica.declare(order.bytes // 4, weights)
+
+    def _relieve(self, gate: Gate) -> None:
+        """Where the KV cache is full, the least urgent answer leaves, to go on when there is room again."""
+        now = self._clock()
+        if now - self._relieved < RELIEVE:
+            return
+        for view in self.views:
+            running = self._visits.get(view.replica_id, {})
+            victim = gate.victim(view, running)
+            if victim is not None:
+                self._relieved = now
+                running[victim].preempt()
 
     def end(self) -> None:
         """Those who wait get UnavailableError."""
@@ -134,10 +181,10 @@ class Fleet(Engine):
 class Visit:
     """A request at a replica: counted there until it leaves."""
 
-    __slots__ = ("_fleet", "_over", "_ticket", "replica", "tokens")
+    __slots__ = ("_fleet", "_over", "replica", "ticket", "tokens")
 
     def __init__(self, fleet: Fleet, replica: Replica, ticket: Ticket | None) -> None:
-        self.replica, self._fleet, self._ticket = replica, fleet, ticket
+        self.replica, self._fleet, self.ticket = replica, fleet, ticket
         self.tokens, self._over = 0, False
         replica.open_streams += 1
 
@@ -150,7 +197,7 @@ class Visit:
         # a full queue is no fault
         if isinstance(error, UnavailableError) and error.code != OVERLOADED:
             self.replica.failed()
-        self._fleet.ended(self._ticket, self.tokens)
+        self._fleet.ended(self)
 
 
 class FleetStream(TokenStream):
@@ -159,6 +206,7 @@ class FleetStream(TokenStream):
     def __init__(self, stream: TokenStream, visit: Visit) -> None:
         self._stream, self._visit = stream, visit
         self._sink: TokenSink | None = None
+        self._preempted = False
 
     @property
     def replica(self) -> str:
@@ -179,6 +227,8 @@ class FleetStream(TokenStream):
             raise
         except BaseException as error:
             self._visit.leave(error)
+            if self._preempted and isinstance(error, CancelledStreamError):
+                raise PreemptedError("The engine's memory is needed for others; send the request again.") from None
             raise
         self._visit.tokens += len(batch.tokens)
         return batch
@@ -186,6 +236,11 @@ class FleetStream(TokenStream):
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
         self._sink = sink
         self._stream.attach(self._take, taken)
+
+    def preempt(self) -> None:
+        """Leave the engine; whoever reads has it go on when there is room."""
+        self._preempted = True
+        self._stream.cancel()
 
     def cancel(self) -> None:
         self._stream.cancel()

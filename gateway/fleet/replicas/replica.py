@@ -19,11 +19,10 @@ from llmops.gateway.triton.watcher import EngineState, Served
 
 log = logging.getLogger(__name__)
 
-# A broken stream has so long to go on where it stopped before its answers go on elsewhere (s): as long as a connection
-# takes that was only cut, not as long as a server that is started again.
-COME_BACK = 0.3
 # the share of the newest step in what is expected of the next
 NEWEST = 0.1
+# weights travel as whole numbers of this part
+WEIGHT = 1000
 # after so long without word of it a replica is judged by own requests (s)
 UNCOUNTED = 2.0
 
@@ -72,9 +71,10 @@ class Replica:
         """Triton's name for it, where the settings say it."""
         return self.replica_id.rpartition("=")[2].partition("/")[2]
 
-    def start(self) -> None:
+    def start(self, come_back: float) -> None:
+        """`come_back`: seconds that a broken stream has to go on where it stopped."""
         if self.health.speaks and isinstance(self.engine, StepStreams):
-            self.engine.watch(self, COME_BACK)
+            self.engine.watch(self, come_back)
 
     def stop(self) -> None:
         """It takes part no longer. Its open streams go on."""
@@ -111,6 +111,11 @@ class Replica:
             self._changed()
         return now
 
+    def declare(self, tokens: int, weights: float) -> None:
+        """What waits in this gateway, for the engine to tell the others."""
+        if isinstance(self.engine, StepStreams):
+            self.engine.declare(min(tokens, 2**31 - 1), min(round(weights * WEIGHT), 2**31 - 1))
+
     def failed(self) -> None:
         """A request that went there did not get through."""
         self.health.failed(self._clock())
@@ -146,7 +151,7 @@ class Replica:
         view.waiting, view.waiting_tokens = state.waiting, state.waiting_tokens
         view.free_blocks, view.blocks = state.free_blocks, state.blocks
         view.tokens_per_block = state.tokens_per_block or view.tokens_per_block
-        view.subscribers, view.demand = state.subscribers, state.demand / 1000
+        view.subscribers, view.demand = state.subscribers, state.demand / WEIGHT
         if state.step_us and (state.running or state.prefill_tokens):
             seconds = state.step_us / 1e6
             view.step_seconds += NEWEST * (seconds - view.step_seconds) if view.step_seconds else seconds

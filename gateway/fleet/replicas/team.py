@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from llmops.contract import GRACE
 from llmops.gateway.fleet.admission.waiting import gate_of
 from llmops.gateway.fleet.catalogue import Place, choose
 from llmops.gateway.fleet.continued import Reason
@@ -20,7 +21,7 @@ from llmops.gateway.fleet.replicas.scraped import PERIOD, Scraper
 from llmops.gateway.fleet.routing.choose import Cheapest
 from llmops.gateway.fleet.routing.prefix import PrefixIndex, tenant_salt
 from llmops.gateway.fleet.serving import ServedModel
-from llmops.gateway.messages import EngineRequest, ModelCard
+from llmops.gateway.messages import Engine, EngineRequest, ModelCard
 from llmops.gateway.observability import names
 from llmops.gateway.observability.metrics import Metrics
 from llmops.gateway.settings import GatewaySettings
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 # how often silence is looked for (s)
 LOOK = 0.25
+# What a stream that broke has to go on where it stopped before its answers go on elsewhere (s): as long as a connection
+# takes that was only cut, not as long as a server that is started again.
+COME_BACK = 0.3
 
 
 class Fleets:
@@ -40,9 +44,10 @@ class Fleets:
         outlive: Callable[[Fleet, ModelCard], Continuing] | None = None,
         misrouted: Callable[[str], None] = lambda model: None,
         scraper: Scraper | None = None,
+        come_back: float = COME_BACK,
     ) -> None:
         """`make` gives a model its Fleet, `outlive` has its answers go on elsewhere; `misrouted` is told of a model of
-        which another engine answered."""
+        which another engine answered; `come_back`: seconds that a broken stream has to go on where it stopped."""
         self._make, self._outlive, self._misrouted = make, outlive, misrouted
         self.fleets: dict[str, Fleet] = {}
         self._engines: dict[str, Continuing] = {}
@@ -50,7 +55,7 @@ class Fleets:
         self._watched: dict[str, dict[str, Replica]] = {}
         # why a replica does not take part, by model and replica
         self.problems: dict[str, dict[str, str]] = {}
-        self._scraper = scraper
+        self._scraper, self._come_back = scraper, come_back
         self._watch: list[asyncio.Task] = []
 
     def join(self, places: Mapping[str, Sequence[Place[Any]]]) -> Mapping[str, Place[Any]]:
@@ -97,7 +102,13 @@ class Fleets:
         name = first.model.parent or first.model.name
         fleet = self.fleets[name]
         ready = any(view.state in ("ready", "suspect") for view in fleet.views) or first.ready
-        return Place(first.replica, replace(first.model, engine=self._engines.get(name, fleet)), ready)
+        return Place(first.replica, self._model(first.model, self._engines.get(name, fleet), fleet), ready)
+
+    def _model(self, model: ServedModel, engine: Engine, fleet: Fleet) -> ServedModel:
+        """As many at once as all replicas take, and as may wait for them."""
+        most = sum(view.max_batch_size for view in fleet.views) or model.card.max_batch_size
+        waiting = fleet.admission.gate.bounds.entries if fleet.admission is not None else 0
+        return replace(model, engine=engine, card=replace(model.card, max_batch_size=most + waiting))
 
     def _update(self, fleet: Fleet, places: Sequence[Place[Any]]) -> None:
         """Replicas whose card changed are new ones. One that is not like the first takes no part."""
@@ -137,7 +148,7 @@ class Fleets:
             fleet.changed()
 
         replica = Replica(place.replica, place.model, fleet.policy, changed, misrouted)
-        replica.start()
+        replica.start(self._come_back)
         return replica
 
     def _tell(self, model: str, problems: dict[str, str]) -> None:
@@ -186,7 +197,7 @@ def fleets_of(settings: GatewaySettings, metrics: Metrics) -> Fleets | None:
         policy = Cheapest(PrefixIndex() if settings.replicas else None)
         return Fleet(model, policy, salt, gate_of(settings, model, policy))
 
-    return Fleets(make, outlive if settings.replicas else None, count, Scraper(settings.metrics_port))
+    return Fleets(make, outlive, count, Scraper(settings.metrics_port), COME_BACK if settings.replicas else GRACE)
 
 
 def _strangers(fleet: Fleet, places: Sequence[Place[Any]]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..request import GenerationRequest
-from ..runtime import EngineDead, EngineRuntime, EngineStats, StepOutput
+from ..runtime import EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
 
 # the Python that has TensorRT-LLM, where it is not the one that Triton's stub runs
 PYTHON_VARIABLE = "LLMOPS_TRTLLM_PYTHON"
@@ -38,6 +38,7 @@ class RemoteRuntime(EngineRuntime):
             )
         self._connection = Connection(ours.detach())
         self._running: set[int] = set()
+        self._changes: list[KvChange] = []
         self._stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, options.max_batch_size)
         self._connection.send(asdict(options))
         refusal = self._receive()
@@ -65,14 +66,19 @@ class RemoteRuntime(EngineRuntime):
         outputs: list[StepOutput] = []
         wait = _STEP_WAIT
         while self._poll(wait):
-            new, stats = self._receive()
+            new, stats, changes = self._receive()
             outputs += [StepOutput(*one) for one in new]
+            self._changes += [KvChange(*one) for one in changes]
             self._stats, wait = EngineStats(*stats), 0.0
         self._running -= {one.key for one in outputs if one.finish}
         return outputs
 
     def stats(self) -> EngineStats:
         return self._stats if self._running else self._stats._replace(active=0, scheduled=0, waiting=0, context=0)
+
+    def kv_changes(self) -> Iterable[KvChange]:
+        changes, self._changes = self._changes, []
+        return changes
 
     def close(self) -> None:
         """The worker ends when its side of the connection is closed."""

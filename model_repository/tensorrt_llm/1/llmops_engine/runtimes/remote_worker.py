@@ -41,10 +41,11 @@ def _turn(connection: Connection, runtime: TrtllmRuntime) -> None:
     while connection.poll(0 if runtime.has_work() else None):
         failed = _obey(runtime, *connection.recv())
         if failed:
-            connection.send(("step", ([failed], tuple(runtime.stats()))))
+            connection.send(("step", ([failed], tuple(runtime.stats()), [])))
     outputs = list(runtime.step())
     if outputs:
-        connection.send(("step", ([tuple(one) for one in outputs], tuple(runtime.stats()))))
+        changes = [tuple(one) for one in runtime.kv_changes()]
+        connection.send(("step", ([tuple(one) for one in outputs], tuple(runtime.stats()), changes)))
 
 
 def _obey(runtime: TrtllmRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:

@@ -7,6 +7,7 @@ takes what is there. Held to what 1.2.1 and 1.3 do (tests/trtllm/standin.py); se
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import queue
 import sys
@@ -18,14 +19,17 @@ from typing import Any
 
 import llmops_contract as contract
 
+from ..kv_names import KvNames
 from ..request import GenerationRequest, Refused
-from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, StepOutput
+from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
 from .stop_words import StopWordMatcher
-from .trtllm_library import Library, check_announced, choose_profile, final_arguments, load_library
+from .trtllm_library import EVENTS, Library, check_announced, choose_profile, final_arguments, load_library
 
 _REASONS = {"stop": STOP, "length": LENGTH}
 # between two looks for statistics that ended (s)
 _STATS_PERIOD = 1.0
+# between two looks for what the KV cache got and lost (s)
+_EVENTS_PERIOD = 0.1
 # what OpenAI's API says for a token that is not among those whose log-probability was computed
 _NOT_COMPUTED = -9999.0
 _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
@@ -82,6 +86,11 @@ class TrtllmRuntime(EngineRuntime):
         self._iteration = 0
         self._latest: dict[str, Any] = {}
         self._collector: Future[None] | None = None
+        self._events: Future[None] | None = None
+        self._names: KvNames | None = None
+        self._changes: queue.SimpleQueue[KvChange] = queue.SimpleQueue()
+        self._salts = "cache_salt" in inspect.signature(self._api.LLM.generate_async).parameters
+        self._tokens_per_block = _reused_blocks(arguments)
         self._stats_failed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
@@ -92,20 +101,30 @@ class TrtllmRuntime(EngineRuntime):
         state = _Sequence(request)
         self._sequences[key] = state
         ids = request.input_ids.reshape(-1).tolist()
-        generate = self._generate(key, state, ids, params, self._adapters.get(request.adapter))
+        if self._tokens_per_block and self._events is None:
+            self._names = KvNames(self._tokens_per_block)
+            self._events = asyncio.run_coroutine_threadsafe(self._collect_events(self._names), self._loop)
+        generate = self._generate(key, state, request, ids, params, self._adapters.get(request.adapter))
         state.future = asyncio.run_coroutine_threadsafe(generate, self._loop)
 
-    async def _generate(self, key: int, state: _Sequence, ids: list[int], params: Any, adapter: Any) -> None:
+    async def _generate(
+        self, key: int, state: _Sequence, request: GenerationRequest, ids: list[int], params: Any, adapter: Any
+    ) -> None:
         """Runs on the library's loop, where `generate_async` ties its result to."""
         try:
-            state.result = self._llm.generate_async(ids, params, lora_request=adapter, streaming=True)
+            more = {"cache_salt": str(request.cache_salt)} if request.cache_salt and self._salts else {}
+            if self._names is not None:
+                self._names.asked(request.input_ids.reshape(-1), request.cache_salt if more else 0, request.adapter)
+            state.result = self._llm.generate_async(ids, params, lora_request=adapter, streaming=True, **more)
             seen = 0
             async for output in state.result:
                 completion = output.outputs[0]
                 tokens = list(completion.token_ids[seen:])
                 log_probs = _chosen(completion.logprobs[seen:], tokens) if completion.logprobs else []
+                cached = None if seen else getattr(output, "cached_tokens", None)
                 seen += len(tokens)
-                self._outputs.put(StepOutput(key, tokens, log_probs, _finish(completion.finish_reason)))
+                finish = _finish(completion.finish_reason)
+                self._outputs.put(StepOutput(key, tokens, log_probs, finish, cached=cached))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
@@ -148,7 +167,7 @@ class TrtllmRuntime(EngineRuntime):
         kept = state.matcher.find(output.token_ids) if state.matcher is not None else None
         if kept is not None:
             self.cancel(output.key)
-            return StepOutput(output.key, output.token_ids[:kept], output.log_probs[:kept], STOP)
+            return output._replace(token_ids=output.token_ids[:kept], log_probs=output.log_probs[:kept], finish=STOP)
         if output.finish != RUNNING:
             self._sequences.pop(output.key, None)
         return output
@@ -173,6 +192,27 @@ class TrtllmRuntime(EngineRuntime):
             paused=int(batch.get("numPausedRequests", 0)),
             memory=tuple((kind, self._latest[name]) for kind, name in _MEMORY.items() if name in self._latest),
         )
+
+    def kv_changes(self) -> Iterable[KvChange]:
+        changes = []
+        while not self._changes.empty():
+            changes.append(self._changes.get_nowait())
+        return changes
+
+    async def _collect_events(self, names: KvNames) -> None:
+        """The library keeps events in a buffer until somebody reads them; the oldest are lost when it is full."""
+        while True:
+            try:
+                async for event in self._llm.get_kv_cache_events_async(timeout=0):
+                    for change in names.read([json.loads(event) if isinstance(event, str) else event]):
+                        self._changes.put(change)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - events are beta there; without them nothing is known of it
+                print(f"TensorRT-LLM's KV-cache events cannot be read ({error}).", file=sys.stderr, flush=True)
+                self._changes.put(KvChange(contract.KV_CLEARED))
+                return
+            await asyncio.sleep(_EVENTS_PERIOD)
 
     async def _collect_stats(self) -> None:
         """The library keeps statistics of each iteration until somebody reads them. It has some after the first
@@ -202,11 +242,19 @@ class TrtllmRuntime(EngineRuntime):
     def close(self) -> None:
         for key in list(self._sequences):
             self.cancel(key)
-        if self._collector is not None:
-            self._collector.cancel()
+        for collector in (self._collector, self._events):
+            if collector is not None:
+                collector.cancel()
         self._llm.shutdown()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
+
+
+def _reused_blocks(arguments: dict[str, Any]) -> int:
+    """Tokens per block, where events are told; else 0."""
+    config = arguments.get("kv_cache_config")
+    get = config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
+    return int(get("tokens_per_block", 32)) if config is not None and get(EVENTS, 0) else 0
 
 
 def _abort(state: _Sequence) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 # 1.3 reports usage over HTTP unless disabled; set it to 0 to allow that
 _QUIET = ("TRTLLM_NO_USAGE_STATS", "1")
+# the library says what its KV cache gets and loses, and keeps so much of it until it is read
+EVENTS, EVENTS_KEPT = "event_buffer_max_size", 65_536
 # capabilities that differ between releases and samplers
 _SAMPLING = ("min_p", "seed", "penalties")
 
@@ -85,6 +87,9 @@ def final_arguments(library: Library, profile: dict[str, Any], model: str, token
         return arguments
     known = getattr(library.arguments, "model_fields", {})
     arguments |= {name: value for name, value in profile["wishes"].items() if name in known}
+    cache = arguments.get("kv_cache_config")
+    if isinstance(cache, dict) and cache.get("enable_block_reuse"):
+        arguments["kv_cache_config"] = {EVENTS: EVENTS_KEPT, **cache}
     try:
         if library.read_extra is not None and release(library.version) < (1, 3):
             arguments = library.read_extra({}, arguments)

@@ -1,0 +1,161 @@
+"""The fleet behind a gate: who waits, who is told of it, and who makes room."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from llmops.gateway.errors import CancelledStreamError, PreemptedError, UnavailableError
+from llmops.gateway.fleet.admission.gate import Bounds, Gate
+from llmops.gateway.fleet.admission.order import Tier, Tiers
+from llmops.gateway.fleet.replicas.fleet import Fleet
+from llmops.gateway.fleet.replicas.replica import Replica
+from llmops.gateway.fleet.routing.choose import Cheapest
+from llmops.gateway.messages import EngineRequest, TokenBatch, TokenStream, Turn
+from llmops.gateway.triton.watcher import EngineState, Served
+
+
+class Tokens(TokenStream):
+    """One token, and then nothing until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+        self.given = False
+
+    async def __anext__(self) -> TokenBatch:
+        if not self.given:
+            self.given = True
+            return TokenBatch(0, [1])
+        await self.cancelled.wait()
+        raise CancelledStreamError
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class Endless:
+    """Takes everything."""
+
+    def __init__(self) -> None:
+        self.requests: list[EngineRequest] = []
+        self.fails = False
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        if self.fails:
+            raise UnavailableError("Triton cannot be reached.")
+        self.requests.append(request)
+        return Tokens()
+
+
+def made(count: int = 1, gate: bool = True, **options) -> tuple[Fleet, list[Endless], list[Replica]]:
+    policy = Cheapest()
+    tiers = Tiers([Tier("interactive", max_wait=60.0), Tier("batch", max_wait=60.0)], default="batch")
+    fleet = Fleet("tiny", policy, gate=Gate(tiers, policy, Bounds()) if gate else None, **options)
+    engines = [Endless() for _ in range(count)]
+    replicas = []
+    for at, engine in enumerate(engines):
+        card = SimpleNamespace(max_batch_size=2, adapters=(), state=False, engine="e" * 64)
+        one = Replica(f"r{at}", SimpleNamespace(name="tiny", card=card, engine=engine), policy, fleet.changed)
+        one.health.loaded(True)
+        one.look()
+        replicas.append(one)
+    fleet.replicas = {one.replica_id: one for one in replicas}
+    return fleet, engines, replicas
+
+
+def request(tier: str = "batch", **fields) -> EngineRequest:
+    turn = Turn("tenant", tier, asyncio.get_running_loop().time())
+    return EngineRequest("x", list(range(8)), 16, turn=turn, **fields)
+
+
+async def test_a_request_that_does_not_get_through_is_asked_of_the_others_once_each():
+    fleet, engines, _ = made(3, gate=False)
+    engines[0].fails = engines[1].fails = True
+    for _ in range(6):
+        (await fleet.open(request())).cancel()
+    assert len(engines[2].requests) == 6
+    engines[2].fails = True
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        await fleet.open(request())
+    assert [one.open_streams for one in fleet.replicas.values()] == [0, 0, 0]
+
+
+async def test_open_streams_are_counted_until_they_end_whatever_ends_them():
+    fleet, _, (replica,) = made(gate=False)
+    streams = [await fleet.open(request()) for _ in range(3)]
+    assert replica.open_streams == 3
+    streams[0].cancel()
+    streams[0].cancel()
+    reader = asyncio.create_task(streams[1].__anext__())
+    await reader
+    streams[1].cancel()
+    with pytest.raises(CancelledStreamError):
+        await streams[1].__anext__()
+    assert replica.open_streams == 1
+
+
+async def test_a_tenants_salt_is_set_by_the_gateway_and_stays_when_an_answer_moves():
+    fleet, (engine,), _ = made(gate=False, salt=lambda request: 7)
+    await fleet.open(request())
+    await fleet.open(request(cache_salt=5, moved=True))
+    assert [one.cache_salt for one in engine.requests] == [7, 5]
+
+
+async def test_where_the_cache_is_full_the_lower_tier_makes_room():
+    fleet, _, (replica,) = made()
+    urgent, batch = await fleet.open(request("interactive")), await fleet.open(request("batch"))
+    for stream in (urgent, batch):
+        await stream.__anext__()
+    replica.view.blocks, replica.view.free_blocks = 100, 2
+    fleet.changed()
+    with pytest.raises(PreemptedError):
+        await batch.__anext__()
+    assert replica.open_streams == 1
+    waits = asyncio.create_task(urgent.__anext__())
+    await asyncio.sleep(0)
+    assert not waits.done()
+    urgent.cancel()
+    with pytest.raises(CancelledStreamError):
+        await waits
+
+
+def state(**numbers: int) -> EngineState:
+    return EngineState(**{**dict.fromkeys(EngineState._fields, 0), "blocks": 100, "free_blocks": 50, **numbers})
+
+
+async def test_a_replica_that_lies_is_believed_no_less_than_what_it_was_given():
+    _, _, (replica,) = made(gate=False)
+    replica.open_streams = 20
+    replica.heard(state())
+    assert replica.view.running == 20
+    before = (replica.view.free_blocks, replica.view.blocks)
+    replica.heard(state(running=-5, free_blocks=10**9))
+    assert (replica.view.free_blocks, replica.view.blocks) == before, "no engine can be so"
+
+
+async def test_an_answer_of_another_engine_is_counted_and_the_replica_left():
+    wrong = []
+    _, _, (replica,) = made(gate=False)
+    replica._misrouted = lambda: wrong.append(1)
+    replica.served(Served("tiny", "1", "e" * 64, "i"))
+    assert (wrong, replica.view.state) == ([], "ready")
+    replica.served(Served("tiny", "1", "f" * 64, "i"))
+    assert (wrong, replica.view.state) == ([1], "gone")
+    assert replica.problem == f"it answers with engine {'f' * 12}, and its card says {'e' * 12}"
+
+
+async def test_what_was_sent_counts_until_a_state_of_a_later_step_comes():
+    clock = SimpleNamespace(now=10.0)
+    _, _, (replica,) = made(gate=False)
+    replica._clock = lambda: clock.now
+    replica.heard(state())
+    clock.now = 11.0
+    replica.sent(300, is_counted=False)
+    clock.now = 11.1
+    replica.heard(state())
+    assert (replica.view.unseen, replica.view.unseen_tokens) == (1, 300), "this step may have begun before"
+    clock.now = 11.2
+    replica.heard(state(waiting=1, waiting_tokens=300))
+    assert (replica.view.unseen, replica.view.unseen_tokens) == (0, 0)
