@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, RowMapping, Table, func, select
+from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.ids import canonical
@@ -108,11 +109,8 @@ async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecor
 
 async def sum_usage(connection: AsyncConnection, wanted: UsageFilter, by: Sequence[str] = ()) -> Sequence[UsageSum]:
     """Sums by the groups of `by` (of `GROUPS`), in their order. Without groups it is one sum, perhaps of zeros."""
-    totals, source, known = _source(wanted, by)
-    columns = [known[name].label(name) for name in by]
-    sums = [func.coalesce(func.sum(totals.c[name]), 0).label(name) for name in _SUMMED]
-    statement = select(*columns, *sums).select_from(source).where(*_conditions(wanted, totals, known["tenant"]))
-    rows = (await connection.execute(statement.group_by(*columns).order_by(*columns))).mappings().all()
+    given = {name: value for name, value in vars(wanted).items() if value is not None}
+    rows = (await connection.execute(_summing(tuple(by), frozenset(given)), given)).mappings().all()
     return [UsageSum(group=_group(row, by), **{name: int(row[name]) for name in _SUMMED}) for row in rows]
 
 
@@ -211,10 +209,20 @@ async def _unbroken(connection: AsyncConnection, gateway_id: str, mark: int) -> 
             return mark
 
 
-def _source(wanted: UsageFilter, by: Sequence[str]) -> tuple[Table, FromClause, dict[str, ColumnElement[Any]]]:
+@lru_cache(maxsize=256)
+def _summing(by: tuple[str, ...], given: frozenset[str]) -> Select:
+    """Made once for each form of the question: putting it together would cost more than the database takes."""
+    totals, source, known = _source(given, by)
+    columns = [known[name].label(name) for name in by]
+    sums = [func.coalesce(func.sum(totals.c[name]), 0).label(name) for name in _SUMMED]
+    statement = select(*columns, *sums).select_from(source).where(*_conditions(given, totals, known["tenant"]))
+    return statement.group_by(*columns).order_by(*columns)
+
+
+def _source(given: frozenset[str], by: Sequence[str]) -> tuple[Table, FromClause, dict[str, ColumnElement[Any]]]:
     """The totals that are summed, what they are read from, and the groups there. Tenants have totals of their own: what
     is not asked by user or key has far fewer rows."""
-    if wanted.user_id is None and wanted.key_id is None and _COARSE.issuperset(by):
+    if given.isdisjoint(("user_id", "key_id")) and _COARSE.issuperset(by):
         coarse = tenant_totals.c
         return tenant_totals, tenant_totals, {"day": coarse.day, "model": coarse.model, "tenant": coarse.tenant_id}
     totals = usage_totals
@@ -229,12 +237,13 @@ def _group(row: RowMapping, by: Sequence[str]) -> dict[str, Any]:
     return {name: row[name] or None if name == "tenant" else row[name] for name in by}
 
 
-def _conditions(wanted: UsageFilter, table: Table, tenant: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
-    equal = {"user_id": wanted.user_id, "model": wanted.model, "key_id": wanted.key_id}
-    yield from (table.c[name] == value for name, value in equal.items() if value is not None)
-    if wanted.tenant_id is not None:
-        yield tenant == wanted.tenant_id
-    if wanted.first is not None:
-        yield table.c.day >= wanted.first
-    if wanted.last is not None:
-        yield table.c.day <= wanted.last
+def _conditions(given: frozenset[str], table: Table, tenant: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
+    """The values come with the execution, each under the name that UsageFilter has for it."""
+    day = table.c.day
+    if "first" in given:
+        yield day >= bindparam("first", type_=day.type)
+    if "last" in given:
+        yield day <= bindparam("last", type_=day.type)
+    for name in sorted(given - {"first", "last"}):
+        column = tenant if name == "tenant_id" else table.c[name]
+        yield column == bindparam(name, type_=column.type)

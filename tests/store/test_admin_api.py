@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 
+import httpx
 import pytest
 from sqlalchemy import make_url
 
@@ -187,10 +188,20 @@ async def test_the_openapi_document_has_every_operation_with_its_fields(url):
 
 @ONLY_SQLITE
 async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
-    await make_key(url)
+    admin, _, _ = await make_key(url)
     settings = GatewaySettings(triton="127.0.0.1:1", store=url)
     alone, with_guest = create_gateway(settings), create_gateway(settings, guests=[guest(settings, tuple)])
     added = {route.path for route in with_guest.routes} - {route.path for route in alone.routes}
     assert {"/api/usage", "/api/models", "/v1/organization/costs", "/api/admin/keys"} <= added
     document = with_guest.openapi()
     assert {"NewKey", "ChatRequest"} <= set(document["components"]["schemas"])
+    async with (
+        with_guest.router.lifespan_context(with_guest),
+        httpx.AsyncClient(transport=httpx.ASGITransport(with_guest), base_url="http://gateway") as client,
+    ):
+        assert (await client.get("/api/usage")).status_code == 401
+        client.headers.update(bearer(admin))
+        assert (await client.post("/api/admin/tenants", json={"id": "zeta"})).status_code == 201
+        assert (await client.get("/api/usage")).json()["of"] == "key"
+        # asked of itself, with the caller's key; there is no Triton here
+        assert (await client.get("/api/models")).json() == {"object": "list", "data": []}
