@@ -193,3 +193,48 @@ def test_what_runs_inside_triton_imports_only_what_is_there(package: str) -> Non
             assert roots <= known, f"{path}:{getattr(node, 'lineno', 0)}"
             # the runtimes' libraries are loaded by their own module alone
             assert not roots & {"openvino", "openvino_genai", "tensorrt_llm"} or path.name in LIBRARIES, path
+
+
+# triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt of NVIDIA/TensorRT-LLM at 0c8de69
+NVIDIA_SCALARS = {
+    "INT32": "encoder_output_lengths input_lengths request_output_len num_return_sequences decoder_input_lengths "
+    "end_id pad_id beam_width runtime_top_k runtime_top_p_reset_ids min_tokens prompt_vocab_size",
+    "FP32": "draft_acceptance_threshold temperature runtime_top_p runtime_top_p_min runtime_top_p_decay len_penalty "
+    "repetition_penalty beam_search_diversity_rate presence_penalty frequency_penalty",
+    "BOOL": "early_stopping return_log_probs return_context_logits return_generation_logits return_perf_metrics "
+    "return_num_input_tokens return_num_output_tokens exclude_input_in_output stop streaming",
+    "UINT64": "seed lora_task_id",
+}
+NVIDIA_RAGGED = {
+    (-1,): "input_ids draft_input_ids decoder_input_ids embedding_bias prompt_table_extra_ids context_phase_params "
+    "retention_token_range_starts retention_token_range_ends retention_token_range_priorities "
+    "retention_token_range_durations_ms",
+    (-1, -1): "encoder_input_features draft_logits prompt_embedding_table cross_attention_mask lora_weights",
+    (2, -1): "stop_words_list bad_words_list",
+    (-1, 3): "lora_config",
+    (1,): "skip_cross_attn_blocks retention_decode_priority retention_decode_duration_ms guided_decoding_guide_type "
+    "guided_decoding_guide lookahead_window_size lookahead_ngram_size lookahead_verification_set_size",
+}
+NVIDIA_PLAIN = {(-1,): "mrope_rotary_cos_sin", (1,): "mrope_position_deltas"}
+NVIDIA_OUTPUTS = {
+    (-1,): "sequence_length cum_log_probs context_phase_params",
+    (-1, -1): "output_ids output_log_probs context_logits",
+    (-1, -1, -1): "generation_logits",
+    (1,): "batch_index sequence_index kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks "
+    "arrival_time_ns first_scheduled_time_ns first_token_time_ns last_token_time_ns acceptance_rate "
+    "total_accepted_draft_tokens total_draft_tokens num_input_tokens num_output_tokens",
+}
+
+
+def by_name(table: dict) -> dict:
+    return {name: key for key, names in table.items() for name in names.split()}
+
+
+def test_the_engine_model_is_declared_as_nvidias_is() -> None:
+    inputs = contract.ENGINE_INPUTS
+    assert {one.name: one.datatype for one in inputs if one.scalar} == by_name(NVIDIA_SCALARS)
+    assert {one.dims for one in inputs if one.scalar} == {(1,)}
+    assert {one.name: one.dims for one in inputs if one.ragged} == by_name(NVIDIA_RAGGED)
+    assert {one.name: one.dims for one in inputs if not one.ragged and not one.scalar} == by_name(NVIDIA_PLAIN)
+    assert {one.name for one in inputs if not one.optional} == {"input_lengths", "request_output_len"}
+    assert {one.name: one.dims for one in contract.ENGINE_OUTPUTS} == by_name(NVIDIA_OUTPUTS)

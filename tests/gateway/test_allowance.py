@@ -1,0 +1,142 @@
+"""What a rendering may use, to the last character."""
+
+from __future__ import annotations
+
+import pytest
+from jinja2.exceptions import SecurityError
+from jinja2.utils import Namespace
+
+from llmops.gateway.text.allowance import (
+    CHARACTERS,
+    LONGEST,
+    MOST,
+    TemplateTimeoutError,
+    charged,
+    check_time,
+    joined,
+    reserve,
+    size_of,
+    spend,
+    texted,
+    times,
+    within_allowance,
+    within_time,
+)
+
+
+def left(work) -> int:
+    """Characters that `work` leaves of an allowance."""
+
+    def measure() -> int:
+        work()
+        low, high = 0, CHARACTERS
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        return low
+
+    def fits(size: int) -> bool:
+        try:
+            spend(size)
+        except SecurityError:
+            return False
+        finally:
+            spend(-size)
+        return True
+
+    return within_allowance(10.0, measure)
+
+
+def test_the_last_character_may_be_used():
+    assert left(lambda: None) == CHARACTERS == 2**27
+    within_allowance(10.0, spend, CHARACTERS)
+    with pytest.raises(SecurityError, match="the text it produces is too long"):
+        within_allowance(10.0, spend, CHARACTERS + 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "cost"),
+    [("", 0), ("abc", 3), ([1, 2], 16), ((1, 2, 3), 24), ({"a": 1}, 0), (7, 0), (type("Text", (str,), {})("abcd"), 4)],
+)
+def test_texts_and_slots_are_counted(value, cost):
+    assert CHARACTERS - left(lambda: charged(value)) == cost
+    assert charged(value) is value
+
+
+def test_what_is_joined_is_counted_and_refused_before_it_is_made():
+    assert CHARACTERS - left(lambda: joined(["ab", "c"])) == 3
+    assert joined(iter(["ab", "c"])) == "abc"
+    within_allowance(10.0, reserve, LONGEST)
+    with pytest.raises(SecurityError, match="a text or list it produces is too long"):
+        within_allowance(10.0, reserve, LONGEST + 1)
+
+    def nearly_spent() -> None:
+        spend(CHARACTERS - 2)
+        reserve(2)
+        with pytest.raises(SecurityError):
+            reserve(3)
+
+    within_allowance(10.0, nearly_spent)
+
+
+def test_an_allowance_is_one_rendering_s_and_the_outer_one_goes_on():
+    assert CHARACTERS - left(lambda: (spend(5), within_allowance(10.0, spend, 1000))) == 5
+
+
+def test_time():
+    check_time()
+    assert within_allowance(10.0, lambda: list(within_time("ab"))) == ["a", "b"]
+    with pytest.raises(TemplateTimeoutError, match="it takes too long"):
+        within_allowance(-1.0, check_time)
+    with pytest.raises(TemplateTimeoutError):
+        within_allowance(-1.0, lambda: list(within_time("ab")))
+    check_time()
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, 3), (2.9, 2), (MOST, MOST), (-MOST, -MOST), ("3", 0), (None, 0)])
+def test_a_count(count, expected):
+    assert times(count) == expected
+
+
+@pytest.mark.parametrize("count", [MOST + 1, -MOST - 1, float(MOST + 1)])
+def test_a_count_that_is_too_large(count):
+    with pytest.raises(SecurityError, match="a width or count is too large"):
+        times(count)
+
+
+KNOWN = [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("abc", 3),
+        (7, 32 + 3 // 3),
+        (None, 32),
+        (2**30, 32 + 31 // 3),
+        ([], 32),
+        (["abc"], 32 + 32 + 3),
+        ({"ab": 1}, 32 + 32 + 2 + 32),
+        ({"ab": 1}.items(), 32 + 32 + 2 + 32),
+        ({"ab": 1}.keys(), 32 + 32 + 2),
+        ({"ab": 1}.values(), 32 + 32),
+        ({"ab"}, 32 + 32 + 2),
+        (Namespace(a="b"), 32 + 32 + 32 + 1 + 32 + 1),
+        # as often as it would be written
+        ([KNOWN, KNOWN], 32 + 2 * (32 + 2 * 32)),
+    ],
+)
+def test_the_size_of_what_becomes_text(value, size):
+    assert size_of(value) == size
+    assert texted(value) is value
+
+
+def test_what_holds_itself_or_too_much_is_refused():
+    endless: list = []
+    endless.append(endless)
+    doubled: list = [1]
+    for _ in range(30):
+        doubled = [doubled, doubled]
+    for value in (endless, doubled, [0] * (LONGEST // 32 + 1), [10**300] * (LONGEST // 32)):
+        with pytest.raises(SecurityError, match="a text or list it produces is too long"):
+            texted(value)
