@@ -183,10 +183,11 @@ class Tally(ABC):
         """So many have been generated so far."""
 
     @abstractmethod
-    def end(self, outcome: Outcome, first: float = 0.0) -> None:
+    def end(self, outcome: Outcome, first: float = 0.0, replica: str = "", moves: int = 0) -> None:
         """It is over, and the last bytes of its answer go out after this: only the first call counts.
 
-        `first`: perf_counter() when its first tokens came, 0 for never.
+        `first`: perf_counter() when its first tokens came, 0 for never; `replica`: where it ended; `moves`: how often
+        it went on elsewhere.
         """
 
 

@@ -142,7 +142,8 @@ class Answer:
         self._context.usage, self._context.finish = usage, finish
         self._context.continued = self.continued
         if self._tally is not None:
-            self._tally.end(Outcome(status, finish, usage), self.meter.first)
+            stream, outcome = self._stream, Outcome(status, finish, usage)
+            self._tally.end(outcome, self.meter.first, stream.replica, sum(stream.seams.values()))
 
     async def _next_delta(self) -> Delta | None:
         if self._over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from types import SimpleNamespace
 from uuid import UUID
@@ -18,7 +19,7 @@ from llmops.gateway.endpoints.embeddings import Embeddings
 from llmops.gateway.endpoints.rerank import Rerank
 from llmops.gateway.http.context import KEY, RequestContext
 from llmops.gateway.http.door import Check
-from llmops.gateway.messages import Caller
+from llmops.gateway.messages import Caller, TokenStream
 from llmops.gateway.openai.embeddings import EmbeddingRequest
 from llmops.gateway.openai.rerank import RerankRequest
 from llmops.gateway.settings import GatewaySettings, RequestLimits, UsageSettings
@@ -212,11 +213,58 @@ async def test_a_cancelled_background_response(metered):
     assert (event.status, event.finish_reason) == (499, "cancelled")
 
 
+async def test_where_it_ended_and_how_often_it_moved(metered, monkeypatch):
+    monkeypatch.setattr(TokenStream, "replica", "triton-1:8001")
+    monkeypatch.setattr(TokenStream, "seams", {"exact": 1, "approximate": 2})
+    metered.stack.say("Hello")
+    await metered.post(CHAT, json=BODIES[CHAT])
+    event = await metered.one()
+    assert (event.replica, event.migrations) == ("triton-1:8001", 3)
+
+
+async def test_what_the_engine_had_in_its_cache_is_told_and_billed_alike(metered, monkeypatch):
+    monkeypatch.setattr(TokenStream, "cached_tokens", 3)
+    metered.stack.say("Hello")
+    chat = (await metered.post(CHAT, json=BODIES[CHAT])).json()["usage"]
+    assert chat["prompt_tokens_details"] == {"cached_tokens": 3, "audio_tokens": 0}
+    response = (await metered.post(RESPONSES, json=BODIES[RESPONSES])).json()["usage"]
+    assert response["input_tokens_details"]["cached_tokens"] == 3
+    # Anthropic's input_tokens are those that were not in a cache
+    message = (await metered.post(MESSAGES, json=BODIES[MESSAGES])).json()["usage"]
+    assert (message["cache_read_input_tokens"], message["input_tokens"]) == (3, chat["prompt_tokens"] - 3)
+    events = await metered.events(3)
+    assert {(event.input_tokens, event.cached_tokens) for event in events} == {(chat["prompt_tokens"], 3)}
+
+
+@pytest.mark.parametrize(("when_full", "status"), [("refuse", 503), ("serve", 200)])
+async def test_no_room_for_usage(metered, monkeypatch, when_full, status):
+    """What is open is finished, and its event waits for room; who comes next is refused, or served all the same."""
+
+    def full(event):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(metered.check._settings, "when_full", when_full)
+    metered.stack.say("Hello")
+    with monkeypatch.context() as patch:
+        patch.setattr(metered.check.desk.journal, "append", full)
+        assert (await metered.post(CHAT, json=BODIES[CHAT])).status_code == 200
+        answer = await metered.post(CHAT, json=BODIES[CHAT])
+        assert answer.status_code == status
+        if status == 503:
+            assert answer.json()["error"]["code"] == "usage_unavailable"
+            # what needs no bill goes on
+            assert (await metered.stack.client.get("/v1/models")).status_code == 200
+    # there is room again
+    assert (await metered.post(CHAT, json=BODIES[CHAT])).status_code == 200
+    events = await metered.events(2 if status == 503 else 3)
+    assert {event.finish_reason for event in events} == {"stop"}
+
+
 @pytest.mark.parametrize("what", ["embeddings", "rerank"])
-async def test_encoders_are_tallyed_for_what_they_read(metered, tokenizer, what):
+async def test_encoders_are_billed_for_what_they_read(metered, tokenizer, what):
     card = SimpleNamespace(max_seq_len=128, vocab_size=tokenizer.vocab_size, dimensions=4)
 
-    async def run(rows):
+    async def run(rows, *_):
         return np.zeros((len(rows), 4), dtype=np.float32) if what == "embeddings" else np.zeros(len(rows))
 
     model = SimpleNamespace(name="tiny", card=card, tokenizer=tokenizer, embed=run, scores=run, reads_pairs=True)

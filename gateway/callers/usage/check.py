@@ -69,18 +69,22 @@ class Desk:
             self.claim.remove()
 
     async def _sync(self) -> None:
-        """All events of a while at once."""
+        """All events of a while at once, and those for which there was no room again and again."""
         while True:
             await self.meter.dirty.wait()
             await asyncio.sleep(GROUP)
             self.meter.dirty.clear()
+            self.meter.retry()
+            trouble = bool(self.meter.trouble)
             try:
                 await self.journal.sync()
             except OSError as error:
                 log.error("Usage cannot be written to the disk (%s).", error.strerror or error)
+                trouble = True
+            self.shipper.synced()
+            if trouble:
                 self.meter.dirty.set()
                 await asyncio.sleep(RETRY)
-            self.shipper.synced()
 
 
 class UsageCheck(Check):

@@ -103,6 +103,7 @@ class Meter:
             slot.numbers[PROMPT], slot.numbers[CACHED] = event.input_tokens, event.cached_tokens
             slot.numbers[TOKENS] = event.output_tokens
         self._kept.append((event, slot))
+        self.dirty.set()
 
     def _take_up(self, page: Path) -> None:
         written = {event.id for event in self.journal.found}
@@ -157,7 +158,7 @@ class _Tally(Tally):
     def count(self, tokens: int) -> None:
         self._numbers[TOKENS] = tokens
 
-    def end(self, outcome: Outcome, first: float = 0.0) -> None:
+    def end(self, outcome: Outcome, first: float = 0.0, replica: str = "", moves: int = 0) -> None:
         if not self._open:
             return
         self._open = False
@@ -190,6 +191,8 @@ class _Tally(Tally):
                 ttft_ms=round((first - context.started) * 1000) if first else None,
                 latency_ms=round((now - context.started) * 1000),
                 priority=caller.tier or None,
+                replica=replica or None,
+                migrations=moves,
             ),
             self._slot,
         )
