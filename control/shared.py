@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import exc
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import LlmopsError
@@ -29,7 +29,7 @@ class SharedStore:
         try:
             async with (await self._opened()).read() as connection:
                 yield connection
-        except (LlmopsError, SQLAlchemyError) as error:
+        except (LlmopsError, exc.TimeoutError) as error:
             raise _away(error) from error
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ class SharedStore:
         try:
             async with (await self._opened()).write() as connection:
                 yield connection
-        except (LlmopsError, SQLAlchemyError) as error:
+        except (LlmopsError, exc.TimeoutError) as error:
             raise _away(error) from error
 
     async def close(self) -> None:
@@ -51,9 +51,8 @@ class SharedStore:
         return self._store
 
 
-def _away(error: LlmopsError | SQLAlchemyError) -> ApiError:
+def _away(error: LlmopsError | exc.TimeoutError) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    # a driver's own text can hold what was asked for
-    detail = error.message if isinstance(error, LlmopsError) else f"The store failed ({type(error).__name__})."
+    detail = error.message if isinstance(error, LlmopsError) else "All of its connections are in use."
     return UnavailableError("The store cannot be asked now; try again.", code="store_unavailable", detail=detail)

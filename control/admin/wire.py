@@ -5,6 +5,7 @@ In a change, a field that is absent stays as it is, and null takes a limit away.
 
 from __future__ import annotations
 
+import re
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -13,10 +14,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from llmops.control.admin.money import Dollars, dollars_of, micros_of
 
-# without a zone it is UTC's
-Moment = Annotated[
-    datetime, AfterValidator(lambda at: at.astimezone(timezone.utc) if at.tzinfo else at.replace(tzinfo=timezone.utc))
-]
+
+def _utc(at: datetime) -> datetime:
+    """Without a zone it is UTC's."""
+    if at.tzinfo is None:
+        return at.replace(tzinfo=timezone.utc)
+    try:
+        return at.astimezone(timezone.utc)
+    except OverflowError:
+        raise ValueError("this time is beyond the calendar") from None
+
+
+# what JSON can say, and a database cannot keep
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+Moment = Annotated[datetime, AfterValidator(_utc)]
 Group = Literal["day", "tenant", "user", "model", "key"]
 
 
@@ -29,8 +40,8 @@ class Wire(BaseModel):
     @classmethod
     def _storable(cls, value: Any) -> Any:
         texts = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(text, str) and "\0" in text for text in texts):
-            raise ValueError("a text has no NUL characters")
+        if any(isinstance(text, str) and _UNSTORABLE.search(text) for text in texts):
+            raise ValueError("a text has no NUL characters and no halves of surrogate pairs")
         return value
 
     def data(self) -> dict[str, Any]:
