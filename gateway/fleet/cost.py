@@ -14,16 +14,12 @@ DECODING = 1 / 40
 def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
     """Seconds until the first token of a prompt of which `uncached` tokens are to be read.
 
-    What waits there is read before it, from the next step on and no faster than in one; and where the batch is full,
-    some of it has to end before: a sequence takes about `answer` steps, and they end one after another.
+    What waits there is read before it, beside a step of the sequences that run; and where the batch is full, some of it
+    has to end before: a sequence takes about `answer` steps, and they end one after another.
     """
     step = view.step_seconds or STEP_SECONDS
     queued = view.waiting_tokens + view.unseen_tokens
-    seconds = (uncached + queued) / (view.prefill_rate or PREFILL_RATE)
-    if seconds < step:
-        seconds = step
-    if view.running:
-        seconds += step / 2
+    seconds = (uncached + queued) / (view.prefill_rate or PREFILL_RATE) + step
     size = view.max_batch_size
     if size:
         over = view.running + view.waiting + view.unseen + 1 - size

@@ -14,6 +14,9 @@ from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.job import Job
 from llmops.perf.simulate.steps import Steps
 
+# The share of the newest in the mean of steps, as gateways have it.
+NEWEST = 0.1
+
 
 @dataclass(frozen=True)
 class EngineSpec:
@@ -164,7 +167,8 @@ class Replica:
         if version != self._version:
             return
         self.busy += self._count * self._seconds
-        self._step = self._seconds
+        share = 1 - (1 - NEWEST) ** self._count
+        self._step += share * (self._seconds - self._step) if self._step else self._seconds
         batch = len(self._running)
         self._steps += self._count
         self._context += self._count * batch

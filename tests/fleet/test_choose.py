@@ -129,11 +129,10 @@ def test_without_an_index_the_shortest_queue_wins() -> None:
 
 
 def test_seconds_to_the_first_token_are_the_queue_the_prompt_and_a_place_in_the_batch() -> None:
-    assert first_token(view("a"), 400, 100) == pytest.approx(400 / 10_000)
-    assert first_token(view("a"), 10, 100) == pytest.approx(0.02)
+    assert first_token(view("a"), 400, 100) == pytest.approx(400 / 10_000 + 0.02)
     full = view("a", running=8, waiting=3, waiting_tokens=1000)
     places = 4 * 100 * 0.02 / 8
-    assert first_token(full, 400, 100) == pytest.approx(1400 / 10_000 + 0.02 / 2 + places)
+    assert first_token(full, 400, 100) == pytest.approx(1400 / 10_000 + 0.02 + places)
 
 
 def test_a_fuller_batch_costs_as_much_as_a_longer_prompt() -> None:

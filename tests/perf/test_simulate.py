@@ -182,7 +182,6 @@ def test_choosing_by_load_alone_throws_the_cache_away() -> None:
     assert known.ceiling == pytest.approx(blind.ceiling, abs=0.02)
     assert known.hit_rate > 0.9 * known.ceiling
     assert blind.hit_rate < 0.8 * known.hit_rate
-    assert known.imbalance < 1.25
 
 
 def test_affinity_alone_makes_a_hot_spot() -> None:

@@ -20,6 +20,8 @@ from llmops.gateway.messages import Policy, ReplicaView, Room, Ticket
 
 # A retry-after is multiplied by a number between these, or all that were refused would come back at once.
 JITTER = (0.8, 1.2)
+# A step counts for no more than this (s): those that read much are long, and would let in even more.
+LONGEST_STEP = 0.05
 # To wait for what is cached is worth this part of the time in which it could be read again: more of it costs those who
 # wait more than it spares the engines (docs/decisions/1105).
 STAYS = 0.25
@@ -190,7 +192,7 @@ class Gate:
         return view.state in ("ready", "spare", "suspect") and self._has_room(view, 0.0, now)
 
     def _has_room(self, view: ReplicaView, weight: float, now: float) -> bool:
-        step = view.step_seconds or STEP_SECONDS
+        step = min(view.step_seconds or STEP_SECONDS, LONGEST_STEP)
         worth = self.bounds.steps * step * (view.prefill_rate or PREFILL_RATE)
         if view.waiting_tokens + view.unseen_tokens >= worth:
             return False

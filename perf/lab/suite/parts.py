@@ -45,6 +45,7 @@ def parts() -> list[Part]:
         Part("usage", 240, _usage),
         Part("start-up", 160, _start_up),
         Part("planner", 120, _planner),
+        Part("policies", 240, _policies),
     ]
 
 
@@ -125,3 +126,9 @@ def _planner(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import planner
 
     return planner.measure()
+
+
+def _policies(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import policies
+
+    return policies.measure()

@@ -1,0 +1,220 @@
+"""What the fleet's policies cost and what they are good for, as a section of docs/performance.md.
+
+`python -m llmops.perf.lab.benchmarks.policies`. Times are the fastest of many runs, which is what a busy machine leaves
+of the truth; everything else is simulated and the same on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from llmops.gateway.fleet.admission.gate import Gate
+from llmops.gateway.fleet.admission.order import Tier, Tiers
+from llmops.gateway.fleet.cost import first_token
+from llmops.gateway.fleet.routing.choose import Cheapest
+from llmops.gateway.fleet.routing.prefix import PrefixIndex
+from llmops.gateway.messages import ReplicaView, Ticket, Wanted
+from llmops.perf.lab.harness.figures import Section
+from llmops.perf.quantiles import percentile
+from llmops.perf.simulate.fleet import Fleet, FleetSpec, Outcome
+from llmops.perf.simulate.job import Job
+from llmops.perf.simulate.replica import EngineSpec
+from llmops.perf.simulate.result import tally
+from llmops.perf.simulate.steps import EvenSteps
+from llmops.perf.simulate.workload import Conversations
+from llmops.perf.workloads.lengths import parse_lengths
+
+TOKENS, REPLICAS, SHARED = 3000, 16, 2000
+TTFT, TPOT = 0.5, 0.05
+# a replica of about 20,000 prompt tokens/s and, when it is full, 30 ms a step
+ENGINE = EngineSpec(EvenSteps(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
+# conversations of 5 turns with system prompts of 2,000 tokens
+TALK = Conversations(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
+# requests that do not go on when they are refused or late: what is asked for does not depend on what was answered
+ONCE = replace(TALK, turns=parse_lengths("1"), message=parse_lengths("lognormal:800,0.6"))
+# what 8 such replicas answer in time, about
+FULL = 38.0
+# the trace on which Dynamo's router and SMG's were measured: 4 workers of 2,048 blocks of 16 tokens and 8 sequences
+MOCKER = EngineSpec(EvenSteps(0.01, 0.0006, 0.000032), 2048, 16, max_batch_size=8, max_num_tokens=2048)
+PEERS = Conversations(
+    15.0, 60.0, parse_lengths("6"), 600, 8, parse_lengths("uniform:90,150"), parse_lengths("uniform:48,80"), 3.0,
+    block_tokens=16,
+)  # fmt: skip
+
+
+def measure() -> Section:
+    """All figures of this script."""
+    text = "The choice of a replica, the queue, and what both make of a fleet in simulated time (`llmops simulate`)."
+    section = Section("Fleet policies", "python -m llmops.perf.lab.benchmarks.policies", text)
+    with section:
+        _times(section)
+        _caches(section)
+        _overload(section)
+        _flood(section)
+        _predictions(section)
+    return section
+
+
+def _times(section: Section) -> None:
+    for size in (32, 64):
+        cost = 1e6 * _choice(size)
+        section.add(f"choice of {REPLICAS} replicas, {TOKENS} tokens in blocks of {size}", cost, "µs", 40.0)
+    section.add("admission when nothing waits, with its end", 1e6 * _admission(), "µs", 15.0)
+    began = time.process_time()
+    done = _fleet(TALK)
+    section.add(
+        "requests simulated per second of CPU", len(done.jobs) / (time.process_time() - began), "", 10_000.0, "least"
+    )
+
+
+def _choice(block_tokens: int) -> float:
+    """Seconds of one, the mean of what each of 100 prompts takes at least."""
+    rng = random.Random(1)
+    views = [
+        ReplicaView(f"10.0.0.{at}:8001", state="ready", running=rng.randrange(30), free_blocks=900, blocks=1000,
+                    tokens_per_block=block_tokens, prefill_rate=2e4, step_seconds=0.02, max_batch_size=64)
+        for at in range(REPLICAS)
+    ]  # fmt: skip
+    heads = [[rng.randrange(1 << 17) for _ in range(SHARED)] for _ in range(20)]
+    prompts = [heads[at % 20] + [rng.randrange(1 << 17) for _ in range(TOKENS - SHARED)] for at in range(200)]
+    wanted = [Wanted(TOKENS, struct.pack(f"{TOKENS}i", *ids), 400) for ids in prompts]
+    policy = Cheapest(PrefixIndex(), rng)
+    for one in wanted[:100]:
+        place = policy.choose(one, views, 0.0)
+        assert place is not None
+        policy.sent(one, views[place])
+    rest = wanted[100:]
+    return sum(_fastest(lambda one=one: policy.choose(one, views, 0.0)) for one in rest) / len(rest)  # type: ignore[misc]
+
+
+def _fastest(what: Callable[[], object], times: int = 20) -> float:
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        what()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+class _First:
+    """A policy that costs nothing."""
+
+    def choose(self, *_: object) -> int:
+        return 0
+
+    def cached(self, *_: object) -> int:
+        return 0
+
+    def sent(self, *_: object) -> None: ...
+
+
+def _admission() -> float:
+    view = ReplicaView("a", state="ready", blocks=1000, free_blocks=900, prefill_rate=2e4, step_seconds=0.02)
+    gate = Gate(Tiers([Tier("interactive"), Tier("standard"), Tier("batch")]), _First())  # type: ignore[arg-type]
+
+    def once() -> None:
+        ticket = Ticket("tenant", Wanted(TOKENS, answer=400), 0.0, "standard")
+        gate.at_once(ticket, [view], 0.0)
+        gate.ended(ticket, 300)
+        view.unseen = view.unseen_tokens = 0
+
+    return _fastest(once, 2000)
+
+
+def _fleet(work: Conversations, engine: EngineSpec = ENGINE, replicas: int = 8, **fields: object) -> Outcome:
+    spec = FleetSpec(engine, replicas, **{"tiers": (Tier("standard", max_wait=TTFT),), **fields})  # type: ignore[arg-type]
+    return Fleet(spec).run(work.arrivals())
+
+
+def _caches(section: Section) -> None:
+    names = {"cheapest": "ours", "least-loaded": "least loaded", "affinity": "affinity alone"}
+    for policy, name in names.items():
+        found = tally(_fleet(PEERS, MOCKER, 4, policy=policy, tiers=()))
+        aims = (98.0, 1.1) if policy == "cheapest" else (None, None)
+        section.add(
+            f"hit rate of an endless cache's, {name}", 100 * found.hit_rate / found.ceiling, "%", aims[0], "least"
+        )
+        section.add(f"requests of the busiest of 4 replicas over the mean, {name}", found.imbalance, "", aims[1])
+    one, two = (tally(_fleet(TALK, gateways=count)).hit_rate for count in (1, 2))
+    section.add("hit rate lost with two gateways", 100 * (1 - two / one), "%", 2.0)
+
+
+def _overload(section: Section) -> None:
+    tiers = (Tier("interactive", max_wait=TTFT), Tier("batch", max_wait=600.0))
+    best = max(_goodput(_fleet(replace(ONCE, rate=FULL * share, seconds=60.0))) for share in (0.6, 0.8, 0.9, 1.0, 1.2))
+    for times in (2, 10):
+        work = replace(ONCE, rate=times * FULL, seconds=60.0, tiers=(("interactive", 0.4), ("batch", times - 0.4)))
+        with_gate, without = _fleet(work, tiers=tiers), _fleet(work, tiers=())
+        chats = sorted(
+            job.first - job.arrived for job in with_gate.jobs if job.tier == "interactive" and job.first >= 0
+        )
+        section.add(f"TTFT p95 of interactive requests, {times} x overload", 1000 * percentile(chats, 95), "ms", 500.0)
+        section.add(f"… longest queue inside an engine, {times} x", max(with_gate.queues.values()), "", 2)
+        even = replace(work, tiers=(("", 1.0),))
+        section.add(
+            f"… goodput of the best there is, one tier, {times} x",
+            100 * _goodput(_fleet(even)) / best,
+            "%",
+            90.0,
+            "least",
+        )
+        section.add(f"… without a gate, {times} x", 100 * _goodput(without) / best, "%")
+
+
+def _goodput(outcome: Outcome) -> float:
+    """Answers in time, per second in which requests came."""
+    last = max(job.arrived for job in outcome.jobs)
+    return sum(map(_is_good, outcome.jobs)) / last
+
+
+def _is_good(job: Job) -> bool:
+    return 0 <= job.first <= job.arrived + TTFT and job.end - job.first <= TPOT * (job.answer - 1)
+
+
+def _flood(section: Section) -> None:
+    """Of four tenants three ask for half of what their share would be, the other for ten times as much as each."""
+    alone = _fleet(replace(TALK, rate=FULL * 3 / 8, tenants=3))
+    with_flood = _fleet(replace(TALK, rate=FULL * 13 / 8, tenants=4, flood=10.0))
+    late = _late([job for job in with_flood.jobs if job.tenant != "tenant-0"])
+    section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", late / _late(alone.jobs), "", 1.3)
+    others = [job for job in with_flood.jobs if job.tenant != "tenant-0"]
+    section.add("… others' requests refused", 100 * sum(job.refused >= 0 for job in others) / len(others), "%")
+    greedy = _fleet(replace(TALK, rate=FULL * 4, tenants=4, flood=2.0), tiers=(Tier("standard", max_wait=5.0),))
+    section.add("Jain's index of tokens, all tenants ask for more than their share, one for twice as much",
+                tally(greedy).jain, "", 0.95, "least")  # fmt: skip
+
+
+def _late(jobs: list[Job]) -> float:
+    return percentile(sorted(job.first - job.arrived for job in jobs if job.first >= 0), 95)
+
+
+class _Predicting(Fleet):
+    """Notes what would have been said of each request's first token when it came."""
+
+    def __init__(self, spec: FleetSpec) -> None:
+        super().__init__(spec)
+        self.said: list[tuple[Job, float]] = []
+
+    def _enter(self, job: Job) -> None:
+        gateway = self._gateways[0]
+        place = gateway.policy.choose(job.ticket.wanted, gateway.views, self.clock.now)
+        if place is not None:
+            view = gateway.views[place]
+            uncached = max(job.tokens - gateway.policy.cached(job.ticket.wanted, view), 1)
+            self.said.append((job, first_token(view, uncached, job.answer)))
+        super()._enter(job)
+
+
+def _predictions(section: Section) -> None:
+    fleet = _Predicting(FleetSpec(ENGINE, 8, tiers=(Tier("standard", max_wait=TTFT),)))
+    fleet.run(replace(TALK, rate=0.8 * FULL).arrivals())
+    near = [abs(said / (job.first - job.arrived) - 1) <= 0.3 for job, said in fleet.said if job.first >= 0]
+    section.add("predictions of TTFT within 30 %, load 0.8", 100 * sum(near) / len(near), "%", 80.0, "least")
+
+
+if __name__ == "__main__":
+    measure()
