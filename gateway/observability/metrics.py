@@ -41,7 +41,6 @@ class Metrics:
         self._objectives = objectives
         self._models: dict[str, ModelMetrics] = {}
         self.requests = self.numbers(names.REQUESTS)
-        self.migrations = self.numbers(names.MIGRATIONS)
         self.ignored = self.numbers(names.IGNORED)
         self.refused = self.numbers(names.REFUSED)
         self.overhead = self.histogram(names.OVERHEAD)

@@ -1,0 +1,1 @@
+"""What clients see of a replica that is killed, stopped or restarted under their streams."""

@@ -1,0 +1,101 @@
+"""Kills of replicas under streams, on the real Triton: `python -m llmops.perf.lab.kills ENGINE`.
+
+With the mock engine (64 streams, exact) or with the engine in ENGINE itself (`--real`): a text is held against that of
+the same question while nothing was wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+from pathlib import Path
+
+import click
+
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.perf.lab.harness.figures import Section
+from llmops.perf.lab.kills.replicas import Pair, pair
+from llmops.perf.lab.kills.rounds import Fault, Seen, killed, restarted, rounds, stopped
+from llmops.perf.lab.kills.streams import Question, reference
+from llmops.perf.lab.mock_engine.planned import constant
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
+
+# seconds per step of the mock engine, and per prompt token
+STEP, PER_PROMPT_TOKEN = 0.03, 0.00005
+BLOCKS = 8192
+
+
+def repositories(engine: Path, folder: Path, real: bool, count: int = 2) -> tuple[list[Path], str]:
+    """As many equal repositories, and the name of the model in them."""
+    paths = [folder / f"replica-{at}" for at in range(count)]
+    for path in paths:
+        if real:
+            generate_repository(read_engines([f"real={engine}"]), path)
+        else:
+            make_mock_engine(engine, path, paged=constant(STEP, PER_PROMPT_TOKEN, BLOCKS))
+    return paths, "real" if real else "mock"
+
+
+def questions(model: str, streams: int, tokens: int) -> list[Question]:
+    """All different, so that an answer that goes to another client is noticed."""
+    return [Question(model, f"Story number {at}, told slowly. Once upon a time", tokens) for at in range(streams)]
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path, exists=True))
+@click.option("--real", is_flag=True, help="Serve ENGINE itself, not the mock engine with its tokenizer.")
+@click.option("--kills", default=100, show_default=True, help="How often a replica gets SIGKILL.")
+@click.option("--stops", default=3, show_default=True, help="How often one gets SIGSTOP.")
+@click.option("--restarts", default=4, show_default=True, help="How often one is restarted with SIGTERM.")
+@click.option("--streams", default=64, show_default=True)
+@click.option("--tokens", default=150, show_default=True, help="Of each answer.")
+def main(engine: Path, real: bool, kills: int, stops: int, restarts: int, streams: int, tokens: int) -> None:
+    """Figures of every fault, one after the other on the same two replicas."""
+    what = "the engine itself" if real else "the mock engine"
+    text = f"{streams} streams of {tokens} tokens, two replicas on the real Triton, {what}."
+    section = Section("Replicas that die", f"python -m llmops.perf.lab.kills {engine.name}{' --real' * real}", text)
+    with section, tempfile.TemporaryDirectory() as place:
+        paths, model = repositories(engine, Path(place), real)
+        asked = questions(model, streams, tokens)
+        with pair(paths, Path(place)) as both:
+            asyncio.run(_measure(section, both, asked, {killed: kills, stopped: stops, restarted: restarts}))
+
+
+async def _measure(section: Section, both: Pair, asked: list[Question], times: dict[Fault, int]) -> None:
+    await both.all_ready()
+    right = await reference(both.url, asked)
+    section.add("the longest pause while nothing is wrong, p95", _p95([one.pause() for one in right.values()]), "s")
+    for fault, count in times.items():
+        if count:
+            _add(section, fault.__name__, count, await rounds(both, fault, count, right))
+
+
+def _add(section: Section, fault: str, times: int, seen: Seen) -> None:
+    name = f"{times} x {fault}"
+    section.add(f"{name}: answers", seen.answers, "")
+    section.add(f"{name}: answers that failed", len(seen.failed), "", 0)
+    section.add(f"{name}: answers with another text or bill", len(seen.different), "", 0)
+    section.add(f"{name}: answers that went on elsewhere", len(seen.pauses), "")
+    if seen.pauses:
+        aim = 6.0 if fault == "stopped" else None
+        section.add(f"{name}: their longest pause, median", statistics.median(seen.pauses), "s")
+        section.add(f"{name}: their longest pause, p95", _p95(seen.pauses), "s", aim)
+        section.add(f"{name}: their longest pause, worst", max(seen.pauses), "s")
+    if seen.drains:
+        section.add(f"{name}: from SIGTERM to the end, worst", max(seen.drains), "s")
+    section.note(f"{name}: moves {seen.moves or 'none'}, seams {dict(seen.seams) or 'none'}.")
+    for error in seen.failed[:3]:
+        section.note(f"{name}: failed with {error[:200]}")
+    for question, told in seen.different[:3]:
+        section.note(
+            f"{name}: different: {question.prompt[:20]!r}: {told.completion_tokens} tokens, {told.text[-60:]!r}"
+        )
+
+
+def _p95(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0
+
+
+if __name__ == "__main__":
+    main()

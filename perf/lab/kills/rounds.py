@@ -1,0 +1,91 @@
+"""The ways in which a replica is taken from under its streams, and what the clients saw of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from llmops.perf.lab.kills.replicas import Pair, Replica
+from llmops.perf.lab.kills.streams import Load, Question, Told
+
+# a fault comes at any time within so many seconds after all streams have begun
+SPREAD = 1.0
+
+
+@dataclass
+class Seen:
+    """`failed`, `different`: answers, with the first of each; `moved`: those that went on elsewhere, and the `pauses`
+    (s) in these; `moves`: as the gateway counts, by reason; `drains`: seconds from SIGTERM to the end of a replica."""
+
+    answers: int = 0
+    failed: list[str] = field(default_factory=list)
+    different: list[tuple[Question, Told]] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    seams: Counter[str] = field(default_factory=Counter)
+    moves: dict[str, float] = field(default_factory=dict)
+    drains: list[float] = field(default_factory=list)
+
+    def judge(self, load: Load, right: Mapping[Question, Told]) -> None:
+        for question, told in load.ended:
+            self.answers += 1
+            if told.error:
+                self.failed.append(told.error)
+            elif not told.same(right[question]):
+                self.different.append((question, told))
+            if told.seams:
+                self.seams[told.seams] += 1
+                self.pauses.append(told.pause())
+
+
+Fault = Callable[[Pair, Replica, Seen], Awaitable[None]]
+
+
+async def killed(pair: Pair, replica: Replica, seen: Seen) -> None:
+    """`kill -9`, and a new start."""
+    await asyncio.to_thread(replica.kill)
+    replica.start()
+
+
+async def stopped(pair: Pair, replica: Replica, seen: Seen) -> None:
+    """SIGSTOP: it hangs, with its connections open, until the gateway has given it up."""
+    replica.tell(signal.SIGSTOP)
+    await pair.until(lambda states: states[replica.address] != "ready")
+    await asyncio.sleep(SPREAD)
+    replica.tell(signal.SIGCONT)
+
+
+async def restarted(pair: Pair, replica: Replica, seen: Seen) -> None:
+    """SIGTERM, the end of what drains, and a new start."""
+    begun = time.perf_counter()
+    replica.drain()
+    status = await asyncio.to_thread(replica.wait)
+    seen.drains.append(time.perf_counter() - begun)
+    assert status == 0, replica.log[-2000:]
+    replica.start()
+
+
+async def rounds(pair: Pair, fault: Fault, times: int, right: Mapping[Question, Told], seed: int = 0) -> Seen:
+    """One replica after the other, `times` in all, under one stream per question."""
+    seen, chance = Seen(), random.Random(seed)
+    before = _moves(pair)
+    async with Load(pair.url, list(right)) as load:
+        for turn in range(times):
+            await pair.all_ready()
+            await load.in_flight()
+            await asyncio.sleep(chance.uniform(0, SPREAD))
+            replica = pair.replicas[turn % len(pair.replicas)]
+            await fault(pair, replica, seen)
+        await pair.all_ready()
+    seen.judge(load, right)
+    seen.moves = {reason: count - before[reason] for reason, count in _moves(pair).items() if count > before[reason]}
+    return seen
+
+
+def _moves(pair: Pair) -> dict[str, float]:
+    reasons = ("lost", "failed", "refused", "drain", "suspect", "preempted")
+    return {one: pair.front.metric(rf'llmops_migrations_total\{{reason="{one}"\}}') for one in reasons}

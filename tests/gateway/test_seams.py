@@ -1,0 +1,142 @@
+"""Answers that lose their replica midway, over HTTP: but for a header or a comment they are as if they had not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from gateway_conftest import END, card_of, eventually_async, serving
+from scripted_triton import ScriptedTriton, Step
+
+from llmops.gateway.settings import GatewaySettings
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+TEXT = "The capital of France is Paris. <answer>42</answer> How are you? 你好 🙂"
+CALL = 'Well.\n<tool_call>\n{"name": "now", "arguments": {"zone": "Paris 🙂"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}]
+
+
+class Engine:
+    """Says `text` after whatever prompt; a new answer breaks off after `cut` tokens, one that went on does not."""
+
+    def __init__(self, tokenizer) -> None:
+        self.tokenizer, self.text, self.cut = tokenizer, TEXT, None
+        self.asked: list[dict] = []
+
+    def __call__(self, tensors: dict) -> list[Step]:
+        self.asked.append(tensors)
+        ids = [*self.tokenizer.encode(self.text), END]
+        known = max(at for at in range(len(ids)) if at == 0 or tensors["input_ids"][-at:] == ids[:at])
+        most = tensors["request_output_len"][0]
+        steps = [Step((one,), logprobs=(-one / 100,)) for one in ids[known:]][:most]
+        if self.cut is not None and not known:
+            return [*steps[: self.cut], Step(drop=True)]
+        return [*steps, Step(final=True)]
+
+
+@contextlib.asynccontextmanager
+async def two(card, engine):
+    tritons = [ScriptedTriton(card, engine), ScriptedTriton(card, engine)]
+    for triton in tritons:
+        await triton.start()
+    replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
+    try:
+        async with serving(GatewaySettings(replicas=replicas, refresh_seconds=0.1)) as (client, _):
+
+            async def ready() -> bool:
+                (one,) = (await client.get("/replicas")).json()["gateways"]
+                return [line["state"] for line in one["models"].get("tiny", [])] == ["ready", "ready"]
+
+            await eventually_async(ready)
+            yield client
+    finally:
+        for triton in tritons:
+            await triton.stop()
+
+
+@pytest.fixture
+def card(tokenizer_dir, tokenizer):
+    return {**card_of(tokenizer_dir, tokenizer), "max_seq_len": 4096, "batch_invariant": True}
+
+
+def told(text: str, volatile=("id", "created", "created_at", "completed_at", "item_id", "call_id")):
+    """An answer's JSON, or that of its events, without what is new each time."""
+
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(one) for key, one in value.items() if key not in volatile}
+        return [plain(one) for one in value] if isinstance(value, list) else value
+
+    if text.startswith("{"):
+        return plain(json.loads(text))
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [plain(json.loads(line)) if line != "[DONE]" else line for line in lines]
+
+
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+REQUESTS = {
+    "chat": ("/v1/chat/completions", {**CHAT, "temperature": 0}),
+    "chat, streamed": ("/v1/chat/completions", {**CHAT, **STREAMED, "temperature": 0}),
+    "log-probabilities": ("/v1/chat/completions", {**CHAT, **STREAMED, "temperature": 0, "logprobs": True}),
+    "tools": ("/v1/chat/completions", {**CHAT, **STREAMED, "temperature": 0, "tools": TOOLS}),
+    "tools, whole": ("/v1/chat/completions", {**CHAT, "temperature": 0, "tools": TOOLS}),
+    "stop string": ("/v1/chat/completions", {**CHAT, **STREAMED, "temperature": 0, "stop": "42</answer> How"}),
+    "length": ("/v1/completions", {"model": "tiny", "prompt": "Hello", "temperature": 0, "max_tokens": 21}),
+    "responses": ("/v1/responses", {"model": "tiny", "input": "Hello", "temperature": 0, "stream": True}),
+    "messages": ("/v1/messages", {**CHAT, "temperature": 0, "max_tokens": 500, "stream": True}),
+}
+
+
+async def test_nothing_else_of_an_answer_differs(card, tokenizer) -> None:
+    engine = Engine(tokenizer)
+    async with two(card, engine) as client:
+        for name, (path, body) in REQUESTS.items():
+            engine.text, engine.cut = CALL if "tools" in name else TEXT, None
+            whole = await client.post(path, json=body)
+            assert whole.status_code == 200, whole.text
+            assert "x-llmops-continued" not in whole.headers
+            assert ": continued" not in whole.text
+            # at the beginning, in the middle, within the stop string or the call
+            for cut in (1, 9, 40 if "tools" in name else 13):
+                engine.cut = cut
+                moved = await client.post(path, json=body)
+                assert told(moved.text) == told(whole.text), (name, cut)
+                said = [moved.headers.get("x-llmops-continued"), ": continued exact\n" in moved.text]
+                assert said == ([None, True] if body.get("stream") else ["exact", False]), (name, cut)
+        metrics = (await client.get("/metrics")).text
+        assert f'llmops_migrations_total{{reason="lost"}} {3 * len(REQUESTS)}' in metrics
+
+
+@pytest.mark.parametrize(("exact", "temperature"), [(False, 0), (True, 0.5)])
+async def test_where_the_text_may_be_another_it_says_so(card, tokenizer, exact, temperature) -> None:
+    engine = Engine(tokenizer)
+    engine.cut = 5
+    async with two({**card, "batch_invariant": exact}, engine) as client:
+        whole = await client.post("/v1/chat/completions", json={**CHAT, "temperature": temperature})
+        assert whole.headers["x-llmops-continued"] == "approximate"
+        streamed = await client.post("/v1/chat/completions", json={**CHAT, "temperature": temperature, "stream": True})
+        assert ": continued approximate\n\n" in streamed.text
+
+
+async def test_a_grammar_is_made_again_and_compared(card, tokenizer) -> None:
+    engine = Engine(tokenizer)
+    engine.text = '{"city": "Paris"}'
+    steps = engine.__call__
+
+    def again(tensors: dict) -> list[Step]:
+        """Cut once only: a grammar's second try begins from the prompt as well."""
+        engine.cut = 5 if not engine.asked else None
+        return steps(tensors)
+
+    body = {**CHAT, "temperature": 0, "stream": True, "response_format": {"type": "json_schema", "json_schema": SCHEMA}}
+    async with two(card, again) as client:
+        moved = await client.post("/v1/chat/completions", json=body)
+        chunks = [one for one in told(moved.text) if one != "[DONE]"]
+        assert "".join(one["choices"][0]["delta"].get("content") or "" for one in chunks) == engine.text
+        assert ": continued exact\n" in moved.text
+    first, second = engine.asked
+    assert first["input_ids"] == second["input_ids"]
+
+
+SCHEMA = {"name": "where", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
