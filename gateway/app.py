@@ -84,9 +84,7 @@ def create_app(
     holding = Holding(settings.limits.held_bytes)
     intake = Intake(settings.limits, settings.timeouts.body, holding.take)
     fleets = fleets_of(settings, metrics)
-    catalogue = catalogue_of(settings, [settings.triton], fleets)
-    for address, reached in catalogue.reached():
-        metrics.reaches(address, reached)
+    catalogue = catalogue_of(settings, [settings.triton], fleets, metrics.reaches)
     access = access_of(settings)
     billing = billing_of(settings)
     limits = limits_of(settings, siblings.own, billing)

@@ -33,6 +33,9 @@ def choose(places: Sequence[Place[M]]) -> Place[M]:
     return next((place for place in places if place.ready), places[0])
 
 
+Reaches = Callable[[str, "Callable[[], bool] | None"], None]
+
+
 class Team(Protocol):
     """What makes one model of those in several places."""
 
@@ -68,11 +71,15 @@ class Catalogue:
         patience: float,
         find: Callable[[], Awaitable[Sequence[Server]]] | None = None,
         team: Team | None = None,
+        reaches: Reaches = lambda server, reached: None,
     ) -> None:
         """`patience`: how long `start` waits for the first look (s). `find`: the servers that there are now, those
-        known already as they are; None where they stay. Without a `team` the first place that is ready is used."""
+        known already as they are; None where they stay. Without a `team` the first place that is ready is used.
+        `reaches` is told of each server that is used, and of those that are no longer."""
         self._servers, self._kinds, self._patience = list(servers), kinds, patience
-        self._find, self._team = find, team
+        self._find, self._team, self._reaches = find, team, reaches
+        for server in servers:
+            reaches(server.name, partial(_reached, server))
         self._leaving: list[Server] = []
         self._shelves: Mapping[type[Model], _Shelf] = {kind.model: _Shelf() for kind in kinds}
         self._refresher = Refresher("catalogue", self.refresh, refresh_seconds)
@@ -115,11 +122,6 @@ class Catalogue:
         problems = [server.problem for server in self._servers] or ["No replica is known yet."]
         return None if None in problems else next(iter(problems), None)
 
-    def reached(self) -> Iterator[tuple[str, Callable[[], bool]]]:
-        """Each server's address, and what says whether it answered at the last look."""
-        for server in self._servers:
-            yield server.address, partial(_reached, server)
-
     async def look(self) -> Standing:
         """How the servers and their models stand now."""
         if not any(await asyncio.gather(*(server.answers() for server in self._servers))):
@@ -153,7 +155,11 @@ class Catalogue:
         for server in servers:
             if server not in self._servers:
                 server.start()
-        self._leaving += [server for server in self._servers if server not in servers]
+                self._reaches(server.name, partial(_reached, server))
+        gone = [server for server in self._servers if server not in servers]
+        for server in gone:
+            self._reaches(server.name, None)
+        self._leaving += gone
         self._servers = list(servers)
         for server in [one for one in self._leaving if self._team is None or self._team.idle(one.address)]:
             self._leaving.remove(server)
@@ -217,11 +223,21 @@ def _reached(server: Server) -> bool:
     return server.problem is None
 
 
-def catalogue_of(settings: GatewaySettings, addresses: Sequence[str], team: Team | None = None) -> Catalogue:
+def catalogue_of(
+    settings: GatewaySettings,
+    addresses: Sequence[str],
+    team: Team | None = None,
+    reaches: Reaches = lambda server, reached: None,
+) -> Catalogue:
     """The catalogue of all kinds of models on these servers, or on those of `settings.replicas`."""
     kinds, patience = kinds_of(settings), settings.timeouts.connect
-    if settings.replicas:
-        found = Found(Places([parse_replica(one) for one in settings.replicas]), kinds, patience)
-        return Catalogue([], kinds, refresh_seconds=settings.refresh_seconds, patience=patience, find=found, team=team)
-    servers = [Server(address, kinds, patience) for address in addresses]
-    return Catalogue(servers, kinds, refresh_seconds=settings.refresh_seconds, patience=patience, team=team)
+    found = Found(Places([parse_replica(one) for one in settings.replicas]), kinds, patience)
+    return Catalogue(
+        [] if settings.replicas else [Server(address, kinds, patience) for address in addresses],
+        kinds,
+        refresh_seconds=settings.refresh_seconds,
+        patience=patience,
+        find=found if settings.replicas else None,
+        team=team,
+        reaches=reaches,
+    )

@@ -61,9 +61,12 @@ class Metrics:
     def histogram(self, name: Name) -> Family[Buckets]:
         return Family(self.registry, name, partial(Buckets, name.buckets))
 
-    def reaches(self, server: str, reached: Callable[[], bool]) -> None:
-        """`reached` says whether the Triton server answered at the last look."""
-        self._servers.labels(server).read = lambda: float(reached())
+    def reaches(self, server: str, reached: Callable[[], bool] | None) -> None:
+        """`reached` says whether the Triton server answered at the last look; None when it is used no longer."""
+        if reached is None:
+            self._servers.forget(server)
+        else:
+            self._servers.labels(server).read = lambda: float(reached())
 
     def model(self, model: str) -> ModelMetrics:
         """`model` is one that is served: each that is named here becomes a label."""

@@ -92,6 +92,11 @@ REFUSED = _g.counter(
 MISROUTED = _g.counter(
     "llmops_misrouted_total", "Answers from another engine than the replica's card announces; must be 0.", "model"
 )
+PREFIX_UNSTABLE = _g.gauge(
+    "llmops_prefix_unstable",
+    "Share of a tenant's prompts that are new at their beginning and go on alike, when it was last worth a word.",
+    "tenant",
+)
 SERVERS = _g.gauge("llmops_server_reached", "Workers of this gateway that reach the Triton server.", "server")
 LAG = _g.histogram("llmops_event_loop_lag_seconds", "How late the event loop was with a timer of 40 ms.", "loop")
 HELD = _g.counter(

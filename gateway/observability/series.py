@@ -76,6 +76,10 @@ class Family(Collector, Generic[S]):
             found = self._series[values] = self._make()
         return found
 
+    def forget(self, *values: str) -> None:
+        """The series is about something that is no more."""
+        self._series.pop(values, None)
+
     def collect(self) -> Iterator[Metric]:
         name = self._name
         series = [(list(values), one) for values, one in self._series.items()]

@@ -159,3 +159,17 @@ async def test_what_was_sent_counts_until_a_state_of_a_later_step_comes():
     clock.now = 11.2
     replica.heard(state(waiting=1, waiting_tokens=300))
     assert (replica.view.unseen, replica.view.unseen_tokens) == (0, 0)
+
+
+async def test_a_tenant_whose_prompts_begin_with_the_time_is_told_where_they_part(caplog):
+    from llmops.gateway.fleet.replicas.team import Instability
+    from llmops.gateway.observability.metrics import Metrics
+
+    watch = Instability("tiny", Metrics())
+    fleet, _, _ = made(gate=False, watch=watch.look)
+    for second in range(60):
+        ids = [*range(20), 1000 + second, *range(100, 300)]
+        (await fleet.open(EngineRequest("x", ids, 1, caller="acme/key1"))).cancel()
+        (await fleet.open(EngineRequest("y", [*range(300)], 1, caller="other/key2"))).cancel()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "of the prompts of acme for tiny are new from token 20 on" in said

@@ -151,3 +151,36 @@ async def test_an_adapter_goes_where_it_is_loaded(card):
 async def test_without_replicas_there_is_nothing_to_show(stack):
     assert (await stack.client.get("/replicas")).status_code == 404
     assert "replicas" not in (await stack.client.get("/v1/models/tiny")).json()
+
+
+async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, monkeypatch):
+    first, second = ScriptedTriton(card, saying(5)), ScriptedTriton(card, saying(6))
+    known = {}
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return [f"127.0.0.1:{one.port}" for one in known[host]]
+
+    monkeypatch.setattr("llmops.gateway.fleet.discover.addresses_of", resolve)
+    monkeypatch.setattr("llmops.gateway.fleet.discover.HOLD", 0.5)
+    for triton in (first, second):
+        await triton.start()
+    known["llamas"] = [first]
+    try:
+        async with serving(GatewaySettings(replicas=["dns:llamas:1"], refresh_seconds=0.1)) as (client, _):
+            await become(client, **{str(first.port): "ready"})
+            known["llamas"] = [first, second]
+            await become(client, **{str(first.port): "ready", str(second.port): "ready"})
+            assert (
+                f'llmops_server_reached{{server="127.0.0.1:{first.port}"}} 1.0' in (await client.get("/metrics")).text
+            )
+            known["llamas"] = [second]
+            await become(client, **{str(second.port): "ready"})
+            text = (await client.get("/metrics")).text
+            assert f"127.0.0.1:{first.port}" not in text
+            assert f'llmops_server_reached{{server="127.0.0.1:{second.port}"}} 1.0' in text
+            known["llamas"] = []
+            assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
+            await become(client, **{str(second.port): "ready"})
+    finally:
+        for triton in (first, second):
+            await triton.stop()

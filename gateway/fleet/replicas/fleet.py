@@ -42,14 +42,15 @@ class Fleet(Engine):
         policy: Policy,
         salt: Callable[[EngineRequest], int] = lambda request: 0,
         gate: Gate | None = None,
+        watch: Callable[[str, bytes], None] = lambda tenant, ids: None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """`salt`: what keeps a request's prefixes apart from others', 0 for nothing. Without a `gate` every request
-        goes at once."""
+        goes at once. `watch` is shown each prompt, with whose it is."""
         self.name, self.policy = name, policy
         self.replicas: Mapping[str, Replica] = {}
         self.admission = None if gate is None else Admission(gate, lambda: self.views, clock)
-        self._salt, self._clock = salt, clock
+        self._salt, self._watch, self._clock = salt, watch, clock
         self._answer = FIRST_ANSWER
         self._declared, self._relieved = (0.0, 0.0), 0.0
         # what runs where, while there is a gate
@@ -75,6 +76,8 @@ class Fleet(Engine):
         if not request.cache_salt:
             request = with_salt(request, self._salt(request))
         wanted = self._wanted(request)
+        if not request.moved:
+            self._watch(request.caller.partition("/")[0], wanted.ids)
         while True:
             visit = await self._place(request, wanted)
             try:

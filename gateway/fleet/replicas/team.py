@@ -20,6 +20,7 @@ from llmops.gateway.fleet.replicas.replica import Replica
 from llmops.gateway.fleet.replicas.scraped import PERIOD, Scraper
 from llmops.gateway.fleet.routing.choose import Cheapest
 from llmops.gateway.fleet.routing.prefix import PrefixIndex, tenant_salt
+from llmops.gateway.fleet.routing.stability import StabilityWatch
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.messages import Engine, EngineRequest, ModelCard
 from llmops.gateway.observability import names
@@ -33,6 +34,8 @@ LOOK = 0.25
 # What a stream that broke has to go on where it stopped before its answers go on elsewhere (s): as long as a connection
 # takes that was only cut, not as long as a server that is started again.
 COME_BACK = 0.3
+# tenants with a series of their own; the rest share one
+MOST_TOLD, OTHERS = 100, "other"
 
 
 class Fleets:
@@ -169,6 +172,27 @@ class Fleets:
                 replica.look()
 
 
+class Instability:
+    """Tells whose prompts change at their beginning, which costs them the prefix cache."""
+
+    def __init__(self, model: str, metrics: Metrics) -> None:
+        self._model, self._watch = model, StabilityWatch()
+        self._shares, self._told = metrics.numbers(names.PREFIX_UNSTABLE), set[str]()
+
+    def look(self, tenant: str, ids: bytes) -> None:
+        parting = self._watch.look(tenant, ids)
+        if parting is None:
+            return
+        log.warning(
+            "%d %% of the prompts of %s for %s are new from token %d on and go on alike after it: what changes there, "
+            "such as a date, belongs at the end",
+            *(round(100 * parting.share), tenant or "everybody", self._model, parting.token),
+        )
+        if len(self._told) < MOST_TOLD:
+            self._told.add(tenant)
+        self._shares.labels(tenant if tenant in self._told else OTHERS).value = parting.share
+
+
 def fleets_of(settings: GatewaySettings, metrics: Metrics) -> Fleets | None:
     """None where there is one server and everything goes there at once."""
     gated = bool(settings.tiers) or any(
@@ -194,8 +218,11 @@ def fleets_of(settings: GatewaySettings, metrics: Metrics) -> Fleets | None:
         return Continuing(fleet, moved, exact=card.batch_invariant, silence=silence)
 
     def make(model: str) -> Fleet:
-        policy = Cheapest(PrefixIndex() if settings.replicas else None)
-        return Fleet(model, policy, salt, gate_of(settings, model, policy))
+        if not settings.replicas:
+            policy = Cheapest()
+            return Fleet(model, policy, salt, gate_of(settings, model, policy))
+        policy = Cheapest(PrefixIndex())
+        return Fleet(model, policy, salt, gate_of(settings, model, policy), Instability(model, metrics).look)
 
     return Fleets(make, outlive, count, Scraper(settings.metrics_port), COME_BACK if settings.replicas else GRACE)
 
