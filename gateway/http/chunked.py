@@ -31,7 +31,11 @@ class Burst:
     def flush(self) -> None:
         writes, self._writes = self._writes, []
         for write, data in writes:
-            write(data)
+            try:
+                write(data)
+            except RuntimeError:
+                # uvloop's, of a connection that an earlier write found closed: the others are not
+                continue
 
 
 class ServerSend:

@@ -7,7 +7,7 @@ import httpx
 import uvicorn
 from starlette.responses import Response
 
-from llmops.gateway.http.chunked import ChunkedWriter, ServerSend
+from llmops.gateway.http.chunked import Burst, ChunkedWriter, ServerSend
 from llmops.gateway.http.events import EventSource, EventStream
 
 
@@ -62,3 +62,17 @@ async def test_the_end_never_overtakes_what_was_written_before():
     server.should_exit = True
     with contextlib.suppress(asyncio.CancelledError):
         await running
+
+
+async def test_a_client_that_has_left_takes_nothing_from_others():
+    """What one engine step sends to all is written in one go: a closed connection in its middle is its own trouble."""
+    burst, written = Burst(), []
+
+    def closed(data: bytes) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    burst.add(written.append, b"first")
+    burst.add(closed, b"lost")
+    burst.add(written.append, b"second")
+    burst.flush()
+    assert written == [b"first", b"second"]

@@ -27,7 +27,7 @@ async def test_the_books_are_right(card, tokenizer):
     triton = ScriptedTriton({**card, "max_batch_size": 64}, answer)
     await triton.start()
     try:
-        result = await asyncio.to_thread(chaos, f"127.0.0.1:{triton.port}", "tiny", 250, 16)
+        result = await asyncio.to_thread(chaos, f"127.0.0.1:{triton.port}", "tiny", 250, 16, (0.3, 1.0))
     finally:
         await triton.stop()
     print("\n".join(result.lines()))
@@ -59,6 +59,7 @@ def test_wrong_books_are_noticed():
     assert told == "b: 3 events came of 9 tokens, and 2 are billed"
     assert "and 6 are billed" in found([done], [row("a", output_tokens=6, cost_micros=11)])[0]
     assert found([done], [row("a", cost_micros=10)]) == ["a costs 10 and not 11 micro-dollars"]
-    assert found([done], [row("a"), row("x")]) == ["1 rows of requests that nobody knows, where 0 clients got nothing"]
+    (told,) = found([done], [row("a"), row("x")])
+    assert told.startswith("1 rows of requests that nobody knows, where 0 were lost")
     assert found([done], [row("a")], gaps=1) == ["1 gaps in the gateways' numbers"]
     assert found([done], [row("a")], requests=2) == ["the totals have 2 requests, the rows 1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +70,8 @@ class Kafka(UsageSink):
 
 
 def connection(settings: KafkaSettings) -> dict[str, Any]:
-    """How aiokafka's clients reach the brokers."""
+    """How aiokafka's clients reach the brokers. What they log themselves, many times over, is told once by who asks."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"bootstrap_servers": settings.servers, "client_id": "llmops"}
     sasl = settings.user is not None
     options["security_protocol"] = f"{'SASL_' if sasl else ''}{'SSL' if settings.tls else 'PLAINTEXT'}"

@@ -21,7 +21,7 @@ def main(engine: Path, requests: int, at_once: int, seed: int) -> None:
     """Gateways, ledger, broker, PostgreSQL and Valkey are killed at random; the mock engine, with the tokenizer of
     ENGINE, is not. Then each request that began must have one row, with its tokens and its cost."""
     with served_mock_engine(engine, 0.01) as triton:
-        result = chaos(triton.address, NAME, requests, at_once, seed)
+        result = chaos(triton.address, NAME, requests, at_once, seed=seed)
     click.echo("\n".join(result.lines()))
     raise SystemExit(bool(result.wrong))
 

@@ -31,9 +31,9 @@ def _requests(asked: Sequence[Asked], rows: Sequence[Row]) -> Iterator[str]:
                 yield from _billed(one, row)
     # whose client got nothing of it: no more of them than there are such clients
     unseen = [row for row in rows if row["request_id"] not in known]
-    unaware = sum(1 for one in asked if not one.answer_id)
-    if len(unseen) > unaware:
-        yield f"{len(unseen)} rows of requests that nobody knows, where {unaware} clients got nothing"
+    lost = sum(one.lost for one in asked)
+    if len(unseen) > lost:
+        yield f"{len(unseen)} rows of requests that nobody knows, where {lost} were lost before anything came"
     for row in unseen:
         if row["finish_reason"] not in ("gateway_lost", "cancelled", "engine_lost", "length"):
             yield f"{row['request_id']} ended with {row['finish_reason']}, and nobody had it"

@@ -17,7 +17,8 @@ PATIENCE = 60.0
 @dataclass
 class Asked:
     """One request. `tokens` is how many its answer has; `got`: events with text that came, `prompt` and `completion`:
-    the usage that its last event told. `answer_id` is empty where nothing of an answer came.
+    the usage that its last event told. `answer_id` is empty where nothing of an answer came; `lost`: how often it was
+    tried where a gateway went before there was one.
     """
 
     tokens: int
@@ -26,6 +27,7 @@ class Asked:
     got: int = 0
     prompt: int | None = None
     completion: int | None = None
+    lost: int = 0
 
     @property
     def done(self) -> bool:
@@ -35,7 +37,7 @@ class Asked:
 async def ask_all(
     urls: Sequence[str], keys: Sequence[str], model: str, requests: int, at_once: int, dice: random.Random
 ) -> list[Asked]:
-    """A tenth of them leaves midway. Whoever is refused, or loses its gateway, goes on with the next request."""
+    """A tenth of them leaves midway. Whoever is refused tries again; whoever loses its gateway then does not."""
     asked = [_plan(dice) for _ in range(requests)]
     waiting = iter(asked)
     async with httpx.AsyncClient(timeout=PATIENCE, limits=httpx.Limits(max_connections=None)) as client:
@@ -50,10 +52,12 @@ async def ask_all(
                     "stream_options": {"include_usage": True},
                 }
                 headers = {"authorization": f"Bearer {dice.choice(keys)}"}
-                try:
-                    await _ask(client, dice.choice(urls), body, headers, request)
-                except httpx.HTTPError:
-                    await asyncio.sleep(0.05)
+                while not request.answer_id:
+                    try:
+                        await _ask(client, dice.choice(urls), body, headers, request)
+                    except httpx.HTTPError:
+                        request.lost += 1
+                        await asyncio.sleep(0.1)
 
         await asyncio.gather(*(one_by_one() for _ in range(at_once)))
     return asked
@@ -67,7 +71,7 @@ def _plan(dice: random.Random) -> Asked:
 async def _ask(client: httpx.AsyncClient, url: str, body: dict, headers: dict, request: Asked) -> None:
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
         if answer.status_code != 200:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
             return
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):

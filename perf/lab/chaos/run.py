@@ -49,8 +49,12 @@ class Result:
         ]
 
 
-def chaos(triton: str, model: str, requests: int, at_once: int = 48, seed: int = 0) -> Result:
-    """Raises ServerError when something does not come up again, or usage does not arrive."""
+def chaos(
+    triton: str, model: str, requests: int, at_once: int = 48, pauses: tuple[float, float] = (2.0, 8.0), seed: int = 0
+) -> Result:
+    """`pauses`: the shortest and the longest between two deaths, in seconds.
+
+    Raises ServerError when something does not come up again, or usage does not arrive."""
     dice, asked = random.Random(seed), []
     stage = Stage(triton, model)
     try:
@@ -63,7 +67,7 @@ def chaos(triton: str, model: str, requests: int, at_once: int = 48, seed: int =
         )
         clients.start()
         # processes end with the thread that started them: it is this one
-        stage.torment(lambda: not clients.is_alive(), dice)
+        stage.torment(lambda: not clients.is_alive(), dice, pauses)
         clients.join()
         seconds, over = time.monotonic() - began, time.monotonic()
         asyncio.run(_arrived(stage, asked))

@@ -25,8 +25,8 @@ from llmops.perf.lab.harness.servers import Broker, Postgres, Server, Valkey, fr
 # micro-dollars per million tokens
 INPUT, CACHED, OUTPUT = 600_000, 300_000, 900_000
 READY_SECONDS = 120.0
-# seconds between two deaths, and until what died is started again
-BETWEEN, DEAD = (0.5, 2.5), (0.1, 1.5)
+# seconds until what died is started again
+DEAD = (0.1, 1.5)
 
 
 class Program:
@@ -103,8 +103,11 @@ class Stage:
         for program in self.gateways:
             program.ready()
 
-    def torment(self, over: Callable[[], bool], dice: random.Random) -> None:
-        """Kill all of them, one at a time, round after round until it is `over`; they are alive afterwards."""
+    def torment(self, over: Callable[[], bool], dice: random.Random, pauses: tuple[float, float]) -> None:
+        """Kill all of them, one at a time, round after round until it is `over`; they are alive afterwards.
+
+        Of the gateways one at least serves.
+        """
         victims: dict[str, Sequence[Program | Server]] = {
             "gateway": self.gateways,
             "ledger": [self.control],
@@ -116,9 +119,12 @@ class Stage:
         while round_ or not over():
             if not round_:
                 round_ = dice.sample(list(victims), len(victims))
-            time.sleep(dice.uniform(*BETWEEN))
+            time.sleep(dice.uniform(*pauses))
             name = round_.pop()
             victim = dice.choice(victims[name])
+            if name == "gateway":
+                for program in self.gateways:
+                    program.ready()
             victim.kill()
             self.deaths[name] += 1
             time.sleep(dice.uniform(*DEAD))
