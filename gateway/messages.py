@@ -295,6 +295,11 @@ class TokenStream(ABC):
     def seams(self) -> Mapping[str, int]:
         return {}
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether it looks for another replica: nothing that comes meanwhile is late."""
+        return False
+
     def __aiter__(self) -> TokenStream:
         return self
 

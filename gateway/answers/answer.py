@@ -207,6 +207,8 @@ class Watchdog:
         self._meter = meter
         self._timeouts = timeouts
         self._started = perf_counter()
+        # when it was last seen to look for another replica
+        self._moved = 0.0
         self.expired: EngineTimeoutError | None = None
         self._loop = asyncio.get_running_loop()
         self._handle = self._loop.call_later(self._wait(), self._check)
@@ -216,11 +218,13 @@ class Watchdog:
 
     def _wait(self) -> float:
         """Seconds until something may be overdue."""
-        last = self._meter.last
+        last = self._meter.last and max(self._meter.last, self._moved)
         overdue = last + self._timeouts.idle if last else self._started + self._timeouts.first_token
         return min(overdue, self._started + self._timeouts.total) - perf_counter()
 
     def _check(self) -> None:
+        if self._stream.is_moving:
+            self._moved = perf_counter()
         wait = self._wait()
         if wait > 0:
             # the limit is long before the first token; a stream that has begun is checked again sooner

@@ -125,6 +125,10 @@ class Continued(TokenStream):
         return sum(map(len, self._kept))
 
     @property
+    def is_moving(self) -> bool:
+        return self._work is not None or (self._leg.parts and self._leg.stream.is_moving)
+
+    @property
     def seams(self) -> Mapping[str, int]:
         parts = self._leg.stream.seams if self._leg.parts else {}
         return {kind: self._seams.get(kind, 0) + parts.get(kind, 0) for kind in {*self._seams, *parts}}

@@ -27,6 +27,10 @@ class MergedStream(TokenStream):
         return None if None in found else sum(one or 0 for one in found)
 
     @property
+    def is_moving(self) -> bool:
+        return any(stream.is_moving for stream in self._streams)
+
+    @property
     def seams(self) -> Mapping[str, int]:
         found: dict[str, int] = {}
         for stream in self._streams:

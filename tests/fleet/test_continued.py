@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from time import perf_counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +15,14 @@ from hypothesis import strategies as st
 from llmops_engine.runtimes.script import Mixed
 
 from llmops.gateway import messages
+from llmops.gateway.answers.answer import Watchdog
 from llmops.gateway.errors import CancelledStreamError, DrainingError, EngineError, UnavailableError
 from llmops.gateway.fleet import continued
 from llmops.gateway.fleet.continued import MOST_MOVES, Continued
 from llmops.gateway.fleet.continuing import Continuing
 from llmops.gateway.fleet.rest import alone, rest_of
 from llmops.gateway.messages import EngineRequest, Guide, Sampling, TokenBatch, TokenStream
+from llmops.gateway.settings import Timeouts
 
 LOST = UnavailableError("Triton went away.")
 GREEDY = Sampling(temperature=0)
@@ -546,3 +550,24 @@ async def test_an_engine_whose_results_depend_on_the_batch_says_so_at_every_seam
     fleet.engines[0].fail()
     await fleet.run(reader)
     assert dict(reader.stream.seams) == {"approximate": 1}
+
+
+async def test_nothing_is_late_while_an_answer_looks_for_a_place(monkeypatch) -> None:
+    monkeypatch.setattr(continued, "PATIENCE", 60.0)
+    fleet = Fleet(2)
+    reader = await read(fleet, request())
+    await fleet.run(reader, 3)
+    meter = SimpleNamespace(last=perf_counter())
+    watch = Watchdog(reader.stream, meter, Timeouts(idle=0.02))
+    fleet.engines[1].away = LOST
+    fleet.engines[0].away = LOST
+    fleet.engines[0].fail()
+    await asyncio.sleep(0.2)
+    assert (reader.stream.is_moving, watch.expired) == (True, None)
+    fleet.engines[1].away = None
+    while watch.expired is None:
+        await asyncio.sleep(0.01)
+    # it has a place now, and makes nothing there
+    assert len(fleet.engines[1].asked) == 1
+    await settled()
+    assert isinstance(reader.task.exception(), CancelledStreamError)
