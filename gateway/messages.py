@@ -13,7 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
+
+from pydantic import Field
 
 from llmops.contract import GuideKind as GuideKind
 from llmops.contract import Tensor
@@ -342,7 +344,7 @@ class Capabilities:
     logprobs: bool = False
     top_logprobs: int = 0
     logit_bias: bool = False
-    n: int = 1
+    n: Annotated[int, Field(ge=1)] = 1
     guided: tuple[GuideKind, ...] = ()
     bad_words: bool = False
     min_p: bool = False
@@ -365,16 +367,17 @@ class Adapter:
 class SamplingDefaults:
     """What the model's makers recommend where a request says nothing; None leaves it to OpenAI's default."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What an engine model announces of itself (`llmops_card`). Lengths in tokens; `built` in Unix seconds.
+    """What an engine model announces of itself (`llmops_card`), checked as it is read. Lengths in
+    tokens; `built` in Unix seconds.
 
     `state`, `kv_events` and `cached_tokens`: what its step stream says of the engine; `batch_invariant`: whether what a
     request gets does not depend on what else is in its batch; `engine` and `tokenizer` are
@@ -384,8 +387,8 @@ class ModelCard:
     name: str
     target: str
     tokenizer_dir: str
-    max_seq_len: int
-    vocab_size: int
+    max_seq_len: Annotated[int, Field(gt=1)]
+    vocab_size: Annotated[int, Field(gt=0)]
     end_ids: tuple[int, ...]
     max_batch_size: int = 1
     bos_id: int | None = None

@@ -1,0 +1,58 @@
+"""What an engine model announces of itself, as the gateway reads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmops.errors import InputError
+from llmops.gateway.messages import Adapter, Capabilities, SamplingDefaults
+from llmops.gateway.triton.card import parse_card
+
+LEAST = {"contract": 2, "name": "a", "tokenizer_dir": "/t", "max_seq_len": 64, "vocab_size": 300, "end_ids": [2]}
+
+
+def test_what_a_card_does_not_say_has_a_default():
+    card = parse_card(json.dumps(LEAST))
+    assert (card.name, card.target, card.end_ids, card.transports) == ("a", "unknown", (2,), ("request",))
+    assert (card.capabilities, card.sampling, card.adapters) == (Capabilities(), SamplingDefaults(), ())
+    assert card.extra == {}
+
+
+def test_parts_are_read_and_what_is_unknown_is_kept_or_left_out():
+    said = {
+        "capabilities": {"n": 4, "guided": ["regex"], "from_the_future": True},
+        "sampling": {"temperature": 0.5, "top_k": 20},
+        "adapters": [{"name": "b", "id": 7}],
+        "from_the_future": [1],
+        "extra": "x",
+    }
+    card = parse_card(json.dumps({**LEAST, **said}), {"name": "mine", "end_ids": [3, 4]})
+    assert (card.name, card.end_ids) == ("mine", (3, 4)), "the configuration wins"
+    assert card.capabilities == Capabilities(n=4, guided=("regex",))
+    assert card.sampling == SamplingDefaults(temperature=0.5, top_k=20)
+    assert card.adapters == (Adapter("b", 7),)
+    assert card.extra == {"from_the_future": [1], "extra": "x"}
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ({"max_seq_len": 1}, r"cannot be used \(max_seq_len: Input should be greater than 1\)"),
+        ({"vocab_size": 0}, r"cannot be used \(vocab_size: Input should be greater than 0\)"),
+        ({"capabilities": {"n": 0}}, r"capabilities\.n: Input should be greater than or equal to 1"),
+        ({"sampling": {"top_p": 0}}, r"sampling\.top_p: Input should be greater than 0"),
+        ({"end_ids": "two"}, r"end_ids: Input should be a valid tuple"),
+        ({"contract": 1}, r"speaks contract 1, this gateway 2; use the same llmops version"),
+    ],
+)
+def test_a_card_that_cannot_be_used_is_one_sentence(said, fault):
+    with pytest.raises(InputError, match=fault):
+        parse_card(json.dumps({**LEAST, **said}))
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "7"])
+def test_what_is_no_card(text):
+    with pytest.raises(InputError, match="llmops_card is not a JSON object"):
+        parse_card(text)
