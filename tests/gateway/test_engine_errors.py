@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from llmops.gateway.errors import EngineError, UnavailableError, UnsupportedError
+from llmops.gateway.errors import DrainingError, EngineError, UnavailableError, UnsupportedError
 from llmops.gateway.triton.tensors import error_of
 
 
 @pytest.mark.parametrize(
     ("said", "kind", "status"),
     [
-        ("drain: the engine is shutting down and takes no new requests", UnavailableError, 503),
+        ("drain: the engine is shutting down and takes no new requests", DrainingError, 503),
         ("Request for unknown model: 'tiny-tensorrt_llm' is not found", UnavailableError, 503),
         ("unavailable for new grammars: 256 are already waiting", UnavailableError, 503),
         ("embedding_bias: not supported by target openvino", UnsupportedError, 400),

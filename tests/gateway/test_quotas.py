@@ -387,7 +387,7 @@ async def test_encoders_reserve_what_they_read(tokenizer, what):
     clock, ran = Clock(), []
     gate = Gate(Embedded(":memory:", clock), None, clock)
 
-    async def run(rows):
+    async def run(rows, *_):
         ran.append(rows)
         return np.zeros((len(rows), 4), dtype=np.float32) if what == "embeddings" else np.zeros(len(rows))
 
