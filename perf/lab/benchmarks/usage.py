@@ -115,7 +115,8 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     meter, context = _meter(folder / "gw-2"), RequestContext("req_1", caller=ANN)
     broker = Broker()
     kafka, url = KafkaSettings(servers=f"127.0.0.1:{broker.port}"), f"sqlite:///{folder}/away.db"
-    shipper = Shipper(meter.journal, Kafka(kafka, Direct(url)))
+    sink = Kafka(kafka, Direct(url))
+    shipper = Shipper(meter.journal, sink)
     async with _going(shipper.run()):
         await _make(meter, context, shipper, count // 100)
         before = _resident()
@@ -128,6 +129,7 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
             async with _going(Ledger(kafka, url).run()):
                 await shipper.drained.wait()
         section.add("until the ledger has them, by way of Kafka", time.monotonic() - began, "s")
+    await sink.close()
     async with await open_store(url) as store, store.read() as connection:
         (total,) = await sum_usage(connection, UsageFilter())
     section.add("of them lost", count + count // 100 - total.requests, "events", 0)

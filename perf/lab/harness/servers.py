@@ -145,6 +145,14 @@ class Postgres(Server):
         program = str(self._programs / "postgres")
         return [program, "-D", f"{folder}/data", "-h", "127.0.0.1", "-p", str(self.port), "-k", folder, *options]
 
+    def answers(self) -> bool:
+        """It takes connections before it serves them: its own file says when it does."""
+        try:
+            told = (self.folder / "data" / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return False
+        return told[0] == str(self.pid) and told[-1].strip() == "ready"
+
     def tied(self) -> list[str]:
         # a change of the user undoes the tie
         return _as_nobody(self.command())
