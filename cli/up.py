@@ -41,7 +41,9 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
     show_default=True,
     help="So many Tritons: answers go on when one ends.",
 )
-@click.option("--store", metavar="URL", help="Whose keys are asked for: sqlite:///FILE or postgresql://….")
+@click.option(
+    "--store", metavar="URL", help="Keys, usage and administration (/api/): sqlite:///FILE or postgresql://…."
+)
 @click.option("--open", "open_", is_flag=True, default=None, help="Ask nobody for a key, whoever reaches the gateway.")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Gateway settings (YAML).")
 def command(

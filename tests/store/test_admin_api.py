@@ -10,9 +10,12 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from llmops.control.admin.operations import OPERATIONS
+from llmops.control.admin.client import AdminClient
+from llmops.control.admin.operations import LIST_TENANTS, OPERATIONS
+from llmops.control.admin.wire import TenantsWanted
 from llmops.control.admin.work import WORK
 from llmops.control.app import create_app, guest
+from llmops.errors import InputError, ServerError, UnknownNameError
 from llmops.gateway.app import create_app as create_gateway
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.secrets import hash_secret, is_secret
@@ -229,3 +232,42 @@ async def test_what_strangers_ask_for_grows_no_metrics(url):
         before = await series()
         await ask(50)
         assert await series() == before
+
+
+# -- whom the CLI can meet at a --url --------------------------------------------------------------------------------
+
+
+def envelope(status: int, message: str) -> httpx.Response:
+    return httpx.Response(status, json={"error": {"message": message, "code": "x"}})
+
+
+STRANGERS = {
+    "a gateway alone": (envelope(404, "There is no GET /api/admin/tenants."), ServerError, "name an `llmops control`"),
+    "a web server": (httpx.Response(404, text="<html>"), ServerError, "does not answer like the admin API"),
+    "another API": (httpx.Response(200, json={"hello": 1}), ServerError, "does not answer like the admin API"),
+    "a wrong key": (envelope(401, "This API key is not known here."), InputError, "This API key is not known here."),
+    "no such thing": (envelope(404, "There is no tenant x."), UnknownNameError, "There is no tenant x."),
+    "a store that is away": (envelope(503, "Try again."), ServerError, "http://control: Try again."),
+    "nobody": (httpx.ConnectError("refused"), ServerError, "does not answer (refused); does `llmops control` run"),
+}
+
+
+@pytest.mark.parametrize(("met", "kind", "sentence"), STRANGERS.values(), ids=STRANGERS)
+def test_whoever_answers_at_a_url_is_told_apart(met, kind, sentence):
+    def answer(request: httpx.Request) -> httpx.Response:
+        if isinstance(met, Exception):
+            raise met
+        assert request.headers["authorization"] == "Bearer sk-admin"
+        return met
+
+    client = AdminClient("http://control/v1", "sk-admin", httpx.MockTransport(answer))
+    with pytest.raises(kind) as refused:
+        client.do(LIST_TENANTS, TenantsWanted())
+    assert sentence in refused.value.message
+    assert type(refused.value) is kind
+
+
+@pytest.mark.parametrize("url", ["localhost:9100", "ftp://control", "http://[::1", "nonsense"])
+def test_what_is_no_url_is_told(url):
+    with pytest.raises(InputError, match="is not a URL; write http://HOST:PORT"):
+        AdminClient(url, None).do(LIST_TENANTS, TenantsWanted())
