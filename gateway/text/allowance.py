@@ -1,6 +1,6 @@
 """What one rendering of a chat template may use: seconds of CPU, and characters written or copied.
 
-Both are counted per thread, so what is counted needs no handle on the rendering it belongs to.
+Both are counted per thread, so the code that counts needs no reference to its rendering.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _left = _Allowance()
 
 
 def within_allowance(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`work(…)`; what it renders, on this thread, ends after `seconds` of CPU or CHARACTERS."""
+    """Call `work`; whatever it renders on this thread is stopped after `seconds` of CPU or CHARACTERS."""
     before = _left.deadline, _left.characters
     _left.deadline, _left.characters = thread_time() + seconds, CHARACTERS
     try:

@@ -1,4 +1,4 @@
-"""The fewest tokens that a text can have, told from its bytes, so that what cannot fit is not tokenised at all.
+"""A lower bound for the number of tokens of a text, from its bytes: what cannot fit is not tokenised at all.
 
 Each token stands for some bytes of the text. Give every byte of it the weight 1 / (length of the longest token that has
 this byte): the weights within one token add up to 1 at most, so those of the whole text to no more than its tokens.

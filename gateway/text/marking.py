@@ -1,7 +1,7 @@
 """Marks the control tokens that a chat template writes, in its syntax tree, before it is compiled.
 
 Texts that only look for something, such as `'<|x|>' in content` or `content.split('<|x|>')`, stay as they are: they
-are held against what clients sent.
+are compared with what clients sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEARCHING = frozenset(
 
 
 class Marker:
-    """Goes through one template's tree."""
+    """Walks one template's syntax tree."""
 
     def __init__(self, controls: ControlTokens, special_tokens: Mapping[str, str]) -> None:
         self._controls = controls

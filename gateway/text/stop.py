@@ -1,7 +1,7 @@
 """Stop strings in streamed text.
 
 The text is cut where a search in the whole text would cut it: at the leftmost occurrence of any stop string. Only
-what may still become one is held back, and never sent once it did.
+what may still become one is held back, and never sent once it has.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StopMatcher:
         return best, found
 
     def _first_open(self, text: str) -> int:
-        """Where the first tail starts that is the beginning of a stop string, but not all of it."""
+        """Where the first tail starts that is a proper prefix of a stop string."""
         end = len(text)
         for at in range(max(0, end - self._longest + 1), end):
             if text[at] in self._firsts and self._opens(text[at:]):

@@ -140,7 +140,7 @@ class ChatTemplate:
         return text if self._controls is None else self._controls.unmark(text)
 
     def _follow(self, controls: ControlTokens) -> None:
-        """Compile the template with its control tokens marked, and see on a few conversations whether that holds."""
+        """Compile the template with its control tokens marked, and check on a few conversations that this works."""
         self._marked = _compiled(self.source, self._seconds, controls, self._special_tokens)
         self._marked_tokens = {name: controls.mark(text) for name, text in self._special_tokens.items()}
         composed: set[str] = set()

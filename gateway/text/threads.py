@@ -1,7 +1,7 @@
-"""Rendering, tokenising and the making of grammars off the event loop: threads for which clients take turns.
+"""Rendering, tokenising and the making of grammars off the event loop: threads that clients take turns on.
 
-All work begins in the lane of what is brief. What turns out not to be is done in a lane of its own, from its beginning:
-there it holds up nothing but its like.
+All work starts in the lane for brief work. What turns out not to be brief is started again in a lane of its own, where
+it holds up only other long work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_brief() -> bool:
 
 
 class TextThreads:
-    """`threads` run at once what is brief, one more what is not. `backlog` more may wait, and of one client some."""
+    """`threads` for brief work, one more for long work. `backlog` requests may wait, of which no client has all."""
 
     def __init__(self, threads: int = 2, backlog: int = 1024) -> None:
         self._brief, self._long = _Lane("llmops-text", threads), _Lane("llmops-long", 1)
@@ -79,7 +79,7 @@ def _briefly(work: Callable[[], T]) -> T:
 
 
 class _Lock:
-    """Python's own lock: while a thread works, it hands the lock back sooner. On the event loop's thread only.
+    """The GIL's switch interval: shorter while a text thread works. On the event loop's thread only.
 
     The loop asks for it after each system call, and would wait Python's 5 ms at each. Where only the loop and gRPC's
     threads take turns, sooner costs more (docs/decisions/0307-switch-interval.md).

@@ -118,7 +118,7 @@ class TextTokenizer:
         return text
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its spelling in the vocabulary, or None when it is none."""
+        """The id of a token by its spelling in the vocabulary, or None if there is no such token."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 

@@ -55,8 +55,8 @@ def parse_encoder_card(text: str, overrides: Mapping[str, Any]) -> EncoderCard:
 class TritonEncoder:
     """One encoder model on one server. Requests of any number of rows are cut to its batch size.
 
-    Triton serves first who comes first, so it gets no more than the batch it runs and the next; for the places in these
-    callers take turns.
+    Triton is first come, first served, so it gets only the batch that it runs and the next one; callers take turns for
+    places in these.
     """
 
     def __init__(self, infer: Infer, model: str, card: EncoderCard, queued: int = 16_384) -> None:

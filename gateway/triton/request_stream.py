@@ -71,7 +71,7 @@ class RequestStream(TokenStream):
         raise StopAsyncIteration
 
     async def _read_end(self) -> None:
-        """Let the call end by itself: to drop it now would cancel it, which Triton would have to handle."""
+        """Let the call end by itself: dropping it now would cancel it, which Triton would have to handle."""
         if not self._done:
             with suppress(ApiError):
                 await self._read()

@@ -1,1 +1,1 @@
-"""What a model writes → content, reasoning and tool calls, piece by piece; one module per form that models use."""
+"""What a model writes → content, reasoning and tool calls, piece by piece; one module per format that models use."""

@@ -1,8 +1,8 @@
 """What every tool-call parser shares: the text around calls, held-back markers, call numbering.
 
 A parser is a state machine over a growing buffer. In *text* it looks for the opening of a call and lets everything
-else through at once, but for a tail that may still become an opening. In a *call* the subclass consumes. A thing that
-looked like a call and is none comes out as the text it was.
+else through at once, except a tail that may still become an opening. In a *call* the subclass consumes. What looked
+like a call and turns out not to be one comes out as the text it was.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_HELD_SPACE = 64
 
 
 def new_call_id() -> str:
-    """An id in OpenAI's form."""
+    """A call id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -34,10 +34,10 @@ def new_mistral_id() -> str:
 
 
 class NotACall(Exception):
-    """What looked like a call is none; raised only before anything of it was sent.
+    """What looked like a call is not one; raised only before any of it was sent.
 
-    `pos` is where plain text goes on: always the place where the misfit shows, so that it does not depend on how the
-    text was cut. None is the parser's own position.
+    `pos` is where plain text goes on: always where the mismatch shows, so that it does not depend on how the text was
+    split. None is the parser's own position.
     """
 
     def __init__(self, pos: int | None = None) -> None:
@@ -144,7 +144,7 @@ class ToolParser(Processor):
         """The text ended inside a call; may raise NotACall."""
 
     def _new_candidate(self) -> None:
-        """From here on it may be another call, or not."""
+        """What follows may or may not be another call."""
         self._candidate, self._raw = True, []
 
     def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Processors in a row, and pieces put together."""
+"""Processors applied one after another, and neighbouring pieces joined."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Chain(Processor):
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same pieces with neighbours of one kind, and of one call, put together."""
+    """The same pieces, with neighbours of the same kind (and the same call) joined."""
     out: list[Piece] = []
     for piece in pieces:
         last = out[-1] if out else None

@@ -11,7 +11,7 @@ from llmops.gateway.answers.parsers.pieces import Piece, Processor, Text
 
 
 class NamedCall(Processor):
-    """`tool_choice` names the function: the text is its arguments. The name goes out with the first text."""
+    """`tool_choice` names the function: the text is its arguments. The name is sent with the first text."""
 
     def __init__(self, name: str, new_id: Callable[[], str] = new_call_id) -> None:
         self._name, self._writer, self._value = name, CallWriter(new_id), JsonValue()
@@ -69,7 +69,7 @@ class ForcedCalls(Processor):
 
 
 class AnswerOrCalls(Processor):
-    """Under a grammar that allows a JSON object or a list of calls: the first character tells them apart."""
+    """Under a grammar that allows a JSON object or a list of calls: the first character says which."""
 
     def __init__(self, calls: ForcedCalls) -> None:
         self._calls: Processor = calls

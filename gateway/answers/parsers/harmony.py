@@ -1,4 +1,4 @@
-"""gpt-oss (harmony): an answer is a row of messages, each with a header that says what it is.
+"""gpt-oss (harmony): an answer is a sequence of messages, each with a header that says what it is.
 
 `<|channel|>analysis<|message|>` thinking `<|end|><|start|>assistant<|channel|>commentary to=functions.name
 <|constrain|>json<|message|>{…}<|call|>`, `<|channel|>final<|message|>` the answer. The recipient may also stand before
@@ -32,7 +32,7 @@ def is_harmony(template: str) -> bool:
 
 
 class HarmonyParser(Processor):
-    """Calls of functions become calls; the model's built-in tools, which nobody runs here, count as thinking."""
+    """Function calls become tool calls; the model's built-in tools, which nobody runs here, count as thinking."""
 
     special_tokens = (*_ENDS, *_NEXT, _MESSAGE, "<|constrain|>")
 

@@ -13,7 +13,7 @@ _CLOSES = {"}": "{", "]": "["}
 
 
 class BrokenJson(ValueError):
-    """The text cannot be JSON any more; `end` is where the bad character stands, `text` what was good before it."""
+    """The text can no longer be JSON; `end` is the position of the bad character, `text` what was valid before it."""
 
     def __init__(self, end: int, text: str) -> None:
         super().__init__(f"not JSON at {end}")

@@ -1,4 +1,4 @@
-"""What a request's tools ask of the prompt, of the engine's grammar and of the answer's processing."""
+"""What a request's tools mean for its prompt, for the engine's grammar and for how the answer is processed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan_tools(
     guide: Guide | None = None,
     limits: SchemaLimits = DEFAULT_LIMITS,
 ) -> ToolPlan:
-    """The plan for one request. `guide` is what its response_format asks for; `template` the model's chat template."""
+    """The plan for one request. `guide` is the one of its response_format; `template` the model's chat template."""
     offered = _checked(tools or [], limits)
     mode, offered_for_call = _mode(choice, offered)
     if mode == "none" or not offered:
@@ -156,7 +156,7 @@ def _calls_guide(offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> 
 
 
 def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
-    """Either the asked JSON object or a list of calls: `{` or `[` tells which."""
+    """Either the JSON object that was asked for or a list of calls: `{` or `[` says which."""
     schema = json.loads(guide.text) if guide.kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise InvalidRequestError(

@@ -27,7 +27,7 @@ def for_template(
 ) -> list[Message]:
     """Copies of the messages whose calls have their arguments as objects, or as JSON text where the template wants it.
 
-    Text that is no JSON object stays text either way.
+    Text that is not a JSON object stays text either way.
     """
     return [_for_template(message, mistral_ids, as_text) for message in messages]
 
@@ -99,7 +99,7 @@ def _written(function: Mapping[str, Any]) -> str:
 
 
 def _merged_results(messages: Sequence[Message]) -> list[Message]:
-    """Results that follow each other become one message: many templates insist on turns that alternate."""
+    """Results that follow each other become one message: many templates insist on alternating turns."""
     merged: list[Message] = []
     for message in messages:
         if message.get("result") and merged and merged[-1].get("result"):

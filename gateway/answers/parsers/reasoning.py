@@ -1,4 +1,4 @@
-"""Thinking apart from the answer: `<think>…</think>` at the start of the text becomes `reasoning_content`."""
+"""Separates thinking from the answer: `<think>…</think>` at the start of the text becomes `reasoning_content`."""
 
 from __future__ import annotations
 

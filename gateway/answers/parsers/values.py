@@ -50,7 +50,7 @@ def _kinds(schema: object, root: Mapping[str, Any], depth: int) -> Kinds:
 
 
 def as_json(text: str, kinds: Kinds) -> str:
-    """The JSON text of a value: of a kind that is allowed where there is one, else the string that it is."""
+    """The JSON text of a value: of an allowed type if it has one, otherwise as a string."""
     bare = text.strip()
     try:
         value = literal(bare)

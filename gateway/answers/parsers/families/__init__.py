@@ -1,4 +1,4 @@
-"""One module per form in which models write their calls, with a parser for each family; a new one is found by itself.
+"""One module per format in which models write their calls, with a parser for each family; new modules are discovered.
 
 A parser names its `family`, the `signs` by which a chat template tells that its calls have this form, and its `rank`
 among those whose signs a template may have as well.
@@ -43,7 +43,7 @@ def knows_tools(template: str) -> bool:
 
 
 def family_of(template: str) -> str | None:
-    """The name of the parser for `template`; None if its calls have a form that none of them reads.
+    """The name of the parser for `template`; None if none of them reads its format.
 
     A template that knows no tools is prompted in Hermes' form (`prompting`), so it is answered in it.
     """

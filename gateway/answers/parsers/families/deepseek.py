@@ -27,7 +27,7 @@ class _State(Enum):
 
 
 class DeepSeekParser(ToolParser):
-    """Both forms; the list's own markers may be missing, as models sometimes leave them out."""
+    """Both formats. The list's own markers may be missing: models sometimes leave them out."""
 
     family = "deepseek"
     signs = ("<｜tool▁call▁begin｜>",)
@@ -109,7 +109,7 @@ class DeepSeekParser(ToolParser):
         return self._pos < len(self._buffer)
 
     def _damaged(self) -> bool:
-        """What is no JSON goes on as it is, up to the end of the call."""
+        """Text that is not JSON is passed on unchanged, up to the end of the call."""
         at = self._buffer.find(self.end, self._pos)
         end = at if at >= 0 else len(self._buffer) - held_back(self._buffer[self._pos :], (self.end,))
         if end > self._pos:

@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 class MistralParser(ToolParser):
-    """Both forms; from v11 on each call has its own marker and may carry `[CALL_ID]id` before its arguments."""
+    """Both formats; from v11 on each call has its own marker and may carry `[CALL_ID]id` before its arguments."""
 
     family = "mistral"
     signs = (_OPEN,)

@@ -36,7 +36,7 @@ class _State(Enum):
 class PythonicParser(ToolParser):
     """Arguments become JSON on the way: strings, however long, piece by piece; other literals when complete.
 
-    A bare list has to start with a tool on offer. What is no Python literal is passed on as the string it was.
+    A bare list has to start with a tool on offer. What is not a Python literal is passed on as a string.
     """
 
     family = "pythonic"
@@ -71,7 +71,7 @@ class PythonicParser(ToolParser):
         }[self._state]()
 
     def _skip_space(self) -> bool:
-        """True if something else than white space stands at the position now."""
+        """True if the position is now at something other than white space."""
         while self._pos < len(self._buffer) and self._buffer[self._pos].isspace():
             self._pos += 1
         return self._pos < len(self._buffer)
@@ -124,7 +124,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _spoilt(self) -> bool:
-        """Something without a name stands among the arguments: pass it over up to the next comma or the end."""
+        """There is something without a name among the arguments: skip it, up to the next comma or the end."""
         self._literal: list[str] = []
         self._open: list[str] = []
         self._quote, self._escaped, self._mute, self._state = "", False, True, _State.OTHER

@@ -1,4 +1,4 @@
-"""Calls as tags, each argument in one of its own: Qwen3-Coder and its kin, GLM-4.5 and later.
+"""Calls as tags, each argument in one of its own: Qwen3-Coder and its relatives, GLM-4.5 and later.
 
 Qwen3-Coder: `<tool_call>`, `<function=name>`, `<parameter=key>` value `</parameter>` …, `</function>`, `</tool_call>`.
 GLM: `<tool_call>name`, `<arg_key>key</arg_key>`, `<arg_value>value</arg_value>` …, `</tool_call>`.
@@ -31,7 +31,7 @@ class _State(Enum):
 
 
 class TaggedParser(ToolParser):
-    """The frame of both: head, arguments, tail. A call whose head does not fit is text."""
+    """What both share: head, arguments, tail. A call whose head does not match is text."""
 
     markers: tuple[str, ...] = (_OPEN,)
     #: what ends a value: its own tag, which belongs to it, and those that a model writes when it forgets that one
@@ -70,7 +70,7 @@ class TaggedParser(ToolParser):
     # -- for subclasses ------------------------------------------------------------------------------------------
 
     def _here(self, *tags: str) -> str | None:
-        """The tag that stands at the position; "" if none does, None if more text may still make one."""
+        """The tag at the position; "" if none does, None if more text may still make one."""
         for tag in tags:
             if self._buffer.startswith(tag, self._pos):
                 return tag
@@ -143,7 +143,7 @@ class TaggedParser(ToolParser):
 
 
 class QwenCoderParser(TaggedParser):
-    """Without `<tool_call>` in front, which the model now and then forgets, the function has to be on offer."""
+    """Without a leading `<tool_call>`, which the model sometimes forgets, the function has to be on offer."""
 
     family = "qwen_coder"
     signs = ("<function=",)
