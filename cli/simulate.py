@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import click
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
+    from llmops.gateway.fleet.admission.gate import Bounds
     from llmops.gateway.fleet.admission.order import Tier
     from llmops.perf.report.document import Document
     from llmops.perf.simulate.fleet import Arrivals, Failure, FleetSpec
@@ -120,9 +122,9 @@ def _document(given: dict[str, Any], console: Any) -> Document:
     if given["trace"]:
         given["block_tokens"] = BLOCK_TOKENS
     engine = engine_of(plan, given["block_tokens"], given["timing"], given["price"])
-    tiers, slos = _rules(given["config"], plan.model)
+    tiers, bounds, slos = _rules(given["config"], plan.model)
     slos = [parse_slo(text) for text in given["slo"]] or slos
-    spec = _spec(given, engine, tiers if given["gate"] else ())
+    spec = replace(_spec(given, engine, tiers if given["gate"] else ()), bounds=bounds)
     with console.status(f"simulating {_way(given['policy'], given['gate'])} …"):
         done = _simulated(given, spec)
     load = ("rate", "day", "peak", "duration", "turns", "system", "apps", "input_", "output", "think_time", "tenants")
@@ -194,16 +196,20 @@ def _conversations(given: dict[str, Any], share: float, number: int) -> Arrivals
     ).arrivals()
 
 
-def _rules(config: Path | None, model: str) -> tuple[list[Tier], list[Any]]:
-    """Tiers and objectives of a gateway's settings."""
-    from llmops.gateway.fleet.admission.waiting import tiers_of
+def _rules(config: Path | None, model: str) -> tuple[list[Tier], Bounds, list[Any]]:
+    """Tiers, bounds and objectives of a gateway's settings."""
+    from llmops.gateway.fleet.admission.waiting import bounds_of, tiers_of
     from llmops.gateway.settings import load_settings
     from llmops.perf.load.slo import Slo
 
     settings = load_settings(config)
     slo = settings.slo_of(model)
     known = (("ttft", slo.ttft_p95), ("tpot", slo.tpot_p95))
-    return tiers_of(settings, model), [Slo(name, seconds) for name, seconds in known if seconds is not None]
+    return (
+        tiers_of(settings, model),
+        bounds_of(settings, model),
+        [Slo(name, seconds) for name, seconds in known if seconds is not None],
+    )
 
 
 def _tiers(given: tuple[str, ...]) -> tuple[tuple[str, float], ...]:

@@ -55,8 +55,8 @@ class TierSettings(_Section):
     """What requests of one tier get when there are more than the replicas can take; the tiers before it come first.
 
     `share`: of all tokens the least it gets while it waits; `max_wait`: who would wait longer for the first token is
-    refused at once (None: the objective for the first token in the first tier, 60 s in others); `weight`: what each of
-    its tenants that wait counts for when several gateways share a replica.
+    refused at once (None: 0.6 of the objective for the first token in the first tier, 60 s in others); `weight`: what
+    each of its tenants that wait counts for when several gateways share a replica.
     """
 
     weight: Annotated[float, Field(gt=0)] = 1.0

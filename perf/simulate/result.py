@@ -98,7 +98,8 @@ def tally(outcome: Outcome, skipped: float = 0.0) -> Tally:
     seconds = outcome.seconds
     found = Tally(replicas=spec.replicas, gpus=spec.replicas * spec.engine.gpus, longest_queue=_longest(outcome))
     found.busy_seconds, found.replica_seconds = sum(outcome.busy.values()), seconds * spec.replicas
-    measured = max(seconds - skipped, 0.0)
+    # what it takes while requests come, not until the last answer is done
+    measured = max(max((job.arrived for job in outcome.jobs), default=0.0) - skipped, 0.0)
     found.gpu_seconds = found.gpus * measured
     found.dollars = found.gpu_seconds / 3600 * spec.engine.price
     counts: Counter[str] = Counter()

@@ -148,18 +148,18 @@ def test_without_objectives_and_tiers_there_is_no_gate() -> None:
 
 def test_tiers_and_their_waits_come_from_the_settings() -> None:
     settings = GatewaySettings(
-        slo={"ttft_p95": "500ms"},
+        slo={"ttft_p95": "500ms", "tpot_p95": "50ms"},
         tiers={"interactive": {"weight": 4}, "standard": {}, "batch": {"share": 0.1, "max_wait": "10m"}},
         waiting={"entries": 7},
     )
     door = gate_of(settings, "m", Cheapest())
     assert door is not None
-    assert door.bounds.entries == 7
+    assert (door.bounds.entries, door.bounds.tpot) == (7, pytest.approx(0.04))
 
     def tier(name: str) -> Tier:
         return door.order.tier(ticket(tier=name))
 
-    assert tier("interactive") == Tier("interactive", 4.0, 0.0, 0.5)
+    assert tier("interactive") == Tier("interactive", 4.0, 0.0, 0.3)
     assert tier("batch") == Tier("batch", 1.0, 0.1, 600.0)
     # who has no tier, or one that is not there
     assert tier("") == tier("unknown") == Tier("standard", max_wait=60.0)

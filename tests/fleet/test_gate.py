@@ -60,6 +60,16 @@ def test_a_batch_is_filled_and_nothing_waits_behind_it() -> None:
     assert (views[0].unseen, len(door.order)) == (1, 1)
 
 
+def test_a_replica_whose_steps_are_too_long_for_its_answers_gets_no_more() -> None:
+    door, views = gate(Bounds(tpot=0.045)), [view("a", running=5, step_seconds=0.046)]
+    wait_in(door, views, ticket("x"))
+    assert placed(door, views) == []
+    views[0].step_seconds = 0.045
+    assert placed(door, views) == [("x", "a")]
+    # what an idle one once took is no reason
+    assert door.at_once(ticket("x"), [view("b", step_seconds=0.2)], 0.0) == 0
+
+
 def test_the_first_with_room_gets_who_is_next() -> None:
     door, views = gate(), [view("a", waiting_tokens=900), view("b", waiting_tokens=950)]
     wait_in(door, views, ticket("x"))

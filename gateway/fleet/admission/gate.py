@@ -32,7 +32,8 @@ NEWEST = 0.02
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """`entries` and `bytes` that may wait; `steps` of an engine whose worth may be queued in it; the shares of its KV
-    cache up to which requests are sent (`watermark`) and above which one is taken back (`preempt`).
+    cache up to which requests are sent (`watermark`) and above which one is taken back (`preempt`); `tpot`: seconds of
+    its mean step from which on it gets no more, as those that run would be too slow.
     """
 
     entries: int = 4096
@@ -40,6 +41,7 @@ class Bounds:
     steps: float = 2.0
     watermark: float = 0.9
     preempt: float = 0.95
+    tpot: float = float("inf")
 
 
 class Placed(NamedTuple):
@@ -192,6 +194,8 @@ class Gate:
         return view.state in ("ready", "spare", "suspect") and self._has_room(view, 0.0, now)
 
     def _has_room(self, view: ReplicaView, weight: float, now: float) -> bool:
+        if view.step_seconds > self.bounds.tpot and view.running:
+            return False
         step = min(view.step_seconds or STEP_SECONDS, LONGEST_STEP)
         worth = self.bounds.steps * step * (view.prefill_rate or PREFILL_RATE)
         if view.waiting_tokens + view.unseen_tokens >= worth:

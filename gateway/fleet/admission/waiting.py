@@ -15,6 +15,9 @@ from llmops.gateway.settings import GatewaySettings
 # Seconds after which those who wait are looked at although nothing was heard: turns and ramps go by time.
 TICK = 0.05
 DEFAULT, DEFAULT_WAIT = "standard", 60.0
+# Of the objectives that 95 of 100 answers are to keep: what the mean of steps may be, and the predicted wait for a
+# first token where the settings name none.
+TPOT_ROOM, TTFT_ROOM = 0.8, 0.6
 
 
 class Admission:
@@ -137,14 +140,20 @@ def gate_of(settings: GatewaySettings, model: str, policy: Policy) -> Gate | Non
     """None where neither objectives nor tiers are set: every request goes at once then."""
     if not settings.tiers and settings.slo_of(model).ttft_p95 is None:
         return None
-    waiting = settings.waiting
-    return Gate(Tiers(tiers_of(settings, model), default=DEFAULT), policy, Bounds(waiting.entries, waiting.bytes))
+    return Gate(Tiers(tiers_of(settings, model), default=DEFAULT), policy, bounds_of(settings, model))
+
+
+def bounds_of(settings: GatewaySettings, model: str) -> Bounds:
+    """A step is what all answers of a batch wait for: its mean keeps the objective for tokens with a little room."""
+    waiting, objective = settings.waiting, settings.slo_of(model).tpot_p95
+    return Bounds(waiting.entries, waiting.bytes, tpot=TPOT_ROOM * objective if objective else float("inf"))
 
 
 def tiers_of(settings: GatewaySettings, model: str) -> list[Tier]:
     """Those of the settings, or the one that all are in."""
     objective = settings.slo_of(model).ttft_p95
+    first = TTFT_ROOM * objective if objective else DEFAULT_WAIT
     return [
-        Tier(name, one.weight, one.share, one.max_wait or (objective if at == 0 else None) or DEFAULT_WAIT)
+        Tier(name, one.weight, one.share, one.max_wait or (DEFAULT_WAIT if at else first))
         for at, (name, one) in enumerate(settings.tiers.items())
-    ] or [Tier(DEFAULT, max_wait=objective or DEFAULT_WAIT)]
+    ] or [Tier(DEFAULT, max_wait=first)]
