@@ -28,6 +28,7 @@ COMMANDS = {
     "replicas": "What each gateway believes of its replicas.",
     "up": "Build, repository, Triton and gateway in one go.",
     "diff": "What an llmops.yaml would change.",
+    "chart": "Values for the Helm chart from an llmops.yaml.",
     "tenant": "Who pays: tenants and their limits.",
     "key": "Who may ask: API keys, their limits and budgets.",
     "price": "What tokens cost, from when on.",

@@ -1,0 +1,35 @@
+"""`llmops chart`: values for the Helm chart from llmops.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import yaml
+
+from llmops.errors import InputError
+
+
+@click.command("chart")
+@click.option("-f", "--file", type=click.Path(path_type=Path, dir_okay=False), default="llmops.yaml", show_default=True)
+@click.option("--profile", help="A profile of the file.")
+@click.option("--mounted", default="/models", show_default=True, help="Where the chart mounts its claim of engines.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write here.  [default: stdout]")
+def command(file: Path, profile: str | None, mounted: str, output: Path | None) -> None:
+    """Values for deploy/helm/llmops: a pool of engines and a build for each model, and the gateway's settings.
+
+    `replicas: auto` is planned. Secrets, claims and what a cluster has otherwise are yours to add: see the chart's
+    values.yaml.
+    """
+    from llmops.cli.service.chart import values_of
+    from llmops.cli.service.description import read
+
+    text = yaml.safe_dump(values_of(read(file, profile), mounted), sort_keys=False, width=120)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{output} cannot be written ({error.strerror}).") from error
+    click.echo(f"Wrote {output}. Next: helm install NAME deploy/helm/llmops -f {output}")

@@ -1,0 +1,61 @@
+{{- /* a pod that serves, or a worker of its group: (dict "root" $ "name" … "pool" … "role" "single|leader|worker") */ -}}
+{{- define "llmops.engine.template" -}}
+{{- $values := .root.Values }}
+{{- $gpus := default 1 .pool.gpus | quote }}
+{{- $drain := default 60 .pool.drainSeconds }}
+metadata:
+  labels:
+    {{- include "llmops.selector" (dict "root" .root "part" "engine") | nindent 4 }}
+    llmops/pool: {{ .name }}
+    llmops/role: {{ .role }}
+spec:
+  {{- $pod := include "llmops.pod" .root | fromYaml }}
+  {{- if eq .role "leader" }}
+  {{- /* mpirun reaches the other pods of its group through the API */ -}}
+  {{- $_ := set $pod "automountServiceAccountToken" true }}
+  serviceAccountName: {{ include "llmops.name" .root }}-{{ .name }}
+  {{- end }}
+  {{- toYaml $pod | nindent 2 }}
+  {{- include "llmops.place" .pool | nindent 2 }}
+  terminationGracePeriodSeconds: {{ add $drain 30 }}
+  containers:
+    - name: engine
+      image: "{{ $values.image.engine.repository }}:{{ $values.image.engine.tag }}"
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      {{- if eq .role "single" }}
+      args: [serve, {{ .pool.repository }}, --host, 0.0.0.0, --exit-timeout, {{ $drain | quote }}]
+      {{- else if eq .role "leader" }}
+      command: [/bin/bash, /llmops/leader.sh]
+      {{- else }}
+      command: [/bin/sh, -c, "trap 'exit 0' TERM; sleep infinity & wait"]
+      {{- end }}
+      env:
+        - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+        - {name: HOME, value: /tmp}
+        - {name: LLMOPS_CACHE, value: /tmp/llmops}
+      {{- if ne .role "worker" }}
+      ports: [{name: grpc, containerPort: 8001}, {name: metrics, containerPort: 8002}]
+      # an engine of many GPUs loads for minutes; until then nothing is killed
+      startupProbe: {grpc: {port: 8001}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: {{ mul (default 60 .pool.startupMinutes) 6 }}}
+      readinessProbe: {grpc: {port: 8001}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 3}
+      livenessProbe: {grpc: {port: 8001}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}
+      {{- end }}
+      securityContext: {{- include "llmops.container" .root | nindent 8 }}
+      {{- $resources := deepCopy (default dict .pool.resources) }}
+      {{- $limits := merge (dict "nvidia.com/gpu" (default 1 .pool.gpus | toString)) (default dict $resources.limits) }}
+      resources: {{- merge (dict "limits" $limits) $resources | toYaml | nindent 8 }}
+      volumeMounts:
+        - {name: models, mountPath: {{ $values.storage.mountPath }}, readOnly: true}
+        - {name: shm, mountPath: /dev/shm}
+        - {name: tmp, mountPath: /tmp}
+        {{- if ne .role "single" }}
+        - {name: launch, mountPath: /llmops, readOnly: true}
+        {{- end }}
+  volumes:
+    - {name: models, persistentVolumeClaim: {claimName: {{ $values.storage.claim }}, readOnly: true}}
+    - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ default "16Gi" .pool.sharedMemory }}}}
+    - {name: tmp, emptyDir: {}}
+    {{- if ne .role "single" }}
+    - {name: launch, configMap: {name: {{ include "llmops.name" .root }}-{{ .name }}-launch, defaultMode: 0555}}
+    {{- end }}
+{{- end }}

