@@ -171,6 +171,31 @@ async def test_segments_go_when_the_ledger_has_them(tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize("damaged", [[0], [5, 6], [11], list(range(12, 17)), [38, 39]], ids=str)
+async def test_lines_that_the_disk_lost_are_told_and_hold_up_nobody(tmp_path, caplog, damaged):
+    """Segments of three or four events, the last of which was whole when the journal was taken up."""
+    journal = Journal(tmp_path, segment=1000)
+    for seq in range(40):
+        journal.append(event(seq, gateway=tmp_path.name))
+    await journal.sync()
+    for path in tmp_path.glob("*.journal"):
+        lines = path.read_bytes().splitlines(keepends=True)
+        first = int(path.stem)
+        for at, line in enumerate(lines):
+            if first + at in damaged:
+                lines[at] = b"#" + line[1:]
+        path.write_bytes(b"".join(lines))
+    found = await journal.read(0, 100)
+    assert [one.seq for one in found] == list(range(40))
+    assert [one.seq for one in found if one.finish_reason == "damaged"] == damaged
+    assert len({one.id for one in found}) == 40
+    # in steps as well, and always the same
+    steps = [one for at in range(0, 40, 3) for one in await journal.read(at, 3)]
+    assert [one.id for one in steps] == [one.id for one in found]
+    assert f"The line of event {damaged[0]} of {tmp_path.name} is damaged" in caplog.text
+    journal.close()
+
+
 async def test_what_is_not_on_the_disk_is_not_shipped(tmp_path):
     journal = Journal(tmp_path)
     journal.append(event(0))

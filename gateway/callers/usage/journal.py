@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+from uuid import NAMESPACE_OID, uuid5
 
 from llmops.gateway.callers.usage.events import event_of, line_of
 from llmops.gateway.messages import UsageEvent
 
+log = logging.getLogger(__name__)
+
 SEGMENT_BYTES = 4 * 2**20
 MOST_BYTES = 2**30
 _SUFFIX = ".journal"
+DAMAGED = "damaged"
 
 
 class Place(NamedTuple):
@@ -168,24 +174,31 @@ class Journal:
             place = self._place
             if place.seq != seq or place.first not in firsts:
                 place = self._find(seq, firsts)
-            offset = place.offset
+            offset, after = place.offset, bisect_right(firsts, place.first)
+            behind = min(end, firsts[after]) if after < len(firsts) else end
             with _path(self._folder, place.first).open("rb") as file:
                 file.seek(offset)
                 for event in _events(file):
                     if event.seq >= end:
                         break
+                    events += self._damaged(range(max(seq, firsts[0]), event.seq), event.at)
                     events.append(event)
                     seq, offset = event.seq + 1, file.tell()
                     if seq == end:
                         break
-            at = firsts.index(place.first) + 1
-            if seq == end or at == len(firsts):
-                self._place = Place(seq, place.first, offset)
-                break
-            # what a segment lacks was damaged after it had been synced
-            seq = max(seq, firsts[at])
-            self._place = Place(seq, firsts[at], 0)
+            events += self._damaged(range(max(seq, firsts[0]), behind), datetime.now(timezone.utc))
+            seq = max(seq, behind)
+            self._place = Place(seq, seq, 0) if seq in firsts else Place(seq, place.first, offset)
         return events
+
+    def _damaged(self, seqs: Iterable[int], at: datetime) -> Iterator[UsageEvent]:
+        """In place of lines that the disk lost after it had them: a number that never came would hold up all behind it,
+        here and in the ledger, and nobody would know."""
+        for seq in seqs:
+            log.error("The line of event %d of %s is damaged; what it said is lost.", seq, self.gateway_id)
+            one = str(uuid5(NAMESPACE_OID, f"{self.gateway_id}/{seq}"))
+            made = UsageEvent(one, self.gateway_id, seq, at, "", "", "", "", "unknown", 0)
+            yield made._replace(status=0, finish_reason=DAMAGED)
 
     def _find(self, seq: int, firsts: list[int]) -> Place:
         first = firsts[max(bisect_right(firsts, seq) - 1, 0)]
