@@ -390,8 +390,6 @@ class Continued(TokenStream):
         self._leg = leg
         if self._cancelled:
             leg.stream.cancel()
-        elif leg.parts:
-            self._home.left(self)
         self._join_sink()
 
     def _note(self, kind: str) -> None:

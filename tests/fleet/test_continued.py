@@ -373,6 +373,29 @@ async def test_one_that_drains_is_left_as_soon_as_there_is_a_place(monkeypatch) 
     assert reader.tokens == {0: answer(request())}
 
 
+async def test_what_was_kept_back_comes_first_when_there_is_no_place_after_all(monkeypatch) -> None:
+    monkeypatch.setattr(continued, "PATIENCE", 60.0)
+    monkeypatch.setattr(continued, "AGAIN", 0.0)
+    fleet = Fleet(2)
+    fleet.engines[1].away = LOST
+    reader = await read(fleet, request())
+    await fleet.run(reader, 3)
+    fleet.home.leave("r0", "drain")
+    await fleet.run(reader, 4)
+    assert reader.tokens == {0: answer(request())[:3]}
+
+    async def refuses(one: EngineRequest) -> TokenStream:
+        raise EngineError("not here")
+
+    monkeypatch.setattr(fleet, "open", refuses)
+    await fleet.run(reader, 3)
+    assert reader.tokens == {0: answer(request())[:10]}
+    (slot,) = fleet.engines[0].open
+    assert slot.sink == reader._sink
+    await fleet.run(reader)
+    assert reader.tokens == {0: answer(request())}
+
+
 async def test_one_that_was_silent_and_comes_back_first_is_believed() -> None:
     fleet = Fleet(2)
     fleet.engines[1].away = LOST
@@ -490,6 +513,39 @@ async def test_what_a_prompt_does_not_bring_back_is_made_again_and_compared(fiel
     assert fleet.engines[1].asked == [alone(asked, at) for at in range(n)]
     assert reader.tokens == {at: answer(asked, at) for at in range(n)}
     assert dict(reader.stream.seams) == {"exact": n}
+
+
+async def test_a_replay_that_comes_in_larger_pieces_is_cut_where_it_is_new() -> None:
+    fleet = Fleet()
+    asked = request(20, guide=GUIDE, logprobs=True)
+    reader = await read(fleet, asked)
+    await fleet.run(reader, 6)
+    fleet.engines[0].fail()
+    await settled()
+    (slot,) = fleet.engines[1].open
+    tokens = slot.left.pop(0)
+    for start in range(0, 20, 4):
+        some = tokens[start : start + 4]
+        slot.push(TokenBatch(0, some, [-one / 100 for one in some]))
+        await settled()
+    await fleet.run(reader)
+    assert reader.tokens == {0: answer(asked)}
+    assert reader.logprobs == [-one / 100 for one in answer(asked)]
+
+
+async def test_a_sequence_that_the_engine_called_ended_is_not_asked_for_again() -> None:
+    """Not every engine sends the token that ended it."""
+    fleet = Fleet()
+    asked = request(20, n=2)
+    reader = await read(fleet, asked)
+    await settled()
+    (slot,) = fleet.engines[0].open
+    del slot.left[1][3:]
+    await fleet.run(reader, 6)
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    assert reader.tokens == {0: answer(asked, 0), 1: answer(asked, 1)[:3]}
+    assert len(fleet.engines[1].asked) == 1
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
