@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import yaml
 
 from llmops.errors import InputError
+
+if TYPE_CHECKING:
+    from llmops.cli.service.description import Described
 
 
 @click.command("chart")
@@ -24,7 +28,9 @@ def command(file: Path, profile: str | None, mounted: str, output: Path | None) 
     from llmops.cli.service.chart import values_of
     from llmops.cli.service.description import read
 
-    text = yaml.safe_dump(values_of(read(file, profile), mounted), sort_keys=False, width=120)
+    described = read(file, profile)
+    values = values_of(described, mounted, lambda model: _replicas(described, model))
+    text = yaml.safe_dump(values, sort_keys=False, width=120)
     if output is None:
         click.echo(text, nl=False)
         return
@@ -33,3 +39,14 @@ def command(file: Path, profile: str | None, mounted: str, output: Path | None) 
     except OSError as error:
         raise InputError(f"{output} cannot be written ({error.strerror}).") from error
     click.echo(f"Wrote {output}. Next: helm install NAME deploy/helm/llmops -f {output}")
+
+
+def _replicas(described: Described, model: str) -> int:
+    """How many the plan has of the layout that the file has."""
+    from llmops.cli import plan
+    from llmops.cli.service.flags import of_plan
+
+    with plan.command.make_context("chart", [], default_map=of_plan(described, model)) as context:
+        found = plan.make_plan(context.params.pop("checkpoint"), context.params)
+    replicas: int = found.best.replicas
+    return replicas
