@@ -52,7 +52,7 @@ class Answer:
         self.broken = ""
         self._open = len(choices)
         self._ended: list[Choice] = []
-        self._over = self._left = False
+        self._over = self._left = self._complete = False
         self._first: Delta | None = None
         # seconds spent in `next` and `start`: waiting for tokens, and turning them into text
         self.waited = self.detokenised = 0.0
@@ -108,7 +108,8 @@ class Answer:
             first, self._first = self._first, None
             return first
         delta = await self._next_delta()
-        if delta is None:
+        if delta is None and not self._complete:
+            self._complete = True
             self._tell(200)
         return delta
 
@@ -129,8 +130,9 @@ class Answer:
         self._clock.stop()
         self._stream.cancel()
         self._leave()
-        self.meter.end(self.usage, self.finish)
-        self._tell(CancelledStreamError.status if self.finish == "cancelled" else 500 if self.broken else 200)
+        if not self._complete:
+            self._tell(CancelledStreamError.status if self.finish == "cancelled" else 500 if self.broken else 200)
+        self.meter.end(self._context.usage or self.usage, self._context.finish)
 
     def _break(self, error: ApiError) -> None:
         self.broken = error.finish

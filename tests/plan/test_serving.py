@@ -50,6 +50,8 @@ def test_drafts_that_are_accepted_speed_up_a_small_batch(models):
     good, useless = (replica(models, Workload(1000, 200, draft_tokens=3, acceptance=a)).at(4) for a in (0.8, 0.0))
     assert Workload(1000, 200, draft_tokens=3, acceptance=0.8).tokens_per_step == pytest.approx(1 + 0.8 + 0.64 + 0.512)
     assert good.tpot < plain.tpot < useless.tpot
+    clockwork = replica(models, Workload(1000, 200, draft_tokens=3, acceptance=0.8)).at(4, bursts=False)
+    assert clockwork.tpot_p95 == clockwork.tpot, "without bursts the worst case is the mean"
 
 
 def test_chunks_trade_the_first_token_for_shorter_pauses(models):
