@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Protocol
 
 from llmops.gateway.callers.limits.base import Limiter
-from llmops.gateway.messages import Quota, Usage
+from llmops.gateway.messages import Budget, Quota, Usage
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Budgets:
 
     def __init__(self, limiter: Limiter, costs: Costs, now: Callable[[], datetime], clock: Callable[[], float]) -> None:
         self._limiter, self._costs, self._now, self._clock = limiter, costs, now, clock
+        self._periods: dict[tuple[str, str | None, str], tuple[str, datetime, datetime]] = {}
         self._looked: dict[str, float] = {}
         # what was settled since the last look began, which it may not have seen
         self._since: dict[str, int] = {}
@@ -52,8 +53,7 @@ class Budgets:
 
     async def key_of(self, quota: Quota) -> str:
         assert quota.budget is not None
-        since = quota.budget.begins(self._now())
-        key = f"{quota.of}:{quota.model or ''}:{since:%Y-%m-%d}"
+        key, since = self._period(quota, quota.budget)
         looked = self._looked.get(key)
         if looked is None:
             await self._look(key, quota, since)
@@ -63,6 +63,18 @@ class Budgets:
             self._looks.add(look)
             look.add_done_callback(self._looks.discard)
         return key
+
+    def _period(self, quota: Quota, budget: Budget) -> tuple[str, datetime]:
+        """The key of the period that is now, and when that began; worked out once for all of its requests."""
+        now, what = self._now(), (quota.of, quota.model, budget.period)
+        known = self._periods.get(what)
+        if known is None or not known[1] <= now < known[2]:
+            if len(self._periods) >= _MOST:
+                self._periods.clear()
+            since = budget.begins(now)
+            key = f"{quota.of}:{quota.model or ''}:{since:%Y-%m-%d}"
+            known = self._periods[what] = key, since, budget.ends(now)
+        return known[0], known[1]
 
     def settled(self, key: str, micros: int) -> None:
         if key in self._since:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
 from llmops.gateway.callers.limits.buckets import MINUTE, MONEY, RATE, Bucket, Change, Decision, Want, decide
@@ -25,6 +26,15 @@ _HELD, _OVER = 7200.0, 40 * 86_400.0
 _MEMORY, _LONG_AGO = ":memory:", float("-inf")
 # that wait for a table which cannot be used
 _MOST_CHANGES = 10_000
+_MOST_NAMES = 10_000
+
+
+class _Names(NamedTuple):
+    """The rows of a hold: of each living process, of this one, and of what is spent."""
+
+    held: Sequence[str]
+    mine: str
+    spent: str
 
 
 def folder() -> Path:
@@ -48,6 +58,7 @@ class Embedded(Limiter):
         self._path, self._clock, self._patience = str(path), clock, patience
         self.process = secrets.token_bytes(16)
         self._alive: Sequence[str] = ()
+        self._known: dict[tuple[str, str], _Names] = {}
         self._seen, self._changes_seen = _LONG_AGO, -1
         self._spare: Embedded | None = None
         self._broken_until = 0.0
@@ -134,7 +145,7 @@ class Embedded(Limiter):
                 continue
             self._hold(table, change, -change.held, now)
             if change.used:
-                name = f"{MONEY}:{change.key}"
+                name = self._names(change).spent
                 at = table.find(name)
                 table.write(name, at, now, (table.read(at)[1] if at else 0) + change.used, now + _OVER)
 
@@ -142,15 +153,16 @@ class Embedded(Limiter):
         """What is left of a hold: without what living processes have of it and, of money, without what is spent."""
         self._live(table, now, 1.0)
         room: float = want.limit
-        for process in self._alive:
-            at = table.find(f"{want.kind}:{want.key}:{process}")
+        names = self._names(want)
+        for name in names.held:
+            at = table.find(name)
             if at:
                 room -= table.read(at)[1]
-        at = table.find(f"{MONEY}:{want.key}") if want.kind == MONEY else 0
+        at = table.find(names.spent) if want.kind == MONEY else 0
         return room - table.read(at)[1] if at else room
 
     def _hold(self, table: Table, of: Want | Change, more: int, now: float) -> None:
-        name = f"{of.kind}:{of.key}:{self.process.hex()}"
+        name = self._names(of).mine
         at = table.find(name)
         held = max((table.read(at)[1] if at else 0) + more, 0)
         table.write(name, at, now, held, now + _HELD if held else now)
@@ -162,7 +174,23 @@ class Embedded(Limiter):
         self._seen = now
         table.see(self.process, now, now - 4 * LEASE)
         living = [process for process, seen in table.processes().items() if now - LEASE < seen <= now + 1]
-        self._alive, self._changes_seen = [process.hex() for process in living], table.changes
+        alive = [process.hex() for process in living]
+        if alive != self._alive:
+            self._alive = alive
+            self._known.clear()
+        self._changes_seen = table.changes
+
+    def _names(self, of: Want | Change) -> _Names:
+        """What is kept of a hold, worked out once while the same processes live."""
+        known = self._known.get((of.kind, of.key))
+        if known is None:
+            if len(self._known) > _MOST_NAMES:
+                self._known.clear()
+            hold = f"{of.kind}:{of.key}"
+            held = [f"{hold}:{process}" for process in self._alive]
+            known = _Names(held, f"{hold}:{self.process.hex()}", f"{MONEY}:{of.key}")
+            self._known[of.kind, of.key] = known
+        return known
 
     # -- the table -------------------------------------------------------------------------------------------------
 

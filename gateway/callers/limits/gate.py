@@ -112,7 +112,7 @@ class Ticket(Grant):
         money = await self._money(asked.budgets, prompt, most) if asked.budgets else []
         if parts or money:
             await self._reserve([*parts, *money])
-        return min([self._affordable(part.taken, prompt, most) for part in money], default=most)
+        return min([self._affordable(part, prompt, most) for part in money], default=most)
 
     def follow(self, usage: Callable[[], Usage]) -> None:
         self._usage = usage
@@ -214,14 +214,14 @@ class Ticket(Grant):
             if quota.budget is not None and amount
         ]
 
-    def _affordable(self, micros: int, prompt: int, most: int) -> int:
-        """The tokens of all answers that `micros` pay for, at most `most`."""
+    def _affordable(self, part: Part, prompt: int, most: int) -> int:
+        """The tokens of all answers that what `part` has taken pays for, at most `most`."""
         budgets = self._gate.budgets
         assert budgets is not None
-        if budgets.cost(self._model, Usage(prompt, most)) <= micros:
+        if part.taken >= part.want.amount:
             return most
         costs = _Costs(budgets, self._model, prompt, most)
-        return bisect_right(costs, micros) - 1
+        return bisect_right(costs, part.taken) - 1
 
     def _change(self, part: Part, usage: Usage | None) -> Change | None:
         want, total = part.want, _total(usage) if usage is not None else 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
@@ -36,6 +35,14 @@ class Bill(NamedTuple):
     price_id: str | None
 
 
+class _Known(NamedTuple):
+    """A price, with what is asked of it for each request."""
+
+    begins: datetime
+    price: Price
+    id: str
+
+
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
@@ -48,7 +55,8 @@ class Billing:
 
     def __init__(self, url: str, now: Callable[[], datetime] = utc_now) -> None:
         self._url, self._now = url, now
-        self._prices: Mapping[str, Sequence[Price]] | None = None
+        # of each model, the oldest first
+        self._prices: Mapping[str, Sequence[_Known]] | None = None
         self._unpriced: set[str] = set()
         self._store: Store | None = None
         self._opening = asyncio.Lock()
@@ -69,22 +77,22 @@ class Billing:
 
     def bill(self, model: str, usage: Usage, at: datetime | None = None) -> Bill:
         """By the price in force at `at` (now): whole micro-dollars, rounded half up once."""
-        price = self._price(model, at or self._now())
-        if price is None:
+        known = self._known(model, at or self._now())
+        if known is None:
             self._warn(model)
             return Bill(0, None)
-        cached = min(usage.cached_tokens or 0, usage.prompt_tokens)
-        return Bill(price.cost_micros(usage.prompt_tokens, cached, usage.completion_tokens), price.id)
+        return Bill(_micros(known.price, usage), known.id)
 
     def cost(self, model: str, usage: Usage) -> int:
-        return self.bill(model, usage).micros
+        known = self._known(model, self._now())
+        return _micros(known.price, usage) if known is not None else 0
 
     def check(self, model: str) -> None:
         """Raises ModelNotPricedError for a model that a budget could not bound, UnavailableError while no prices are
         known."""
         if self._prices is None:
             raise UnavailableError("Prices cannot be looked up now; try again.", code="prices_unavailable")
-        if self._price(model, self._now()) is None:
+        if self._known(model, self._now()) is None:
             raise ModelNotPricedError(model)
 
     async def spent(self, of: str, since: datetime) -> int:
@@ -104,9 +112,9 @@ class Billing:
         if self._away:
             log.warning("Prices can be read again.")
         self._away = False
-        by_model: dict[str, list[Price]] = {}
+        by_model: dict[str, list[_Known]] = {}
         for price in found:
-            by_model.setdefault(price.model, []).append(price)
+            by_model.setdefault(price.model, []).append(_Known(price.valid_from, price, price.id))
         self._prices = by_model
         self._unpriced -= set(by_model)
 
@@ -115,10 +123,11 @@ class Billing:
             await asyncio.sleep(RETRY if self._away else FRESH)
             await self.look()
 
-    def _price(self, model: str, at: datetime) -> Price | None:
-        of_model = (self._prices or {}).get(model, ())
-        place = bisect_right(of_model, at, key=lambda price: price.valid_from)
-        return of_model[place - 1] if place else None
+    def _known(self, model: str, at: datetime) -> _Known | None:
+        for known in reversed((self._prices or {}).get(model, ())):
+            if known.begins <= at:
+                return known
+        return None
 
     def _warn(self, model: str) -> None:
         if model not in self._unpriced and self._prices is not None:
@@ -139,6 +148,12 @@ class Billing:
             if self._store is None:
                 self._store = await open_store(self._url, pool_size=1)
         return self._store
+
+
+def _micros(price: Price, usage: Usage) -> int:
+    # an engine that counts more than there was is not believed
+    cached = min(usage.cached_tokens or 0, usage.prompt_tokens)
+    return price.cost_micros(usage.prompt_tokens, cached, usage.completion_tokens)
 
 
 def _told(error: Exception) -> str:

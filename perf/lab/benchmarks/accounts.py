@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from llmops.perf.lab.benchmarks import exactness
 from llmops.perf.lab.benchmarks.hot_path import PERIOD
@@ -27,11 +28,13 @@ from llmops.perf.lab.mock_engine.repository import NAME, PLAIN
 from llmops.perf.lab.mock_engine.served import served_mock_engine
 from llmops.perf.load.loop import run_async
 
-ROUNDS, REQUESTS, STREAMS = 4, 600, 64
+ROUNDS, REQUESTS, STREAMS = 3, 600, 64
 # requests per second, at which nothing queues
 CALM = 20.0
-_SETTLE, _WINDOW = 2.0, 4.0
+CALM_REQUESTS = 60
+_SETTLE, _WINDOW = 2.0, 3.0
 MANY = 1_000_000_000
+KINDS = ("bare", "embedded", "shared")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def _compare(known: dict[str, Front], section: Section) -> None:
     for turn in range(ROUNDS):
         # who comes second finds the machine as the first one left it
         for name in sorted(known, reverse=bool(turn % 2)):
-            rounds[name].append(_round(known[name]))
+            rounds[name].append(one_round(known[name]))
         _add(rounds, section)
         section.progress((turn + 1) / (ROUNDS + 1))
 
@@ -90,37 +93,48 @@ def _add(rounds: dict[str, list[Round]], section: Section) -> None:
         section.add(f"{told}: latency p99", latency[1], "ms more", 1.0)
 
 
-def _round(front: Front) -> Round:
-    url, key = front.service.address, front.key
-    run(url, output=1, concurrency=8, requests=32, stream=False, api_key=key)
+def one_round(
+    front: Front,
+    requests: int = REQUESTS,
+    streams: int = STREAMS,
+    calm: float = CALM,
+    calm_requests: int = CALM_REQUESTS,
+) -> Round:
+    """Requests at once, then single ones (`calm` per second), then streams."""
+    url = front.service.address
+    asked: dict[str, Any] = {"api_key": front.key, "model": NAME}
+    run(url, output=1, concurrency=8, requests=32, stream=False, **asked)
     meter = CpuMeter({"gateway": front.service.pids})
     before = meter.read()
-    run(url, output=1, concurrency=8, requests=REQUESTS, warmup=0, stream=False, api_key=key)
-    request = 1e6 * difference(before, meter.read())["gateway"] / REQUESTS
-    calm = run(url, output=1, rate=CALM, arrival="poisson", requests=100, warmup=8, stream=False, api_key=key)
+    run(url, output=1, concurrency=8, requests=requests, warmup=0, stream=False, **asked)
+    request = 1e6 * difference(before, meter.read())["gateway"] / requests
+    single = run(url, output=1, rate=calm, arrival="poisson", requests=calm_requests, warmup=4, stream=False, **asked)
     output = int((_SETTLE + _WINDOW + 1.0) / PERIOD)
-    load = options(url, output=output, concurrency=STREAMS, requests=STREAMS, warmup=0, api_key=key)
+    load = options(url, output=output, concurrency=streams, requests=streams, warmup=0, **asked)
     used, tokens, _ = run_async(window(load, meter, settle=_SETTLE, seconds=_WINDOW))
-    assert calm.summary.e2e is not None
-    return Round(request, 1e6 * used["gateway"] / tokens, calm.summary.e2e.p50, calm.summary.e2e.p99)
+    assert single.summary.e2e is not None
+    return Round(request, 1e6 * used["gateway"] / tokens, single.summary.e2e.p50, single.summary.e2e.p99)
 
 
 @contextlib.contextmanager
-def fronts(engine: Path) -> Iterator[dict[str, Front]]:
-    """All three, ready, on one Triton."""
+def fronts(engine: Path, wanted: Sequence[str] = KINDS) -> Iterator[dict[str, Front]]:
+    """Those wanted, ready, on one Triton."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(served_mock_engine(engine, PERIOD, first=0.001, text=PLAIN))
-        postgres, valkey = stack.enter_context(Postgres()), stack.enter_context(Valkey())
-        stores = {"embedded": (f"sqlite:///{folder}/store.db", None), "shared": (postgres.url, valkey.url)}
-        known = {"bare": Front(stack.enter_context(gateway(server.address)), None)}
-        for name, (store, redis) in stores.items():
-            key = asyncio.run(account(store))
-            config = folder / f"{name}.yaml"
-            journal = f"usage: {{journal: {folder}/{name}}}\n"
-            config.write_text(f"store: {store}\n{journal}" + (f"redis: {redis}\n" if redis else ""))
-            front = stack.enter_context(gateway(server.address, "--config", str(config)))
-            known[name] = Front(front, key)
+        known = {}
+        for name in wanted:
+            arguments: tuple[str, ...] = ()
+            key = None
+            if name != "bare":
+                store, redis = f"sqlite:///{folder}/store.db", ""
+                if name == "shared":
+                    store = stack.enter_context(Postgres()).url
+                    redis = f"redis: {stack.enter_context(Valkey()).url}\n"
+                key, config = asyncio.run(account(store)), folder / f"{name}.yaml"
+                config.write_text(f"store: {store}\nusage: {{journal: {folder}/{name}}}\n{redis}")
+                arguments = "--config", str(config)
+            known[name] = Front(stack.enter_context(gateway(server.address, *arguments)), key)
         yield known
 
 

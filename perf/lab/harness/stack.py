@@ -81,7 +81,7 @@ def gateway(triton_address: str, *arguments: str, program: Path | None = None) -
         *arguments,
     ]
     with process(command, r"listens on (http://\S+)") as (pid, url):
-        _wait_ready(f"{url}/health/ready")
+        wait_ready(f"{url}/health/ready")
         yield Service(f"{url}/v1", pid)
 
 
@@ -141,7 +141,7 @@ class _Reader(threading.Thread):
         return self._address
 
 
-def _wait_ready(url: str) -> None:
+def wait_ready(url: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         try:

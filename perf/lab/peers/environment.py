@@ -13,6 +13,14 @@ from llmops.errors import MissingDependencyError
 
 ROOT = Path(".cache/peers")
 INSTALL_SECONDS = 300.0  # per call of pip
+_LITELLM = """
+    aiohttp>=3.14.2 anyio apscheduler azure-identity azure-storage-blob backoff backports-zstd boto3 certifi click
+    cryptography expression fastapi fastapi-sso fastuuid granian gunicorn hiredis httpx[http2]<1 httpx2<3
+    huggingface-hub<2 importlib-metadata>=8,<9 inquirerpy jinja2 jsonschema litellm-proxy-extras mcp>=2.3,<3 openai<4
+    orjson polars prisma<1 pydantic pydantic-settings pyjwt pynacl python-dotenv python-multipart pyyaml redis
+    restrictedpython rich rq soundfile starlette tiktoken tokenizers tomlkit typing-extensions uvicorn uvloop
+    websockets>=15.0.1,<16
+"""
 # arguments of `pip install`, call by call
 WHEELS: dict[str, list[list[str]]] = {
     "llamacpp": [["--no-deps", "xllamacpp==2026.10.11549"]],
@@ -23,6 +31,11 @@ WHEELS: dict[str, list[list[str]]] = {
         ["uvloop"],
     ],
     "aiperf": [["aiperf==0.13.0"]],
+    # without --no-deps pip would want a certifi and extras that are not on every registry; what clouds need is left out
+    "litellm": [
+        ["--no-deps", "litellm==1.109.1", "litellm-enterprise==0.1.82"],
+        _LITELLM.split(),
+    ],
 }  # fmt: skip
 
 

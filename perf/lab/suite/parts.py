@@ -44,6 +44,8 @@ def parts() -> list[Part]:
         Part("sweep", 180, _sweep),
         Part("usage", 240, _usage),
         Part("start-up", 160, _start_up),
+        Part("accounts", 240, _accounts),
+        Part("LiteLLM", 240, _litellm, peer="litellm"),
         Part("planner", 120, _planner),
         Part("policies", 240, _policies),
     ]
@@ -120,6 +122,18 @@ def _start_up(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import start_up
 
     return start_up.measure(engine / "tokenizer")
+
+
+def _accounts(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import accounts
+
+    return accounts.measure(engine)
+
+
+def _litellm(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import beside_litellm
+
+    return beside_litellm.measure(engine)
 
 
 def _planner(engine: Path) -> Section:
