@@ -15,15 +15,17 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llmops_contract as contract
 
-from ..kv_names import KvNames
 from ..request import GenerationRequest, Refused
 from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
 from .stop_words import StopWordMatcher
 from .trtllm_library import EVENTS, Library, check_announced, choose_profile, final_arguments, load_library
+
+if TYPE_CHECKING:
+    from ..kv_names import KvNames
 
 _REASONS = {"stop": STOP, "length": LENGTH}
 # between two looks for statistics that ended (s)
@@ -102,7 +104,8 @@ class TrtllmRuntime(EngineRuntime):
         self._sequences[key] = state
         ids = request.input_ids.reshape(-1).tolist()
         if self._tokens_per_block and self._events is None:
-            self._names = KvNames(self._tokens_per_block)
+            self._names = _kv_names(self._tokens_per_block)
+        if self._names is not None and self._events is None:
             self._events = asyncio.run_coroutine_threadsafe(self._collect_events(self._names), self._loop)
         generate = self._generate(key, state, request, ids, params, self._adapters.get(request.adapter))
         state.future = asyncio.run_coroutine_threadsafe(generate, self._loop)
@@ -248,6 +251,15 @@ class TrtllmRuntime(EngineRuntime):
         self._llm.shutdown()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
+
+
+def _kv_names(tokens_per_block: int) -> KvNames | None:
+    """None where the library's Python lacks what blocks are named with: nothing is said of its cache then."""
+    try:
+        from ..kv_names import KvNames
+    except ModuleNotFoundError:
+        return None
+    return KvNames(tokens_per_block)
 
 
 def _reused_blocks(arguments: dict[str, Any]) -> int:
