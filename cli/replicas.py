@@ -72,6 +72,8 @@ def _show(gateway: dict[str, Any]) -> None:
         show(COLUMNS, rows)
     else:
         click.echo("  It knows no model yet.")
+    for server, why in gateway.get("unreached", {}).items():
+        click.echo(f"  {server}: {why}")
     for model, replicas in gateway["models"].items():
         for one in replicas:
             if one["problem"]:

@@ -157,7 +157,7 @@ def create_app(
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
     if fleets is not None:
-        replicas = Replicas(fleets, siblings.others)
+        replicas = Replicas(fleets, catalogue, siblings.others)
         app.add_api_route("/replicas", replicas.handle, methods=["GET"], tags=["health"])
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
     add_bodies(app, BODIES)

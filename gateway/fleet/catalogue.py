@@ -122,6 +122,10 @@ class Catalogue:
         problems = [server.problem for server in self._servers] or ["No replica is known yet."]
         return None if None in problems else next(iter(problems), None)
 
+    def unreached(self) -> dict[str, str]:
+        """The servers that did not answer at the last look, and why."""
+        return {server.name: server.problem for server in self._servers if server.problem is not None}
+
     async def look(self) -> Standing:
         """How the servers and their models stand now."""
         if not any(await asyncio.gather(*(server.answers() for server in self._servers))):

@@ -65,6 +65,13 @@ async def test_readiness_and_capacity_are_sums(card):
         found = (await client.get("/v1/models/tiny")).json()
         assert (found["ready"], found["replicas"]) == (True, {"ready": 1, "total": 2})
         assert found["capacity"]["sequences"] == 4
+        await second.stop()
+
+        async def told() -> bool:
+            (one,) = (await client.get("/replicas")).json()["gateways"]
+            return one["unreached"] == {f"127.0.0.1:{second.port}": "Triton cannot be reached."}
+
+        await eventually_async(told)
 
 
 @pytest.mark.parametrize("text", ["drain: the engine is shutting down", "queue: as many wait", "engine: it has ended"])
