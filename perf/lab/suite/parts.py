@@ -43,6 +43,7 @@ def parts() -> list[Part]:
         Part("load generator", 150, _load_generator, peer="aiperf"),
         Part("sweep", 180, _sweep),
         Part("usage", 240, _usage),
+        Part("usage API", 900, _usage_api, included=False),
         Part("start-up", 160, _start_up),
         Part("accounts", 240, _accounts),
         Part("LiteLLM", 240, _litellm, peer="litellm"),
@@ -134,6 +135,12 @@ def _litellm(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import beside_litellm
 
     return beside_litellm.measure(engine)
+
+
+def _usage_api(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import usage_api
+
+    return usage_api.measure()
 
 
 def _planner(engine: Path) -> Section:
