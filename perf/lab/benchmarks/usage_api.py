@@ -35,9 +35,9 @@ AIM_MS = 20.0
 FILL = f"""
 INSERT INTO usage_records (id, user_id, model, input_tokens, output_tokens, cached_tokens, cost_micros, request_id,
                            created_at, key_id, gateway_id, seq, status)
-SELECT lpad(to_hex(n), 32, '0')::uuid, u.id, 'model-' || n % {MODELS}, 100 + n % 900, 10 + n % 300, n % 100, n % 700,
-       'chatcmpl-' || n, $1::timestamptz + (n::float / $2) * interval '{DAYS} days', u.key, 'gateway-' || n % 4,
-       n / 4, 200
+SELECT lpad(to_hex(n), 32, '0')::uuid, u.id, 'model-' || (n / {USERS}) % {MODELS}, 100 + n % 900, 10 + n % 300, n % 100,
+       n % 700, 'chatcmpl-' || n, $1::timestamptz + (n::float / $2) * interval '{DAYS} days', u.key,
+       'gateway-' || n % 4, n / 4, 200
 FROM generate_series($3::bigint, $4::bigint - 1) AS n
 JOIN bench_users u ON u.at = (n * 7919) % {USERS}
 """
