@@ -154,7 +154,7 @@ def test_tiers_and_their_waits_come_from_the_settings() -> None:
     )
     door = gate_of(settings, "m", Cheapest())
     assert door is not None
-    assert (door.bounds.entries, door.bounds.tpot) == (7, pytest.approx(0.04))
+    assert (door.bounds.entries, door.bounds.tpot) == (7, pytest.approx(0.05))
 
     def tier(name: str) -> Tier:
         return door.order.tier(ticket(tier=name))

@@ -6,6 +6,7 @@ has room while less is queued there than it can read in two steps.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from llmops.gateway.messages import Policy, ReplicaView, Room, Ticket
 
 # A retry-after is multiplied by a number between these, or all that were refused would come back at once.
 JITTER = (0.8, 1.2)
+# Seconds over which the mean of a replica's steps is taken.
+PACE = 4.0
 # A step counts for no more than this (s): those that read much are long, and would let in even more.
 LONGEST_STEP = 0.05
 # To wait for what is cached is worth this part of the time in which it could be read again: more of it costs those who
@@ -33,7 +36,7 @@ NEWEST = 0.02
 class Bounds:
     """`entries` and `bytes` that may wait; `steps` of an engine whose worth may be queued in it; the shares of its KV
     cache up to which requests are sent (`watermark`) and above which one is taken back (`preempt`); `tpot`: seconds of
-    its mean step from which on it gets no more, as those that run would be too slow.
+    its mean step above which it gets no more, as those that run would be too slow.
     """
 
     entries: int = 4096
@@ -63,10 +66,13 @@ class Gate:
         # when a replica was this gateway's turn, of several that share it
         self._turns: dict[str, tuple[int, bool]] = {}
         self._answer = 0.0
+        self._paces: dict[str, tuple[float, float]] = {}
 
     def look(self, views: Sequence[ReplicaView], now: float) -> None:
         """Replicas came, went, or changed their state."""
         self._ramps.look(views, now)
+        if len(self._paces) > 2 * len(views) + 16:
+            self._paces.clear()
 
     def at_once(self, ticket: Ticket, views: Sequence[ReplicaView], now: float) -> int | None:
         """Where it goes if nobody waits and its best replica has room. Otherwise it has its `home` then, if there is a
@@ -194,7 +200,7 @@ class Gate:
         return view.state in ("ready", "spare", "suspect") and self._has_room(view, 0.0, now)
 
     def _has_room(self, view: ReplicaView, weight: float, now: float) -> bool:
-        if view.step_seconds > self.bounds.tpot and view.running:
+        if view.running and self._pace(view, now) > self.bounds.tpot:
             return False
         step = min(view.step_seconds or STEP_SECONDS, LONGEST_STEP)
         worth = self.bounds.steps * step * (view.prefill_rate or PREFILL_RATE)
@@ -203,6 +209,13 @@ class Gate:
         if view.max_batch_size and view.running + view.waiting + view.unseen >= view.max_batch_size:
             return False
         return self._ramps.allows(view, now) and (not view.demand or self._is_my_turn(view, weight, int(now / step)))
+
+    def _pace(self, view: ReplicaView, now: float) -> float:
+        """The mean of a replica's steps over the last seconds: an answer feels that, and not a single long prompt."""
+        since, mean = self._paces.get(view.replica_id, (now, view.step_seconds))
+        mean += (view.step_seconds - mean) * (1 - math.exp(-max(now - since, 0.0) / PACE))
+        self._paces[view.replica_id] = (now, mean)
+        return mean
 
     def _is_my_turn(self, view: ReplicaView, weight: float, step: int) -> bool:
         """Of gateways that share a replica each gets as many of its steps as its demand is of all."""

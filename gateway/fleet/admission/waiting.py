@@ -17,7 +17,7 @@ TICK = 0.05
 DEFAULT, DEFAULT_WAIT = "standard", 60.0
 # Of the objectives that 95 of 100 answers are to keep: what the mean of steps may be, and the predicted wait for a
 # first token where the settings name none.
-TPOT_ROOM, TTFT_ROOM = 0.8, 0.6
+TPOT_ROOM, TTFT_ROOM = 1.0, 0.6
 
 
 class Admission:
@@ -144,7 +144,7 @@ def gate_of(settings: GatewaySettings, model: str, policy: Policy) -> Gate | Non
 
 
 def bounds_of(settings: GatewaySettings, model: str) -> Bounds:
-    """A step is what all answers of a batch wait for: its mean keeps the objective for tokens with a little room."""
+    """A step is what all answers of a batch wait for: its mean keeps the objective for tokens."""
     waiting, objective = settings.waiting, settings.slo_of(model).tpot_p95
     return Bounds(waiting.entries, waiting.bytes, tpot=TPOT_ROOM * objective if objective else float("inf"))
 
