@@ -267,7 +267,7 @@ async def test_while_kafka_is_away_the_journal_grows_and_not_the_memory(store, u
                 await journal.sync()
                 shipper.synced()
                 await asyncio.sleep(0)
-        while not shipper._trouble:
+        while not shipper.trouble:
             await asyncio.sleep(0.05)
         assert (shipper.behind, shipper.drained.is_set()) == (3000, False)
         # a batch of what is on the disk, and no more

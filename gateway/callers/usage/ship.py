@@ -29,7 +29,9 @@ PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Shipper:
-    """Of one journal. `run` until cancelled; `drained` is set while the ledger has all of it."""
+    """Of one journal. `run` until cancelled; `drained` is set while the ledger has all of it, `trouble` says why it gets
+    nothing now.
+    """
 
     def __init__(
         self, journal: Journal, sink: UsageSink, patience: float = PATIENCE, clock: Callable[[], float] = monotonic
@@ -39,7 +41,7 @@ class Shipper:
         self._next = self._acked = -1
         self._window = BATCH
         self._moved = clock()
-        self._trouble = ""
+        self.trouble = ""
         # of what was read for sending: the number behind a batch, and when its first event was
         self._read: deque[tuple[int, datetime]] = deque()
         self._synced = asyncio.Event()
@@ -127,8 +129,8 @@ class Shipper:
 
     def _say(self, trouble: str) -> None:
         """Once per change."""
-        if trouble and not self._trouble:
+        if trouble and not self.trouble:
             log.error("Usage cannot be shipped (%s); the journal keeps it.", trouble)
-        elif self._trouble and not trouble:
+        elif self.trouble and not trouble:
             log.warning("Usage is shipped again; %d events to go.", self.behind)
-        self._trouble = trouble
+        self.trouble = trouble

@@ -119,6 +119,9 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     shipper = Shipper(meter.journal, sink)
     async with _going(shipper.run()):
         await _make(meter, context, shipper, count // 100)
+        # with the client that tries to reach it, and its threads
+        while not shipper.trouble:
+            await asyncio.sleep(0.05)
         before = _resident()
         await _make(meter, context, shipper, count)
         section.add(f"Kafka away for {count:,} requests: memory", (_resident() - before) / 2**20, "MiB", 8)
