@@ -29,8 +29,8 @@ PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Shipper:
-    """Of one journal. `run` until cancelled; `drained` is set while the ledger has all of it, `trouble` says why it gets
-    nothing now.
+    """Of one journal. `run` until cancelled; `drained` is set while the ledger has all of it, `trouble` says why
+    nothing can be shipped now.
     """
 
     def __init__(
