@@ -172,13 +172,14 @@ class Reader:
         self.stream, self.pushed = stream, pushed
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: list[float] = []
-        self.blocked = False
+        self.blocked = self.attached = False
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         async for batch in self.stream:
             self._take(batch)
-            if self.pushed:
+            if self.pushed and not self.attached:
+                self.attached = True
                 self.stream.attach(self._sink)
 
     def _sink(self, batch: TokenBatch) -> bool:
@@ -531,6 +532,7 @@ async def test_a_replay_that_comes_in_larger_pieces_is_cut_where_it_is_new() -> 
     await fleet.run(reader)
     assert reader.tokens == {0: answer(asked)}
     assert reader.logprobs == [-one / 100 for one in answer(asked)]
+    assert reader.task.exception() is None
 
 
 async def test_a_sequence_that_the_engine_called_ended_is_not_asked_for_again() -> None:
