@@ -292,6 +292,18 @@ async def test_where_it_failed_it_is_not_asked_again_unless_there_is_nowhere_els
     assert fleet.reasons == ["lost"] * MOST_MOVES
 
 
+async def test_whoever_failed_before_is_passed_over_while_there_is_another() -> None:
+    fleet = Fleet(3)
+    reader = await read(fleet, request(20))
+    for engine in fleet.engines[:2]:
+        await fleet.run(reader, 3)
+        engine.fail()
+        await settled()
+    assert [len(engine.open) for engine in fleet.engines] == [0, 0, 1]
+    await fleet.run(reader)
+    assert reader.tokens == {0: answer(request(20))}
+
+
 async def test_a_request_that_ends_whoever_reads_it_is_not_passed_on_to_everybody() -> None:
     fleet = Fleet(4)
     reader = await read(fleet, request())
