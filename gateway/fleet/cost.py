@@ -11,6 +11,25 @@ STEP_SECONDS = 0.02
 DECODING = 1 / 40
 
 
+class PrefillRate:
+    """Prompt tokens/s, from steps that read some.
+
+    A step counts by its tokens: a few of them beside a large batch say how long a step takes, not how fast prompts are
+    read.
+    """
+
+    KEPT = 0.98  # of what is known, per step
+
+    def __init__(self) -> None:
+        self._squares = self._weighted = 0.0
+
+    def add(self, tokens: int, seconds: float) -> float:
+        """What it is, with one more step of so many tokens and seconds."""
+        self._squares = self.KEPT * self._squares + tokens * tokens
+        self._weighted = self.KEPT * self._weighted + tokens * seconds
+        return self._squares / self._weighted
+
+
 def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
     """Seconds until the first token of a prompt of which `uncached` tokens are to be read.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import floor
 
+from llmops.gateway.fleet.cost import PrefillRate
 from llmops.gateway.messages import ReplicaView
 from llmops.perf.simulate.cache import Cache
 from llmops.perf.simulate.clock import Clock
@@ -73,7 +74,7 @@ class Replica:
         self._chunks: list[tuple[Job, int]] = []
         self._version = 0
         self._idle = True
-        self._read_tokens, self._read_seconds = 0.0, 0.0
+        self._prefill_rate, self._rate = PrefillRate(), 0.0
         self._step = 0.0
 
     def submit(self, job: Job) -> None:
@@ -137,8 +138,7 @@ class Replica:
             if tokens == room:
                 break
         self._seconds = self.spec.steps.read(batch, length, tokens, before)
-        self._read_tokens += tokens * tokens
-        self._read_seconds += tokens * self._seconds
+        self._rate = self._prefill_rate.add(tokens, self._seconds)
         self._plan(1)
 
     def _admit(self) -> None:
@@ -208,16 +208,11 @@ class Replica:
         waiting = len(self.queue)
         self.longest_queue = max(self.longest_queue, waiting)
         tokens = sum(job.tokens for job in self.queue) if waiting else 0
-        rate = 0.0
-        if self._read_seconds:
-            rate = self._read_tokens / self._read_seconds
-            if self._read_seconds > 50_000:
-                self._read_tokens, self._read_seconds = self._read_tokens / 2, self._read_seconds / 2
         for view in self.views:
             view.running = len(self._running) + len(self._reading)
             view.waiting, view.waiting_tokens = waiting, tokens
             view.free_blocks = self.cache.free
-            view.prefill_rate = rate
+            view.prefill_rate = self._rate
             view.step_seconds = self._step
             view.unseen = view.unseen_tokens = 0
         self._changed(self)

@@ -135,6 +135,15 @@ async def test_a_replica_that_lies_is_believed_no_less_than_what_it_was_given():
     assert (replica.view.free_blocks, replica.view.blocks) == before, "no engine can be so"
 
 
+async def test_a_few_tokens_beside_a_batch_do_not_say_how_fast_prompts_are_read():
+    _, _, (replica,) = made(gate=False)
+    replica.heard(state(running=8, prefill_tokens=4000, step_us=200_000))
+    assert replica.view.prefill_rate == 20_000
+    for _ in range(30):
+        replica.heard(state(running=8, prefill_tokens=3, step_us=20_000))
+    assert replica.view.prefill_rate == pytest.approx(20_000, rel=0.01)
+
+
 async def test_an_answer_of_another_engine_is_counted_and_the_replica_left():
     wrong = []
     _, _, (replica,) = made(gate=False)

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from llmops.contract import KV_CLEARED, KV_STORED, LORA_TASK_ID
 from llmops.gateway.errors import ApiError, UnavailableError
+from llmops.gateway.fleet.cost import PrefillRate
 from llmops.gateway.fleet.replicas.health import Health
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.messages import EngineRequest, Policy, ReplicaState, ReplicaView, TokenStream
@@ -55,6 +56,7 @@ class Replica:
         self._policy, self._changed, self._misrouted, self._clock = policy, changed, misrouted, clock
         # when, and how many prompt tokens were sent that no state shows yet
         self._unseen: deque[tuple[float, int]] = deque()
+        self._prefill_rate = PrefillRate()
         self._last_state = clock()
 
     @property
@@ -156,8 +158,7 @@ class Replica:
             seconds = state.step_us / 1e6
             view.step_seconds += NEWEST * (seconds - view.step_seconds) if view.step_seconds else seconds
             if state.prefill_tokens:
-                rate = state.prefill_tokens / seconds
-                view.prefill_rate += NEWEST * (rate - view.prefill_rate) if view.prefill_rate else rate
+                view.prefill_rate = self._prefill_rate.add(state.prefill_tokens, seconds)
 
     def _forget_seen(self, now: float) -> None:
         """What was sent before the last state came is in this one, which is of a later step."""
