@@ -83,8 +83,15 @@ class Pair:
 
     def states(self) -> dict[str, str]:
         """What the gateway believes of each address."""
+        return {one["replica"]: one["state"] for one in self._believed()}
+
+    def own(self) -> dict[str, int]:
+        """How many of the gateway's streams each address has."""
+        return {one["replica"]: one["own"] for one in self._believed()}
+
+    def _believed(self) -> list[dict[str, Any]]:
         (gateway,) = _get(f"{self.url}/replicas")["gateways"]
-        return {one["replica"]: one["state"] for some in gateway["models"].values() for one in some}
+        return [one for some in gateway["models"].values() for one in some]
 
     async def until(self, holds: Callable[[dict[str, str]], bool]) -> None:
         """Raises ServerError when the states are not as wanted in time."""

@@ -42,24 +42,27 @@ class Seen:
                 self.pauses.append(told.pause())
 
 
-Fault = Callable[[Pair, Replica, Seen], Awaitable[None]]
+Fault = Callable[[Pair, Replica, Seen, Load], Awaitable[None]]
 
 
-async def killed(pair: Pair, replica: Replica, seen: Seen) -> None:
-    """`kill -9`, and a new start."""
+async def killed(pair: Pair, replica: Replica, seen: Seen, load: Load) -> None:
+    """`kill -9`, and a new start when the answers of that moment are whole: a start takes all cores of a small machine,
+    which would be in their pauses."""
     await asyncio.to_thread(replica.kill)
+    await load.renewed()
     replica.start()
 
 
-async def stopped(pair: Pair, replica: Replica, seen: Seen) -> None:
-    """SIGSTOP: it hangs, with its connections open, until the gateway has given it up."""
+async def stopped(pair: Pair, replica: Replica, seen: Seen, load: Load) -> None:
+    """SIGSTOP: it hangs, with its connections open, until the gateway has given it up; then it is killed, as a liveness
+    probe would, and started anew."""
     replica.tell(signal.SIGSTOP)
     await pair.until(lambda states: states[replica.address] != "ready")
     await asyncio.sleep(SPREAD)
-    replica.tell(signal.SIGCONT)
+    await killed(pair, replica, seen, load)
 
 
-async def restarted(pair: Pair, replica: Replica, seen: Seen) -> None:
+async def restarted(pair: Pair, replica: Replica, seen: Seen, load: Load) -> None:
     """SIGTERM, the end of what drains, and a new start."""
     begun = time.perf_counter()
     replica.drain()
@@ -70,7 +73,7 @@ async def restarted(pair: Pair, replica: Replica, seen: Seen) -> None:
 
 
 async def rounds(pair: Pair, fault: Fault, times: int, right: Mapping[Question, Told], seed: int = 0) -> Seen:
-    """One replica after the other, `times` in all, under one stream per question."""
+    """One replica after the other that has streams, `times` in all, under one stream per question."""
     seen, chance = Seen(), random.Random(seed)
     before = _moves(pair)
     async with Load(pair.url, list(right)) as load:
@@ -78,8 +81,9 @@ async def rounds(pair: Pair, fault: Fault, times: int, right: Mapping[Question, 
             await pair.all_ready()
             await load.in_flight()
             await asyncio.sleep(chance.uniform(0, SPREAD))
-            replica = pair.replicas[turn % len(pair.replicas)]
-            await fault(pair, replica, seen)
+            own = await asyncio.to_thread(pair.own)
+            in_turn = pair.replicas[turn % len(pair.replicas) :] + pair.replicas[: turn % len(pair.replicas)]
+            await fault(pair, next(one for one in in_turn if own[one.address]), seen, load)
         await pair.all_ready()
     seen.judge(load, right)
     seen.moves = {reason: count - before[reason] for reason, count in _moves(pair).items() if count > before[reason]}

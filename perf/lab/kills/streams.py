@@ -115,6 +115,12 @@ class Load:
             told = self._running[at] = Told()
             self.ended.append((question, await ask(self._client, self._url, question, told)))
 
+    async def renewed(self) -> None:
+        """Until every stream of this moment has ended."""
+        now = dict(self._running)
+        while any(self._running[at] is told for at, told in now.items()):
+            await asyncio.sleep(0.01)
+
     async def in_flight(self) -> None:
         """Until every stream has begun and made something."""
         begun = dict(self._running)
