@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, bindparam, func, select
+from sqlalchemy import ColumnElement, Dialect, FromClause, RowMapping, Select, Table, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.ids import canonical
@@ -19,7 +19,10 @@ from llmops.store.upsert import insert
 PAGE = 2000
 GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})
+_COLUMNS = usage_records.columns.keys()
+_AT, _VALUES = _COLUMNS.index("created_at"), attrgetter(*_COLUMNS)
 _SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
+_SUMMANDS = attrgetter(*_SUMMED[1:])
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,7 @@ async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecor
     offered = {canonical(record.id): record for record in records}
     if not offered:
         return 0
-    rows = [vars(offered[one]) | {"id": one} for one in sorted(offered)]
-    statement = insert(connection, usage_records).on_conflict_do_nothing(index_elements=["id"])
-    new = (await connection.execute(statement.returning(usage_records.c.id), rows)).scalars().all()
+    new = await (_insert_alone if connection.dialect.name == "sqlite" else _insert)(connection, offered)
     added = [offered[one] for one in new]
     await _add_to_totals(connection, added)
     for gateway_id in sorted({record.gateway_id for record in offered.values()}):
@@ -151,6 +152,38 @@ async def gaps(connection: AsyncConnection, gateway_id: str | None = None, limit
     return [Gap(*row) for row in await connection.execute(wanted)]
 
 
+async def _insert(connection: AsyncConnection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
+    """Beside other writers: which are new, the database says."""
+    rows = [vars(offered[one]) | {"id": one} for one in sorted(offered)]
+    statement = insert(connection, usage_records).on_conflict_do_nothing(index_elements=["id"])
+    return (await connection.execute(statement.returning(usage_records.c.id), rows)).scalars().all()
+
+
+async def _insert_alone(connection: AsyncConnection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
+    """As the one writer that SQLite has: what is there is asked first, and the rest goes to the driver as it is."""
+    ordered, known = sorted(offered), set[str]()
+    for start in range(0, len(ordered), PAGE):
+        wanted = select(usage_records.c.id).where(usage_records.c.id.in_(ordered[start : start + PAGE]))
+        known.update((await connection.execute(wanted)).scalars())
+    new = [one for one in ordered if one not in known]
+    if new:
+        statement, moment = _plain_insert(connection.dialect)
+        rows = []
+        for one in new:
+            values = _VALUES(offered[one])
+            rows.append((one, *values[1:_AT], moment(values[_AT]), *values[_AT + 1 :]))
+        await connection.exec_driver_sql(statement, rows)
+    return new
+
+
+@lru_cache(maxsize=4)
+def _plain_insert(dialect: Dialect) -> tuple[str, Callable[[datetime], Any]]:
+    """Of all columns; and what the driver takes for a time."""
+    moment = usage_records.c.created_at.type.dialect_impl(dialect).bind_processor(dialect)
+    assert moment is not None
+    return str(usage_records.insert().compile(dialect=dialect)), moment
+
+
 async def _add_to_totals(connection: AsyncConnection, new: Sequence[UsageRecord]) -> None:
     await _add(connection, usage_totals, ((one, (one.user_id, _day(one), one.model, one.key_id or "")) for one in new))
 
@@ -164,18 +197,18 @@ async def _add_to_tenants(connection: AsyncConnection, new: Sequence[UsageRecord
 
 async def _add(connection: AsyncConnection, table: Table, new: Iterable[tuple[UsageRecord, tuple[Any, ...]]]) -> None:
     """Each record to the row of `table` with the primary key that comes with it."""
-    totals: dict[tuple[Any, ...], Counter[str]] = {}
+    summands: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for record, key in new:
-        total = totals.setdefault(key, Counter())
-        total["requests"] += 1
-        for name in _SUMMED[1:]:
-            total[name] += getattr(record, name)
-    if not totals:
+        summands.setdefault(key, []).append(_SUMMANDS(record))
+    if not summands:
         return
     statement = insert(connection, table)
     added = {name: table.c[name] + statement.excluded[name] for name in _SUMMED}
     keys = [column.name for column in table.primary_key]
-    rows = [dict(zip(keys, key, strict=True)) | total for key, total in sorted(totals.items())]
+    rows = [
+        dict(zip((*keys, *_SUMMED), (*key, len(some), *map(sum, zip(*some, strict=True))), strict=True))
+        for key, some in sorted(summands.items())
+    ]
     await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
 
 

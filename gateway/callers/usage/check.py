@@ -52,6 +52,7 @@ class Desk:
         try:
             await self.journal.sync()
             self.shipper.synced()
+            self.shipper.hurry()
             await asyncio.wait_for(self.shipper.drained.wait(), seconds)
         except (OSError, asyncio.TimeoutError):
             log.warning("%d events of usage stay in %s until a gateway starts.", self.shipper.behind, self.claim.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -36,15 +37,21 @@ class Direct(UsageSink):
         self._url = url
         self._store: Store | None = None
         self._opening = asyncio.Lock()
+        # what the last transaction left, for who asks next
+        self._marks: dict[str, int] = {}
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
-        async def written(store: Store) -> None:
+        async def written(store: Store) -> dict[str, int]:
             async with store.write() as connection:
                 await insert(connection, events)
+                return {one: await next_seq(connection, one) for one in {event.gateway_id for event in events}}
 
-        await self._ask(written)
+        self._marks |= await self._ask(written)
 
     async def arrived(self, gateway_id: str) -> int:
+        if gateway_id in self._marks:
+            return self._marks.pop(gateway_id)
+
         async def read(store: Store) -> int:
             async with store.read() as connection:
                 return await next_seq(connection, gateway_id)
@@ -99,15 +106,16 @@ def _record(event: UsageEvent) -> UsageRecord:
     fields["key_id"] = event.key_id or None
     for name, value in fields.items():
         if isinstance(value, str):
-            # a database without an encoding counts bytes
-            fields[name] = (
-                value.replace("\0", "").encode("utf-8", "replace")[: _LENGTHS[name]].decode("utf-8", "ignore")
-            )
-        elif isinstance(value, int) and name not in ("seq", "cost_micros"):
-            fields[name] = min(value, _HIGHEST)
+            length = _LENGTHS[name]
+            if not value.isascii() or "\0" in value or len(value) > (length or len(value)):
+                # a database without an encoding counts bytes
+                fields[name] = value.replace("\0", "").encode("utf-8", "replace")[:length].decode("utf-8", "ignore")
+        elif isinstance(value, int) and value > _HIGHEST and name not in ("seq", "cost_micros"):
+            fields[name] = _HIGHEST
     return UsageRecord(**fields, user_id=_user(tenant, user))
 
 
+@lru_cache(maxsize=4096)
 def _user(tenant: str, user: str) -> str:
     """The store's own id of the user; for one that another system named an id that is always the same."""
     if not tenant:

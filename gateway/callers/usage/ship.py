@@ -23,7 +23,8 @@ BATCH = 500
 WINDOW = 100_000
 # seconds: between two looks at the ledger while it lacks something, and until it counts as standing still
 LOOK = 0.5
-GATHER = 0.3
+# seconds in which events become one transaction, unless there is a whole batch of them before
+GATHER = 1.0
 PATIENCE, LONGEST_PATIENCE = 10.0, 600.0
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -44,7 +45,7 @@ class Shipper:
         self.trouble = ""
         # of what was read for sending: the number behind a batch, and when its first event was
         self._read: deque[tuple[int, datetime]] = deque()
-        self._synced = asyncio.Event()
+        self._synced, self._hurried = asyncio.Event(), asyncio.Event()
         self.drained = asyncio.Event()
 
     def synced(self) -> None:
@@ -52,6 +53,12 @@ class Shipper:
         self._synced.set()
         if self._acked < self._journal.synced:
             self.drained.clear()
+        if self._journal.synced - self._next >= BATCH:
+            self._hurried.set()
+
+    def hurry(self) -> None:
+        """What is on the disk waits for no more."""
+        self._hurried.set()
 
     @property
     def behind(self) -> int:
@@ -120,12 +127,12 @@ class Shipper:
         if self._next < min(self._journal.synced, self._acked + self._window):
             return
         self._synced.clear()
+        self._hurried.clear()
         try:
             await asyncio.wait_for(self._synced.wait(), None if self._next == self._acked else LOOK)
+            await asyncio.wait_for(self._hurried.wait(), GATHER)
         except asyncio.TimeoutError:
             return
-        # one transaction for what comes in this time
-        await asyncio.sleep(GATHER)
 
     def _say(self, trouble: str) -> None:
         """Once per change."""
