@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.ids import canonical
 from llmops.store.tables import gateways, tenant_totals, usage_records, usage_totals, users
-from llmops.store.upsert import insert
+from llmops.store.upsert import insert, insert_of
 
 PAGE = 2000
 GROUPS = ("day", "tenant", "user", "model", "key")
@@ -22,6 +22,10 @@ _COARSE = frozenset({"day", "tenant", "model"})
 _COLUMNS = usage_records.columns.keys()
 _AT, _VALUES = _COLUMNS.index("created_at"), attrgetter(*_COLUMNS)
 _SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
+_MINE = gateways.c.id == bindparam("gateway")
+_MARK = select(gateways.c.next_seq).where(_MINE)
+_LOCKED = _MARK.with_for_update()
+_MOVE = gateways.update().where(_MINE).values(next_seq=bindparam("reached"))
 _SUMMANDS = attrgetter(*_SUMMED[1:])
 
 
@@ -126,7 +130,7 @@ async def spent_micros(
 
 async def next_seq(connection: AsyncConnection, gateway_id: str) -> int:
     """Every event of the gateway with a smaller number is in the store: its journal may forget them."""
-    return await connection.scalar(select(gateways.c.next_seq).where(gateways.c.id == gateway_id)) or 0
+    return await connection.scalar(_MARK, {"gateway": gateway_id}) or 0
 
 
 async def gaps(connection: AsyncConnection, gateway_id: str | None = None, limit: int = 1000) -> Sequence[Gap]:
@@ -202,14 +206,19 @@ async def _add(connection: AsyncConnection, table: Table, new: Iterable[tuple[Us
         summands.setdefault(key, []).append(_SUMMANDS(record))
     if not summands:
         return
-    statement = insert(connection, table)
-    added = {name: table.c[name] + statement.excluded[name] for name in _SUMMED}
     keys = [column.name for column in table.primary_key]
     rows = [
         dict(zip((*keys, *_SUMMED), (*key, len(some), *map(sum, zip(*some, strict=True))), strict=True))
         for key, some in sorted(summands.items())
     ]
-    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
+    await connection.execute(_adding(connection.dialect.name, table), rows)
+
+
+@lru_cache(maxsize=4)
+def _adding(dialect: str, table: Table) -> Any:
+    statement = insert_of(dialect, table)
+    added = {name: table.c[name] + statement.excluded[name] for name in _SUMMED}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
 
 
 def _day(record: UsageRecord) -> date:
@@ -218,13 +227,15 @@ def _day(record: UsageRecord) -> date:
 
 async def _advance(connection: AsyncConnection, gateway_id: str) -> None:
     """Move the mark past all that has arrived without a gap."""
-    first = insert(connection, gateways).values(id=gateway_id, next_seq=0).on_conflict_do_nothing()
-    await connection.execute(first)
-    mine = gateways.c.id == gateway_id
-    mark = await connection.scalar(select(gateways.c.next_seq).where(mine).with_for_update())
+    mine = {"gateway": gateway_id}
+    mark = await connection.scalar(_LOCKED, mine)
+    if mark is None:
+        first = insert(connection, gateways).values(id=gateway_id, next_seq=0).on_conflict_do_nothing()
+        await connection.execute(first)
+        mark = await connection.scalar(_LOCKED, mine)
     reached = await _unbroken(connection, gateway_id, mark or 0)
     if reached != mark:
-        await connection.execute(gateways.update().where(mine).values(next_seq=reached))
+        await connection.execute(_MOVE, mine | {"reached": reached})
 
 
 async def _unbroken(connection: AsyncConnection, gateway_id: str, mark: int) -> int:
