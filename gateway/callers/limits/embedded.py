@@ -97,8 +97,8 @@ class Embedded(Limiter):
         if table is None:
             return
         name, now = f"{MONEY}:{key}", self._clock()
-        at = table.find(name)
-        table.write(name, at, now, max(table.read(at)[1] if at else 0, at_least), now + _OVER)
+        at, _, spent = table.find(name)
+        table.write(name, at, now, max(spent, at_least), now + _OVER)
         table.unlock()
 
     def beat(self) -> None:
@@ -133,7 +133,7 @@ class Embedded(Limiter):
                 if want.kind == RATE:
                     _keep(table, want, at, level, stamp)
                 else:
-                    self._hold(table, want, given, now)
+                    _hold(table, self._names(want).mine, given, now)
         return decision
 
     def _settle(self, table: Table, changes: Sequence[Change], now: float) -> None:
@@ -143,11 +143,11 @@ class Embedded(Limiter):
                 level, stamp = bucket.less(change.used, change.limit)
                 _keep(table, change, at, level, stamp)
                 continue
-            self._hold(table, change, -change.held, now)
+            names = self._names(change)
+            _hold(table, names.mine, -change.held, now)
             if change.used:
-                name = self._names(change).spent
-                at = table.find(name)
-                table.write(name, at, now, (table.read(at)[1] if at else 0) + change.used, now + _OVER)
+                at, _, spent = table.find(names.spent)
+                table.write(names.spent, at, now, spent + change.used, now + _OVER)
 
     def _room(self, table: Table, want: Want, now: float) -> float:
         """What is left of a hold: without what living processes have of it and, of money, without what is spent."""
@@ -155,17 +155,8 @@ class Embedded(Limiter):
         room: float = want.limit
         names = self._names(want)
         for name in names.held:
-            at = table.find(name)
-            if at:
-                room -= table.read(at)[1]
-        at = table.find(names.spent) if want.kind == MONEY else 0
-        return room - table.read(at)[1] if at else room
-
-    def _hold(self, table: Table, of: Want | Change, more: int, now: float) -> None:
-        name = self._names(of).mine
-        at = table.find(name)
-        held = max((table.read(at)[1] if at else 0) + more, 0)
-        table.write(name, at, now, held, now + _HELD if held else now)
+            room -= table.find(name)[2]
+        return room - table.find(names.spent)[2] if want.kind == MONEY else room
 
     def _live(self, table: Table, now: float, every: float) -> None:
         """Say that this process lives, and look who else does, each `every` seconds; at once when one came or went."""
@@ -241,13 +232,16 @@ class Embedded(Limiter):
 
 def _bucket(table: Table, of: Want | Change, now: float) -> tuple[int, Bucket]:
     """Where the rate is, and what it has now."""
-    at = table.find(of.key)
-    if not at:
-        return 0, Bucket(of.limit, now)
-    stamp, level = table.read(at)
-    return at, Bucket(level, stamp).at(now, of.limit)
+    at, stamp, level = table.find(of.key)
+    return at, Bucket(level, stamp).at(now, of.limit) if at else Bucket(of.limit, now)
 
 
 def _keep(table: Table, of: Want | Change, at: int, level: float, stamp: float) -> None:
     """Until it is full again: that is what no row says too."""
     table.write(of.key, at, stamp, level, stamp + (of.limit - level) * MINUTE / of.limit)
+
+
+def _hold(table: Table, name: str, more: int, now: float) -> None:
+    at, _, held = table.find(name)
+    held = max(held + more, 0.0)
+    table.write(name, at, now, held, now + _HELD if held else now)

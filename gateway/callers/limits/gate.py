@@ -148,9 +148,15 @@ class Ticket(Grant):
                 part.by = self._gate.limiter
             self._parts += unasked
         changes: dict[Limiter, list[Change]] = {}
+        total = _total(usage) if usage is not None else 0
+        spent: int | None = None
         for part in self._parts:
-            change = self._change(part, usage) if part.by is not None else None
-            if part.by is not None and change is not None:
+            if part.by is None:
+                continue
+            if spent is None and part.want.kind == MONEY:
+                spent = self._cost(usage)
+            change = self._change(part, total, spent or 0)
+            if change is not None:
                 changes.setdefault(part.by, []).append(change)
         if self._entry:
             self._gate.guesses.done(self._entry)
@@ -223,17 +229,20 @@ class Ticket(Grant):
         costs = _Costs(budgets, self._model, prompt, most)
         return bisect_right(costs, part.taken) - 1
 
-    def _change(self, part: Part, usage: Usage | None) -> Change | None:
-        want, total = part.want, _total(usage) if usage is not None else 0
+    def _cost(self, usage: Usage | None) -> int:
+        budgets = self._gate.budgets
+        return budgets.cost(self._model, usage) if usage is not None and budgets is not None else 0
+
+    def _change(self, part: Part, total: int, spent: int) -> Change | None:
+        """`total`: tokens; `spent`: micro-dollars."""
+        want = part.want
         if want.kind == RATE:
             used = total - part.taken if part.of == "tokens" else 0
             return Change(RATE, want.key, want.limit, 0, used) if used else None
         if want.kind == PLACES:
             return Change(PLACES, want.key, want.limit, part.taken, 0)
-        budgets = self._gate.budgets
-        spent = budgets.cost(self._model, usage) if usage is not None and budgets is not None else 0
-        if budgets is not None:
-            budgets.settled(want.key, spent)
+        if self._gate.budgets is not None:
+            self._gate.budgets.settled(want.key, spent)
         return Change(MONEY, want.key, want.limit, part.taken, spent)
 
 

@@ -18,7 +18,7 @@ from struct import Struct
 MAGIC = b"llmops limits 1\n"
 # a row's name is its digest, which is written last; its group has the rows among which it is looked for
 GROUPS, IN_GROUP, DIGEST = 8192, 16, 16
-_ROW, _NUMBERS, _READ = Struct("=16sddd"), Struct("=ddd"), Struct("=dd")
+_ROW, _NUMBERS, _READ = Struct("=16sddd"), Struct("=ddd"), Struct("=16sdd")
 _NOBODY = bytes(DIGEST)
 # the first page: magic, the machine's name, how often a process has come, and the processes with when they were seen
 _MACHINE, _CHANGES, _PROCESSES = slice(16, 32), Struct("=q"), 64
@@ -92,21 +92,19 @@ class Table:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def find(self, name: str) -> int:
-        """Where the row is; 0 where there is none."""
+    def find(self, name: str) -> tuple[int, float, float]:
+        """Where the row is, its stamp and its amount; zeros where there is none."""
         digest, at = self._known.get(name) or self._place(name)
-        if self.map[at : at + DIGEST] == digest:
-            return at
+        found, stamp, amount = _READ.unpack_from(self.map, at)
+        if found == digest:
+            return at, stamp, amount
         first = at - (at - _HEADER) % (IN_GROUP * _ROW.size)
         for at in range(first, first + IN_GROUP * _ROW.size, _ROW.size):
-            if self.map[at : at + DIGEST] == digest:
+            found, stamp, amount = _READ.unpack_from(self.map, at)
+            if found == digest:
                 self._known[name] = digest, at
-                return at
-        return 0
-
-    def read(self, at: int) -> tuple[float, float]:
-        """Its stamp and its amount."""
-        return _READ.unpack_from(self.map, at + DIGEST)  # type: ignore[return-value]
+                return at, stamp, amount
+        return 0, 0.0, 0.0
 
     def write(self, name: str, at: int, stamp: float, amount: float, until: float) -> None:
         """The row at `at`, or (0) a new one, in the place of that which is missed least.
