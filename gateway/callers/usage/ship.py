@@ -126,13 +126,15 @@ class Shipper:
         """Not at all while there is more to send; for a while when something was sent; else for news."""
         if self._next < min(self._journal.synced, self._acked + self._window):
             return
+        known = self._journal.synced
         self._synced.clear()
         self._hurried.clear()
-        try:
-            await asyncio.wait_for(self._synced.wait(), None if self._next == self._acked else LOOK)
-            await asyncio.wait_for(self._hurried.wait(), GATHER)
-        except asyncio.TimeoutError:
-            return
+        if self._next == self._acked:
+            await self._synced.wait()
+        else:
+            await _heard(self._synced, LOOK)
+        if self._journal.synced > known:
+            await _heard(self._hurried, GATHER)
 
     def _say(self, trouble: str) -> None:
         """Once per change."""
@@ -141,3 +143,13 @@ class Shipper:
         elif self.trouble and not trouble:
             log.warning("Usage is shipped again; %d events to go.", self.behind)
         self.trouble = trouble
+
+
+async def _heard(event: asyncio.Event, seconds: float) -> None:
+    """It is set, after so many seconds by us. `wait_for` would swallow a cancellation that comes as it is set (Python
+    3.11)."""
+    timer = asyncio.get_running_loop().call_later(seconds, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
