@@ -132,7 +132,7 @@ async def test_metrics_are_the_librarys_own(client, server):
     wanted = {'kv_cache_block_type="reused"': "3", 'kv_cache_block_type="max"': "100", 'memory_type="gpu"': "5000"}
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        text = urllib.request.urlopen(server.metrics_url, timeout=5).read().decode().splitlines()
+        text = urllib.request.urlopen(server.metrics_url, timeout=30).read().decode().splitlines()
         found = {label: line.split()[-1] for label in wanted for line in text if label in line}
         if found == wanted:
             return

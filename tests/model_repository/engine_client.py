@@ -112,7 +112,7 @@ def metrics(url: str, family: str) -> dict[str, float]:
     """Values of one TensorRT-LLM family by the value of its category label."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    text = urllib.request.urlopen(url, timeout=5).read().decode()
+    text = urllib.request.urlopen(url, timeout=30).read().decode()
     found = {}
     for metric in text_string_to_metric_families(text):
         for sample in metric.samples:

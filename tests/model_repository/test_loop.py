@@ -38,7 +38,7 @@ class ScriptedRuntime(EngineRuntime):
         return bool(self.left)
 
     def step(self) -> Iterator[StepOutput]:
-        self.gate.wait(5)
+        self.gate.wait(60)
         self.steps += 1
         fault = self.faults.get(self.steps)
         if isinstance(fault, Exception):
@@ -113,7 +113,7 @@ def submit(loop: EngineLoop, new: int, request_id: str = "", sequences: int = 1)
 
 
 def finish(sink: RecordingSink) -> list[Any]:
-    assert sink.over.wait(5), sink.events
+    assert sink.over.wait(60), sink.events
     return sink.events
 
 
@@ -156,7 +156,7 @@ def test_a_cancelled_request_leaves_and_the_others_stay(loop: EngineLoop, runtim
     assert len(runtime.left) == 1
     done = threading.Event()
     loop.stop_requests("stay", done.set)
-    assert done.wait(5)
+    assert done.wait(60)
     assert finish(staying)[-1] == "end"
     assert not runtime.left
 
@@ -178,7 +178,7 @@ def test_a_full_queue_refuses_until_there_is_room(runtime: ScriptedRuntime) -> N
 def test_stopping_an_unknown_id_is_answered(loop: EngineLoop) -> None:
     done = threading.Event()
     loop.stop_requests("nobody", done.set)
-    assert done.wait(5)
+    assert done.wait(60)
 
 
 def test_the_last_report_says_that_all_is_idle(loop: EngineLoop, reports: list[EngineStats]) -> None:
@@ -203,7 +203,7 @@ def test_a_runtime_that_is_dead_ends_its_requests_and_refuses_the_next(
     assert finish(submit(loop, 3)) == [sentence]
     done = threading.Event()
     loop.stop_requests("nobody", done.set)
-    assert done.wait(5)
+    assert done.wait(60)
 
 
 def test_a_thread_that_dies_of_a_bug_leaves_no_request_hanging(runtime: ScriptedRuntime) -> None:

@@ -262,7 +262,7 @@ def test_metrics_have_nvidias_families_and_labels(triton: Any) -> None:
     batcher = metrics(triton.metrics_url, "nv_trt_llm_inflight_batcher_metrics")
     assert batcher.keys() == {"total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests"}
     assert metrics(triton.metrics_url, "nv_trt_llm_general_metrics").keys() == {"timestamp", "iteration_counter"}
-    text = urllib.request.urlopen(triton.metrics_url, timeout=5).read().decode()
+    text = urllib.request.urlopen(triton.metrics_url, timeout=30).read().decode()
     split = [line for line in text.splitlines() if line.startswith("nv_trt_llm_disaggregated_serving_metrics{")]
     assert [line.split()[-1] for line in split] == ["0", "0"]
     assert 'disaggregated_serving_type="request_count"' in "".join(split)
