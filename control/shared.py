@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from sqlalchemy import exc
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, UnavailableError
-from llmops.store.database import Store
-from llmops.store.open import open_store
+from llmops.store.open import LazyStore
 
 
 class SharedStore:
@@ -21,34 +19,25 @@ class SharedStore:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._store: Store | None = None
-        self._opening = asyncio.Lock()
+        self._store = LazyStore(url)
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
-        try:
-            async with (await self._opened()).read() as connection:
-                yield connection
-        except (LlmopsError, exc.TimeoutError) as error:
-            raise _away(error) from error
+    def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return _asked(self._store.read())
 
-    @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
-        try:
-            async with (await self._opened()).write() as connection:
-                yield connection
-        except (LlmopsError, exc.TimeoutError) as error:
-            raise _away(error) from error
+    def write(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return _asked(self._store.write())
 
     async def close(self) -> None:
-        if self._store is not None:
-            await self._store.close()
+        await self._store.close()
 
-    async def _opened(self) -> Store:
-        async with self._opening:
-            if self._store is None:
-                self._store = await open_store(self.url)
-        return self._store
+
+@asynccontextmanager
+async def _asked(connecting: AbstractAsyncContextManager[AsyncConnection]) -> AsyncIterator[AsyncConnection]:
+    try:
+        async with connecting as connection:
+            yield connection
+    except (LlmopsError, exc.TimeoutError) as error:
+        raise _away(error) from error
 
 
 def _away(error: LlmopsError | exc.TimeoutError) -> ApiError:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from llmops.store.database import Store, connect
 from llmops.store.migrate import migrate
 from llmops.store.place import Place
@@ -22,3 +28,34 @@ async def open_store(url: str, pool_size: int = 5) -> Store:
         await store.close()
         raise
     return store
+
+
+class LazyStore:
+    """A store that is opened when it is needed first: who has it starts although the store is away."""
+
+    def __init__(self, url: str, pool_size: int = 5) -> None:
+        self.url, self._pool_size = url, pool_size
+        self._store: Store | None = None
+        self._opening = asyncio.Lock()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """As Store's. Raises as `open_store` does, too."""
+        async with (await self._opened()).read() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """As Store's. Raises as `open_store` does, too."""
+        async with (await self._opened()).write() as connection:
+            yield connection
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+    async def _opened(self) -> Store:
+        async with self._opening:
+            if self._store is None:
+                self._store = await open_store(self.url, self._pool_size)
+        return self._store

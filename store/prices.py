@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 
 from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -38,7 +39,7 @@ class Price:
             if not 0 <= micros <= HIGHEST_MICROS:
                 raise InputError(f"A price is $0 to ${HIGHEST_MICROS // MILLION:,} per million tokens.")
 
-    @property
+    @cached_property
     def id(self) -> str:
         """What a bill calls this price."""
         return f"{self.model}@{self.valid_from.astimezone(timezone.utc).replace(tzinfo=None).isoformat()}Z"
@@ -76,11 +77,9 @@ async def set_price(connection: AsyncConnection, price: Price, by: By) -> None:
     await record(connection, by, "price.set", price.id, detail=money)
 
 
-async def price_at(connection: AsyncConnection, model: str, at: datetime) -> Price | None:
-    """The price in force at `at`; None where there is none."""
-    wanted = select(prices).where(prices.c.model == model, prices.c.valid_from <= at)
-    row = (await connection.execute(wanted.order_by(prices.c.valid_from.desc()).limit(1))).mappings().first()
-    return None if row is None else Price(**row)
+def in_force(known: Sequence[Price], at: datetime) -> Price | None:
+    """Of one model's prices, the oldest first: that of `at`; None where there is none."""
+    return next((price for price in reversed(known) if price.valid_from <= at), None)
 
 
 async def prices_at(connection: AsyncConnection, at: datetime) -> dict[str, Price]:

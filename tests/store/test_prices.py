@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmops.errors import InputError
 from llmops.store.audit import entries
-from llmops.store.prices import Price, list_prices, price_at, prices_at, set_price
+from llmops.store.prices import Price, in_force, list_prices, prices_at, set_price
 
 tokens = st.integers(0, 2**31 - 1)
 micros = st.integers(0, 10**12)
@@ -52,11 +52,11 @@ async def test_a_price_holds_from_its_date_until_the_next(store, by):
         for one in (second, first, other):
             await set_price(connection, one, by)
         moment = timedelta(microseconds=1)
-        assert await price_at(connection, "smollm2", by.at - moment) is None
-        assert await price_at(connection, "smollm2", by.at) == first
-        assert await price_at(connection, "smollm2", second.valid_from - moment) == first
-        assert await price_at(connection, "smollm2", second.valid_from) == second
-        assert await price_at(connection, "unknown", by.at) is None
+        assert in_force(await list_prices(connection, "smollm2"), by.at - moment) is None
+        assert in_force(await list_prices(connection, "smollm2"), by.at) == first
+        assert in_force(await list_prices(connection, "smollm2"), second.valid_from - moment) == first
+        assert in_force(await list_prices(connection, "smollm2"), second.valid_from) == second
+        assert in_force(await list_prices(connection, "unknown"), by.at) is None
         assert await prices_at(connection, by.at) == {"smollm2": first}
         assert await prices_at(connection, by.at + timedelta(days=30)) == {"smollm2": second, "llama": other}
         assert await list_prices(connection) == [other, first, second]

@@ -22,8 +22,7 @@ from llmops.store.accounts.secrets import hash_secret, is_secret
 from llmops.store.accounts.tenants import find_tenant
 from llmops.store.accounts.users import ensure_user, find_user
 from llmops.store.audit import By, record
-from llmops.store.database import Store
-from llmops.store.open import open_store
+from llmops.store.open import LazyStore, open_store
 
 # of one query; SQLite takes 32,766 values, of which each key needs two
 MOST_AT_ONCE = 500
@@ -42,9 +41,7 @@ class SqlDirectory(Directory):
     """One query at a time: what is asked for meanwhile travels with the next, whoever asks and for however many."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._store: Store | None = None
-        self._opening = asyncio.Lock()
+        self._store = LazyStore(url, pool_size=2)
         self._waiting: dict[str, asyncio.Future[KeyRow | UnavailableError | None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -69,8 +66,7 @@ class SqlDirectory(Directory):
     async def close(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
-        if self._store is not None:
-            await self._store.close()
+        await self._store.close()
 
     async def member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
         """Raises InvalidKeyError for a tenant that is not there, and for who is no address or of another tenant."""
@@ -84,13 +80,12 @@ class SqlDirectory(Directory):
             raise _away(error) from error
 
     async def _member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
-        store = await self._opened()
-        async with store.read() as connection:
+        async with self._store.read() as connection:
             of, known = await find_tenant(connection, tenant), await find_user(connection, user)
         if of is None or of.deleted_at is not None:
             raise InvalidKeyError("This token is of a tenant that is not known here.")
         if known is None or known.tenant_id != tenant:
-            async with store.write() as connection:
+            async with self._store.write() as connection:
                 known = await ensure_user(connection, tenant, user, By("oidc", datetime.now(timezone.utc)))
         quotas = _quotas(f"tenant {tenant}", of.limits)
         share = f"{tenant}/{known.id}"
@@ -127,31 +122,21 @@ class SqlDirectory(Directory):
             return _away(error)
 
     async def _query(self, hashes: Sequence[str]) -> dict[str, KeyRow]:
-        async with (await self._opened()).read() as connection:
+        async with self._store.read() as connection:
             return await find_keys(connection, hashes)
 
     async def _has_any(self) -> bool:
-        async with (await self._opened()).read() as connection:
+        async with self._store.read() as connection:
             return await any_key(connection)
-
-    async def _opened(self) -> Store:
-        """Opened when it is needed first: a worker starts although its store is away."""
-        async with self._opening:
-            if self._store is None:
-                self._store = await open_store(self._url, pool_size=2)
-        return self._store
 
 
 class SqlAuditLog(AuditLog):
-    """The store's. Opened when there is something to write first."""
+    """The store's."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._store: Store | None = None
+        self._store = LazyStore(url, pool_size=1)
 
     async def write(self, refusals: Sequence[Refusal]) -> None:
-        if self._store is None:
-            self._store = await open_store(self._url, pool_size=1)
         async with self._store.write() as connection:
             for one in refusals:
                 seen = {"status": one.status, "count": one.count, "first": one.first.isoformat()}
@@ -159,8 +144,7 @@ class SqlAuditLog(AuditLog):
                 await record(connection, by, "access.refused", one.route, tenant, seen)
 
     async def close(self) -> None:
-        if self._store is not None:
-            await self._store.close()
+        await self._store.close()
 
 
 async def look_at(url: str) -> bool:

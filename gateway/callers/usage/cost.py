@@ -16,9 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
 from llmops.gateway.messages import Usage
-from llmops.store.database import Store
-from llmops.store.open import open_store
-from llmops.store.prices import Price, list_prices
+from llmops.store.open import LazyStore
+from llmops.store.prices import Price, in_force, list_prices
 from llmops.store.usage import spent_micros
 
 log = logging.getLogger(__name__)
@@ -35,14 +34,6 @@ class Bill(NamedTuple):
     price_id: str | None
 
 
-class _Known(NamedTuple):
-    """A price, with what is asked of it for each request."""
-
-    begins: datetime
-    price: Price
-    id: str
-
-
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
@@ -54,12 +45,10 @@ class Billing:
     """
 
     def __init__(self, url: str, now: Callable[[], datetime] = utc_now) -> None:
-        self._url, self._now = url, now
+        self._store, self._now = LazyStore(url, pool_size=1), now
         # of each model, the oldest first
-        self._prices: Mapping[str, Sequence[_Known]] | None = None
+        self._prices: Mapping[str, Sequence[Price]] | None = None
         self._unpriced: set[str] = set()
-        self._store: Store | None = None
-        self._opening = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._away = False
 
@@ -72,27 +61,26 @@ class Billing:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._store is not None:
-            await self._store.close()
+        await self._store.close()
 
     def bill(self, model: str, usage: Usage, at: datetime | None = None) -> Bill:
         """By the price in force at `at` (now): whole micro-dollars, rounded half up once."""
-        known = self._known(model, at or self._now())
-        if known is None:
+        price = self._price(model, at or self._now())
+        if price is None:
             self._warn(model)
             return Bill(0, None)
-        return Bill(_micros(known.price, usage), known.id)
+        return Bill(micros(price, usage), price.id)
 
     def cost(self, model: str, usage: Usage) -> int:
-        known = self._known(model, self._now())
-        return _micros(known.price, usage) if known is not None else 0
+        price = self._price(model, self._now())
+        return micros(price, usage) if price is not None else 0
 
     def check(self, model: str) -> None:
         """Raises ModelNotPricedError for a model that a budget could not bound, UnavailableError while no prices are
         known."""
         if self._prices is None:
             raise UnavailableError("Prices cannot be looked up now; try again.", code="prices_unavailable")
-        if self._known(model, self._now()) is None:
+        if self._price(model, self._now()) is None:
             raise ModelNotPricedError(model)
 
     async def spent(self, of: str, since: datetime) -> int:
@@ -112,9 +100,9 @@ class Billing:
         if self._away:
             log.warning("Prices can be read again.")
         self._away = False
-        by_model: dict[str, list[_Known]] = {}
+        by_model: dict[str, list[Price]] = {}
         for price in found:
-            by_model.setdefault(price.model, []).append(_Known(price.valid_from, price, price.id))
+            by_model.setdefault(price.model, []).append(price)
         self._prices = by_model
         self._unpriced -= set(by_model)
 
@@ -123,11 +111,8 @@ class Billing:
             await asyncio.sleep(RETRY if self._away else FRESH)
             await self.look()
 
-    def _known(self, model: str, at: datetime) -> _Known | None:
-        for known in reversed((self._prices or {}).get(model, ())):
-            if known.begins <= at:
-                return known
-        return None
+    def _price(self, model: str, at: datetime) -> Price | None:
+        return in_force((self._prices or {}).get(model, ()), at)
 
     def _warn(self, model: str) -> None:
         if model not in self._unpriced and self._prices is not None:
@@ -135,22 +120,16 @@ class Billing:
             log.warning("The model '%s' has no price and is billed as $0; `llmops price set` gives it one.", model)
 
     async def _read(self) -> Sequence[Price]:
-        async with (await self._opened()).read() as connection:
+        async with self._store.read() as connection:
             return await list_prices(connection)
 
     async def _spent(self, key: str | None, tenant: str | None, since: datetime) -> int:
-        async with (await self._opened()).read() as connection:
+        async with self._store.read() as connection:
             return await spent_micros(connection, since, key_id=key, tenant_id=tenant)
 
-    async def _opened(self) -> Store:
-        """Opened when it is needed first: a worker starts although its store is away."""
-        async with self._opening:
-            if self._store is None:
-                self._store = await open_store(self._url, pool_size=1)
-        return self._store
 
-
-def _micros(price: Price, usage: Usage) -> int:
+def micros(price: Price, usage: Usage) -> int:
+    """What one request costs by `price`."""
     # an engine that counts more than there was is not believed
     cached = min(usage.cached_tokens or 0, usage.prompt_tokens)
     return price.cost_micros(usage.prompt_tokens, cached, usage.completion_tokens)

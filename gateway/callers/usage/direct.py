@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import ResourceError
 from llmops.gateway.callers.usage.base import UsageSink
-from llmops.gateway.messages import UsageEvent
-from llmops.store.database import Store
-from llmops.store.open import open_store
-from llmops.store.prices import Price, list_prices
+from llmops.gateway.callers.usage.cost import micros
+from llmops.gateway.messages import Usage, UsageEvent
+from llmops.store.open import LazyStore
+from llmops.store.prices import Price, in_force, list_prices
 from llmops.store.tables import usage_records
 from llmops.store.usage import UsageRecord, insert_usage, next_seq
 
@@ -34,49 +34,40 @@ class Direct(UsageSink):
     """One transaction for each batch, in the store at `url`."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._store: Store | None = None
-        self._opening = asyncio.Lock()
+        self._store = LazyStore(url, pool_size=2)
         # what the last transaction left, for who asks next
         self._marks: dict[str, int] = {}
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
-        async def written(store: Store) -> dict[str, int]:
-            async with store.write() as connection:
-                await insert(connection, events)
-                return {one: await next_seq(connection, one) for one in {event.gateway_id for event in events}}
-
-        self._marks |= await self._ask(written)
+        self._marks |= await _answered(self._write(events))
 
     async def arrived(self, gateway_id: str) -> int:
         if gateway_id in self._marks:
             return self._marks.pop(gateway_id)
-
-        async def read(store: Store) -> int:
-            async with store.read() as connection:
-                return await next_seq(connection, gateway_id)
-
-        return await self._ask(read)
+        return await _answered(self._mark(gateway_id))
 
     async def close(self) -> None:
-        if self._store is not None:
-            await self._store.close()
+        await self._store.close()
 
-    async def _ask(self, work: Callable[[Store], Awaitable[Answer]]) -> Answer:
-        try:
-            return await asyncio.wait_for(self._opened(work), PATIENCE_SECONDS)
-        except SQLAlchemyError as error:
-            # its own text has the values
-            raise ResourceError(f"The store failed ({type(error).__name__}).") from error
-        except asyncio.TimeoutError as error:
-            raise ResourceError(f"The store did not answer within {PATIENCE_SECONDS:g} s.") from error
+    async def _write(self, events: Sequence[UsageEvent]) -> dict[str, int]:
+        async with self._store.write() as connection:
+            await insert(connection, events)
+            return {one: await next_seq(connection, one) for one in {event.gateway_id for event in events}}
 
-    async def _opened(self, work: Callable[[Store], Awaitable[Answer]]) -> Answer:
-        """Opened when it is needed first: a worker starts although its store is away."""
-        async with self._opening:
-            if self._store is None:
-                self._store = await open_store(self._url, pool_size=2)
-        return await work(self._store)
+    async def _mark(self, gateway_id: str) -> int:
+        async with self._store.read() as connection:
+            return await next_seq(connection, gateway_id)
+
+
+async def _answered(work: Awaitable[Answer]) -> Answer:
+    """Raises LlmopsError for a store that is away, or too slow."""
+    try:
+        return await asyncio.wait_for(work, PATIENCE_SECONDS)
+    except SQLAlchemyError as error:
+        # its own text has the values
+        raise ResourceError(f"The store failed ({type(error).__name__}).") from error
+    except asyncio.TimeoutError as error:
+        raise ResourceError(f"The store did not answer within {PATIENCE_SECONDS:g} s.") from error
 
 
 async def insert(connection: AsyncConnection, events: Sequence[UsageEvent]) -> int:
@@ -89,14 +80,11 @@ async def insert(connection: AsyncConnection, events: Sequence[UsageEvent]) -> i
 def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent:
     if event.price_id is not None:
         return event
-    price = max(
-        (one for one in prices[event.model] if one.valid_from <= event.at), key=lambda one: one.valid_from, default=None
-    )
+    price = in_force(prices[event.model], event.at)
     if price is None:
         return event
-    cached = min(event.cached_tokens, event.input_tokens)
-    cost = price.cost_micros(event.input_tokens, cached, event.output_tokens)
-    return event._replace(cost_micros=cost, price_id=price.id)
+    used = Usage(event.input_tokens, event.output_tokens, cached_tokens=event.cached_tokens)
+    return event._replace(cost_micros=micros(price, used), price_id=price.id)
 
 
 def _record(event: UsageEvent) -> UsageRecord:
