@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ImportString, ValidationError
@@ -25,7 +26,7 @@ from pydantic_settings import (
 from llmops.durations import seconds
 from llmops.errors import InputError
 from llmops.gateway.addresses import parse_replica
-from llmops.hosts import is_loopback
+from llmops.hosts import is_authentic
 
 PREFIX = "LLMOPS_"
 
@@ -214,11 +215,12 @@ class ClaimSettings(_Section):
 
 
 def _https(url: str | None) -> str | None:
-    scheme, _, rest = (url or "").partition("://")
-    host = rest.partition("/")[0].partition("@")[2] or rest.partition("/")[0]
-    if url is not None and (not host or scheme not in ("http", "https")):
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    if not parts.hostname or parts.scheme not in ("http", "https"):
         raise ValueError("this is not a URL, such as https://login.example/realms/acme")
-    if scheme == "http" and not is_loopback(host.rpartition(":")[0].strip("[]") or host):
+    if not is_authentic(url):
         raise ValueError("keys that are read without https may be anybody's; name an https URL")
     return url
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from llmops.gateway.errors import UnavailableError
-from llmops.hosts import is_loopback
+from llmops.hosts import is_authentic
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Jwks:
         url = document.get("jwks_uri")
         if document.get("issuer") != self._issuer:
             raise ValueError(f"its discovery document is of the issuer {document.get('issuer')!r}")
-        if not isinstance(url, str) or not is_safe(url):
+        if not isinstance(url, str) or not is_authentic(url):
             raise ValueError("its discovery document has no jwks_uri with https")
         return url
 
@@ -113,9 +113,3 @@ class Jwks:
         if not isinstance(found, dict):
             raise ValueError(f"{url} is no JSON object")
         return found
-
-
-def is_safe(url: str) -> bool:
-    """Whether what is read there is what its host sent: https, or this machine."""
-    parsed = httpx.URL(url)
-    return parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host))
