@@ -37,7 +37,7 @@ PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gate
 
 @dataclass(frozen=True)
 class Check:
-    """`note`: not needed for what this machine is, no effect on the exit code. `fix` is empty when all is well."""
+    """`note`: not needed on a machine like this one, no effect on the exit code. `fix` is empty when all is well."""
 
     name: str
     status: Status
@@ -46,7 +46,7 @@ class Check:
 
 
 def examine() -> Iterator[Check]:
-    """All checks, in the order in which `serve` would stumble over them."""
+    """All checks, in the order in which `serve` would fail on them."""
     in_container = embedded.CONTAINER_ROOT.is_dir()
     yield _python()
     yield from _gpu(required=in_container or embedded.has_tensorrt_llm())
@@ -111,7 +111,7 @@ def _image() -> Check:
     if image is None:
         known = f"{min(IMAGES)} to {max(IMAGES)}"
         detail = f"tag {tag}, TensorRT-LLM {installed or 'not installed'}"
-        return Check("container image", "note", detail, f"known are the trtllm-python-py3 images {known}")
+        return Check("container image", "note", detail, f"the known trtllm-python-py3 images are {known}")
     if not installed:
         return Check("container image", "not ok", f"{tag} without TensorRT-LLM", f"use {image.reference}")
     if installed != image.tensorrt_llm:
@@ -124,7 +124,7 @@ def _image() -> Check:
 
 
 def _release_image() -> Check:
-    """TensorRT-LLM without a Triton of NVIDIA's beside it: its release image, with the wheel's Triton in ours."""
+    """TensorRT-LLM without NVIDIA's Triton: its release image, on which ours adds the wheel's Triton."""
     from llmops.build.trtllm.llm_releases import CHECKED
     from llmops.build.trtllm.versions import release
 
@@ -133,7 +133,7 @@ def _release_image() -> Check:
         detail = f"{installed}, targets: pytorch; its LLM API was checked at {CHECKED[release(installed)]}"
         return Check("TensorRT-LLM", "ok", detail)
     known = ", ".join(CHECKED.values())
-    fix = f"checked were {known}; arguments go through the library's own check when an engine starts"
+    fix = f"checked versions: {known}; the library itself checks the arguments when an engine starts"
     return Check("TensorRT-LLM", "note", f"{installed}, not checked", fix)
 
 

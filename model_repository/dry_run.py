@@ -93,7 +93,7 @@ def shell_text(command: list[str], environment: dict[str, str]) -> str:
 
 
 def docker_words(image: Image, marker: Marker, repository: Path, environment: dict[str, str]) -> list[str]:
-    """`docker run … IMAGE`, to be put before the command: everything is mounted where it lies, as config.pbtxt says."""
+    """`docker run … IMAGE`, to put before the command; all is mounted at its own path, as config.pbtxt names it."""
     folders = sorted({str(repository), *(engine.directory for engine in marker.engines.values())})
     mounts = [word for folder in folders for word in ("--mount", f"type=bind,source={folder},target={folder},readonly")]
     variables = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]

@@ -73,5 +73,5 @@ def _width(manifest: EngineManifest) -> int:
 
 
 def _token_types(manifest: EngineManifest) -> int:
-    """Of its inputs; encoders for vectors read one text, which has one."""
+    """How many its inputs have: one where there is one text, as in encoders for vectors."""
     return manifest.extra.score.token_types if isinstance(manifest.extra, CrossEncoderExtra) else 1

@@ -24,9 +24,9 @@ from llmops.model_repository.repository.marker import Marker, ServedEngine
 from llmops.model_repository.repository.pbtxt import TEMPLATES, render_config
 from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
 
-# of Triton's own queue, through which NVIDIA's C++ backend takes its requests
+# of Triton's own queue, which holds the requests for NVIDIA's C++ backend
 MAX_QUEUE_SIZE = 4096
-# batches that may wait for our engine models: a full queue is then as many answers' time long
+# batches that may wait for our engine models: the last of a full queue waits about as many answers long
 QUEUED_BATCHES = 4
 # what models inside Triton share with the gateway, and import as llmops_NAME
 _SHARED = {"tensorrt_llm": (contract, turns, blocks)}
@@ -68,14 +68,14 @@ def read_engines(arguments: Sequence[str], max_queue_size: int | None = None) ->
     for argument in arguments:
         entry = replace(_read_engine(argument), max_queue_size=max_queue_size)
         if any(other.name == entry.name for other in entries):
-            raise InputError(f"two engines are called {entry.name}: name one of them, as in `other={entry.directory}`.")
+            raise InputError(f"two engines are called {entry.name}: rename one, as in `other={entry.directory}`.")
         entries.append(entry)
     _check_adapters(entries)
     return entries
 
 
 def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:
-    """Write the repository to `output`, all or nothing, in place of an earlier one. Returns the Triton model names."""
+    """Write the repository to `output`, all or nothing, replacing an earlier one. Returns the Triton model names."""
     output = followed(output)
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
@@ -296,8 +296,8 @@ def _write_model(folder: Path, model: ModelFolder) -> None:
 
 
 def copy_models(package: str, version: Path) -> None:
-    """The code of a Python model into its version folder, with what it shares with the gateway beside it: inside Triton
-    there is no llmops."""
+    """Copy a Python model's code into its version folder, beside the modules that it shares with the gateway: llmops is
+    not installed inside Triton."""
     shutil.copytree(
         TEMPLATES / package / "1", version, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
     )
@@ -311,7 +311,7 @@ def _check_output(output: Path) -> None:
     if not output.is_dir():
         raise InputError(f"{output} is a file; name a folder for the repository.")
     if any(output.iterdir()) and not (output / MARKER).is_file():
-        raise InputError(f"{output} holds other files and no repository of llmops; name an empty or new folder.")
+        raise InputError(f"{output} holds other files, not a repository of llmops; name an empty or new folder.")
 
 
 def _replace(scratch: Path, output: Path) -> None:

@@ -48,7 +48,7 @@ _REQUESTS_DONE = "All models are stopped, unloading models"
 # Seconds for that. A gRPC stream that a client keeps open, even an idle one, holds its model, and Triton would wait for
 # it until the exit timeout without doing anything.
 UNLOAD_GRACE = 5.0
-# Seconds in which a server that was killed is gone, at the latest.
+# The longest (s) that a killed server takes to be gone.
 DYING = 1.0
 # Seconds that mpirun gets to end the ranks that only wait for work.
 _MPI_GRACE = 10.0
@@ -109,7 +109,7 @@ class TritonServer:
         return exposure(self.host, self._options.http_host, self._options.metrics)
 
     def is_ready(self) -> bool:
-        """True when every model of the repository is loaded and every server listens; gRPC is the first to."""
+        """True when every model of the repository is loaded and every server listens; gRPC is the first to do so."""
         others = [(self._options.http_host, self.ports.http)] if self._options.http_host else []
         if self._options.metrics:
             others.append((self.host, self.ports.metrics))
@@ -182,7 +182,7 @@ class TritonServer:
         self._reader.start()
 
     def _tries_again(self) -> bool:
-        """Start once more, in fresh shared memory, what ended by a fault that has nothing to do with the repository."""
+        """Start the server again, in fresh shared memory, after a fault that has nothing to do with the repository."""
         if not (self._again and ended_by_lock(self.log)):
             return False
         self._again = False
@@ -193,9 +193,9 @@ class TritonServer:
         return True
 
     def _finish(self, deadline: float) -> None:
-        """SIGTERM, and what is left of the time for requests to other models than our engines.
+        """Send SIGTERM; requests to models other than our engines have the rest of the time.
 
-        mpirun would give its ranks a second only: rank 0, which has the requests, is told first, then mpirun, which
+        mpirun would give its ranks only a second, so rank 0, which has the requests, is told first; then mpirun, which
         ends the ranks that wait for work.
         """
         if not self._under_mpi:
@@ -212,7 +212,7 @@ class TritonServer:
             self.process.wait(timeout=_MPI_GRACE)
 
     def _wait_for_exit(self, deadline: float, ended: Callable[[], bool]) -> None:
-        """Until `ended`, or unloading takes too long after all requests are done or the deadline is over."""
+        """Wait until `ended`, or until unloading takes too long after the last request or the deadline."""
         deadline = max(deadline, time.monotonic()) + UNLOAD_GRACE
         while not ended() and time.monotonic() < deadline:
             if self._unloading.is_set():
@@ -239,7 +239,7 @@ class TritonServer:
         code = self.process.returncode
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         if code == -signal.SIGKILL:
-            name += "; who sends that is often the kernel, for want of memory (see dmesg)"
+            name += "; the kernel sends it when memory runs out (see dmesg)"
         error = last_error(self.log)
         if error is None:
             return f"code {code}{name}."
@@ -268,14 +268,14 @@ def _listens(host: str, port: int) -> bool:
 def _model_died(model: str) -> str:
     # Triton 2.51 neither starts it again nor ends its streams, and goes on calling the model ready
     return (
-        f"The process of model {model} ended unexpectedly (see the log above), and Triton would let its requests wait "
-        "forever, so all of it ends now. Start it again; systemd or Kubernetes does so by itself."
+        f"The process of model {model} ended unexpectedly (see the log above), and Triton would leave its requests "
+        "waiting forever, so the server stops now. Start it again; systemd or Kubernetes does so by itself."
     )
 
 
 def _engine_ended(model: str, reason: str) -> str:
     return (
-        f"The engine of model {model} has ended: {reason}. Its requests were told so, the others are finished now. "
+        f"The engine of model {model} has ended: {reason}. Its requests have been told; the others are being finished. "
         "Start it again; systemd or Kubernetes does so by itself."
     )
 

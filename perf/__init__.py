@@ -1,1 +1,4 @@
-"""Load generator, reports and benchmarks: what a deployment does, measured from outside."""
+"""Load generator, verification, simulator and their reports: what a deployment does, measured from outside.
+
+How this project measures itself belongs to `lab/`, which is not part of the wheel.
+"""

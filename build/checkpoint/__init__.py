@@ -1,4 +1,7 @@
-"""What is in a checkpoint, without loading a weight: `open_checkpoint(ref)` -> `Checkpoint`."""
+"""What is in a checkpoint, without loading a weight: `open_checkpoint(ref)` -> `Checkpoint`.
+
+What a model of that architecture is belongs to `model/`; reading quantised weights to `quantize/`.
+"""
 
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens, TensorInfo
 from llmops.build.checkpoint.locate import describe, open_checkpoint

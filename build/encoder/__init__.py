@@ -1,4 +1,7 @@
-"""Text encoders (BERT and its kin) → an engine folder that gives vectors, or scores to pairs of texts."""
+"""Text encoders (BERT and its kin) -> an engine folder that gives vectors, or scores to pairs of texts.
+
+Models that generate belong to `targets/`.
+"""
 
 from llmops.build.encoder.checkpoint import EncoderCheckpoint, open_encoder
 from llmops.build.encoder.target import EncoderTarget

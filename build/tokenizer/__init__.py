@@ -1,4 +1,7 @@
-"""The tokenizer folder of an engine: tokenizer.json, tokenizer_config.json and the chat template."""
+"""The tokenizer folder of an engine: tokenizer.json, tokenizer_config.json and the chat template.
+
+Tokenising and rendering belong to `gateway/text/`.
+"""
 
 from llmops.build.tokenizer.write import check_tokenizer, write_tokenizer
 

@@ -57,7 +57,7 @@ class TritonClient:
     async def engine_models(self) -> dict[str, bool]:
         """The repository's engine models, and whether each is ready. Raises UnavailableError.
 
-        The index says whether a model is loaded; a model whose engine has ended says so when it is asked itself.
+        The index says whether a model is loaded; only the model itself says whether its engine has ended.
         """
         models = {name: loaded for name, loaded in (await self.index()).items() if name.endswith(ENGINE)}
         return {name: loaded and await self.model_ready(name) for name, loaded in models.items()}

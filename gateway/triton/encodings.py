@@ -1,4 +1,4 @@
-"""The two ways that a request's tensors travel: as those of a message of its own, or as an object in a submission."""
+"""The two ways a request's tensors travel: in a message of their own, or as a JSON object in a submission."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMATS = {INT32: "<i", FP32: "<f", INT64: "<q", UINT64: "<Q", BOOL: "<?"}
 class TensorWriter(ABC):
     """Takes tensors of the contract; each has a leading batch dimension of 1 where it is sent as a tensor.
 
-    Values must fit their datatypes: that they do is checked by the engine.
+    Values must fit their datatypes; the engine checks that they do.
     """
 
     @abstractmethod

@@ -99,7 +99,7 @@ class RequestStream(TokenStream):
 
 
 async def _broken(call: Any, error: Exception) -> ApiError:
-    """A failed write says nothing; the call's status does."""
+    """A failed write does not say why; the call's status does."""
     if isinstance(error, aio.AioRpcError):
         return _error_of_status(error)
     return UnavailableError("Triton cannot be reached.", detail=str(await call.details() or error))

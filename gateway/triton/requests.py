@@ -45,7 +45,7 @@ class RequestWriter:
             vocab_size=card.vocab_size,
             pad_id=card.pad_id,
             callers=can.callers,
-            # it names the cache's blocks by the salt even where the library does not keep them apart
+            # the salt is part of a block's name even where the library does not keep salts apart
             salts=can.cache_salt or card.kv_events,
             ours=contract.STEP in card.transports,
         )

@@ -36,7 +36,7 @@ class SlotStream(TokenStream):
         """`leave` takes the slot out of the engine's batch."""
         self._leave = leave
         self._slot = slot
-        # kept until the engine has been heard of, to be sent again over a new connection
+        # kept until the engine has answered, to be sent again over a new connection
         self.unconfirmed: Submission | None = submission
         self._batches: deque[TokenBatch] = deque()
         self._waiter: asyncio.Future | None = None
@@ -78,7 +78,7 @@ class SlotStream(TokenStream):
         self._wake()
 
     def _keep(self, batch: TokenBatch) -> None:
-        """What nobody reads now is put together, so that a slow client costs a few dozen bytes per token."""
+        """Merge what nobody has read yet, so that a slow client costs only a few dozen bytes per token."""
         last = self._batches[-1] if self._batches else None
         if last is None or last.sequence != batch.sequence or len(last.tokens) >= MERGED:
             self._batches.append(batch)

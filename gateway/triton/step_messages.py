@@ -36,7 +36,7 @@ class StepWriter:
         return Submission(slot, array("i", request.input_ids), tensors.encoded())
 
     def submit(self, submissions: Sequence[Submission]) -> service_pb2.ModelInferRequest:
-        """One message for all that is there to be said. Nothing but an error answers it, under the id of its slots."""
+        """One message for everything that waits to be sent. Only an error answers it, under the id of its slots."""
         message, tensors = self._message()
         message.id = ",".join(str(submission.slot) for submission in submissions)
         input_ids = array("i")

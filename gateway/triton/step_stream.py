@@ -43,7 +43,7 @@ from llmops.gateway.triton.watcher import Watcher, strings, tell
 ACKNOWLEDGE_EVERY = WINDOW // 8
 # between two tries to connect again, for as long as the engine keeps the requests (s)
 RETRY = 0.1
-# before a subscription that ended is opened again for who watches (s)
+# before a subscription that ended is opened again for its watcher (s)
 AGAIN = 0.25
 # what the engine gets to end the subscription when the gateway leaves (s)
 LEAVE = 1.0
@@ -55,7 +55,7 @@ RESTARTED = "The engine was restarted while this answer was being generated; sen
 
 
 class StepStreams(Transport):
-    """Opens the subscription with the first request, and a new one when the last was ended. While somebody watches
+    """Opens the subscription with the first request, and a new one when the last has ended. While somebody watches,
     there always is one."""
 
     name = contract.STEP
@@ -84,8 +84,8 @@ class StepStreams(Transport):
             await self._receiver.close()
 
     def watch(self, watcher: Watcher, grace: float) -> None:
-        """From now on `watcher` hears of the engine, and streams that break have only `grace` seconds to go on: where
-        there are other replicas, that is time lost."""
+        """From now on `watcher` is told of the engine, and a broken stream has only `grace` seconds to recover: with
+        other replicas there, waiting longer is time lost."""
         self._watcher, self._grace = watcher, grace
         self._staying = asyncio.create_task(self._stay(watcher), name="step-stream-watch")
 
@@ -101,7 +101,7 @@ class StepStreams(Transport):
             self._receiver.declare(self._demand)
 
     def abandon(self, error: ApiError) -> None:
-        """End all open streams with `error`: the engine is not believed in any more."""
+        """End all open streams with `error`: the engine has been given up."""
         if self._receiver is not None and not self._receiver.ended:
             self._receiver.end(error)
 
@@ -198,7 +198,7 @@ class StepReceiver:
         self._send(self._write(self._writer.acknowledge(self._last, demand)))
 
     async def _leave(self) -> None:
-        """Without a word the engine would go on with these answers for the grace time."""
+        """Tell the engine, which would otherwise go on with these answers for the grace time."""
         await self._write(self._writer.leave())
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -322,7 +322,7 @@ class StepReceiver:
             self._call.cancel()
             try:
                 async with self._writing:
-                    # only now: who waited before writes to the dead call, and nothing comes before `subscribe`
+                    # only now: until here writes would go to the dead call, and `subscribe` comes first
                     self._call = self._start_call()
                     await self._say_again()
                 return
@@ -333,7 +333,7 @@ class StepReceiver:
         self.end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
 
     async def _say_again(self) -> None:
-        """On a new connection: what the engine may not have got, in the order of the slots."""
+        """On a new connection: what the engine may not have received, in the order of the slots."""
         await self._call.write(self._writer.subscribe(self._last, self._watcher is not None))
         unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
         # all of it is among these, and from now on a cancel has to be said

@@ -25,7 +25,7 @@ INPUT_TENSORS = frozenset(tensor.name for tensor in (*contract.ENGINE_INPUTS, *c
 # bound once: they are looked up with every token
 _OUTPUT_IDS, _OUTPUT_LOG_PROBS = contract.OUTPUT_IDS.name, contract.OUTPUT_LOG_PROBS.name
 _SEQUENCE_LENGTH, _SEQUENCE_INDEX = contract.SEQUENCE_LENGTH.name, contract.SEQUENCE_INDEX.name
-# what an engine says of itself, before the colon
+# what an engine says about itself, before the colon
 CONDITIONS = {
     contract.SHUTTING_DOWN: "The engine is shutting down; send the request again.",
     contract.ENDED: "The engine cannot take requests now; send the request again.",
@@ -117,7 +117,7 @@ def error_of(message: str) -> ApiError:
 
 
 def condition_of(message: str) -> UnavailableError | None:
-    """The error for what an engine says of itself and not of a request."""
+    """The error for what an engine says about itself rather than about a request."""
     name, colon, _ = message.partition(":")
     if not colon or name not in CONDITIONS:
         return None
@@ -128,5 +128,5 @@ def condition_of(message: str) -> UnavailableError | None:
 
 
 def _is_sentence(reason: str) -> bool:
-    """Whether a refusal reads like one that was written for clients: one line, nothing of the engine's insides."""
+    """Whether a refusal was written for clients: one line, without the engine's internals."""
     return len(reason) <= _LONGEST_REFUSAL and reason.isprintable() and _INSIDES.search(reason) is None

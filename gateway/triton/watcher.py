@@ -1,4 +1,4 @@
-"""What an engine model says of itself in its step stream, for who watches it."""
+"""What an engine model says about itself in its step stream, for whoever watches it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EngineState(NamedTuple):
 
 
 class Served(NamedTuple):
-    """Who answers; `instance` is another one each time that the model is loaded."""
+    """Who answers; `instance` is new each time the model is loaded."""
 
     model: str
     version: str
@@ -54,7 +54,7 @@ class Watcher(Protocol):
 
 
 def tell(watcher: Watcher, outputs: Mapping[str, int], raw: Sequence[bytes]) -> None:
-    """Pass on what a message says of the engine. `outputs`: where each output is in `raw`."""
+    """Pass on what a message says about the engine. `outputs`: where each output is in `raw`."""
     if _SERVED in outputs:
         who = strings(raw[outputs[_SERVED]])
         if len(who) == len(Served._fields):

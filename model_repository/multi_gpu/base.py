@@ -32,7 +32,7 @@ class LaunchPlan:
 
 
 def plan_launch(marker: Marker, asked: str = "auto") -> LaunchPlan:
-    """Raises InputError for a way in which this repository cannot run."""
+    """Raises InputError for a launch that this repository cannot have."""
     mpi = {name: engine for name, engine in marker.engines.items() if engine.is_mpi}
     largest = max((engine.world_size for engine in mpi.values()), default=1)
     chosen: Launch = asked if asked != "auto" else _best(len(mpi), largest)  # type: ignore[assignment]

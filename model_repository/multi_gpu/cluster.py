@@ -18,7 +18,7 @@ from llmops.model_repository.server.command import Ports, ServerOptions, followe
 from llmops.model_repository.server.embedded import container_installation
 
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
-# the scripts make a new one at each start: what is printed here may lie in a repository
+# the scripts make a new one at each start, because what is printed here may end up in a git repository
 SECRET = "LLMOPS_SECRET"
 
 
@@ -46,7 +46,7 @@ class Cluster:
 
     @property
     def open_ports(self) -> dict[str, int]:
-        """By name, those that the leader listens on."""
+        """The ports that the leader listens on, by name."""
         on = {"grpc": True, "metrics": self.metrics, "http": self.http}
         return {name: getattr(self.ports, name) for name, is_on in on.items() if is_on}
 
@@ -66,14 +66,14 @@ def make_cluster(
     http: bool = False,
     metrics: bool = True,
 ) -> Cluster:
-    """Raises InputError for a repository or a number of GPUs that cannot be launched so."""
+    """Raises InputError for a repository or a number of GPUs that cannot be launched this way."""
     check_repository(repository)
     marker = Marker.load(repository)
     needed = needed_image(marker)
     if len(marker.engines) != 1 or needed is None:
         raise InputError(
-            f"{repository} has {len(marker.engines)} engines, of which one of target tensorrt or pytorch can be "
-            "exported: make a repository with that engine alone."
+            f"{repository} has {len(marker.engines)} engines, but only one engine of target tensorrt or pytorch can "
+            "be exported: make a repository with that engine alone."
         )
     ((name, engine),) = marker.engines.items()
     nodes, rest = divmod(engine.world_size, gpus_per_node)
@@ -108,7 +108,7 @@ def make_cluster(
 
 
 def shell_words(words: list[str]) -> str:
-    """For a script that sets SECRET."""
+    """With SECRET in place of the secret, for a script that sets it."""
     return shlex.join(words).replace(SECRET, f"${SECRET}")
 
 

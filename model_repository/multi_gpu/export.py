@@ -1,4 +1,4 @@
-"""`llmops serve --export`: what a cluster's own tools start a repository with."""
+"""`llmops serve --export`: the file with which a cluster's own tools start a repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmops.model_repository.multi_gpu.lws import lws_manifests
 from llmops.model_repository.multi_gpu.slurm import slurm_script
 from llmops.model_repository.server.command import Ports
 
-# what Dockerfile.trtllm makes: NVIDIA's image has no kubectl, with which mpirun reaches the other pods
+# made by Dockerfile.trtllm: mpirun reaches the other pods through kubectl, which NVIDIA's image does not have
 OUR_IMAGE = "llmops:trtllm"
 
 

@@ -28,7 +28,7 @@ def lws_manifests(cluster: Cluster, claim: str) -> str:
     """YAML for `kubectl apply`. `claim`: the PersistentVolumeClaim whose root is `cluster.root`, read by all pods."""
     if len(cluster.root.parts) < 2:
         folders = " and ".join(str(folder) for folder in cluster.folders)
-        raise InputError(f"{folders} have no folder in common that could be one volume: put them under one.")
+        raise InputError(f"{folders} have no common parent folder that could be one volume: put them under one.")
     name = _dns_name(cluster.name)
     documents = [*_rights(name), _scripts(name, cluster), _group(name, cluster, claim), _service(name, cluster)]
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
@@ -102,7 +102,7 @@ def _group(name: str, cluster: Cluster, claim: str) -> dict[str, Any]:
         "command": ["/bin/bash", f"{FOLDER}/leader.sh"],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [{"name": name, "containerPort": port} for name, port in cluster.open_ports.items()],
-        # an engine of many GPUs loads for minutes; until then nothing is killed
+        # an engine of many GPUs takes minutes to load, during which nothing may be killed
         "startupProbe": _probe(cluster, period=10, failures=360),
         "readinessProbe": _probe(cluster, period=5, failures=3),
         "livenessProbe": _probe(cluster, period=10, failures=6),
@@ -116,7 +116,7 @@ def _group(name: str, cluster: Cluster, claim: str) -> dict[str, Any]:
             "replicas": 1,
             "leaderWorkerTemplate": {
                 "size": cluster.nodes,
-                # MPI cannot take a lost rank back
+                # MPI cannot replace a lost rank
                 "restartPolicy": "RecreateGroupOnPodRestart",
                 "leaderTemplate": _pod(name, "leader", leader, cluster, claim),
                 "workerTemplate": _pod(name, "worker", worker, cluster, claim),
@@ -148,7 +148,7 @@ def _container(role: str, cluster: Cluster) -> dict[str, Any]:
         "name": role,
         "image": cluster.image,
         "resources": {"limits": {"nvidia.com/gpu": gpus}, "requests": {"nvidia.com/gpu": gpus}},
-        # RDMA needs pages that stay
+        # RDMA needs pinned memory
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
         "volumeMounts": [
             {"name": "models", "mountPath": str(cluster.root), "readOnly": True},
@@ -175,6 +175,6 @@ def _service(name: str, cluster: Cluster) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": f"{name}-triton"},
-        # headless: the gateway sees every replica, and not one address in front of them
+        # headless: the gateway sees every replica instead of one address in front of them
         "spec": {"clusterIP": "None", "selector": selector, "ports": ports},
     }

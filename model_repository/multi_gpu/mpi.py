@@ -26,7 +26,7 @@ def rank_commands(options: ServerOptions, plan: LaunchPlan) -> list[str]:
     """What follows mpirun's own flags in leader mode: one program per rank, separated by colons."""
     words = ["-n", "1", *server_command(replace(options, shm_prefix=f"{options.shm_prefix}0_"))]
     for rank in range(1, plan.world_size):
-        # each rank its own: two servers on one machine would share one segment otherwise
+        # a prefix per rank: two servers on one machine would share one segment otherwise
         own = replace(options, shm_prefix=f"{options.shm_prefix}{rank}_")
         words += [":", "-n", "1", *follower_command(own, plan.engines)]
     return words

@@ -12,7 +12,7 @@ from llmops.model_repository.multi_gpu.cluster import Cluster, render, shell_wor
 
 
 def slurm_script(cluster: Cluster) -> str:
-    """To be given to sbatch."""
+    """The text for sbatch."""
     registry, slash, path = cluster.image.partition("/")
     # enroot, which pyxis uses, takes a registry before '#'
     image = f"{registry}#{path}" if slash and "." in registry else cluster.image

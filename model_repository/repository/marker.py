@@ -59,6 +59,6 @@ class Marker:
             return cls(content["llmops"], content["contract"], engines)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"{path} is of another version of llmops or was edited ({error}): make the repository again with "
+                f"{path} was written by another version of llmops or edited ({error}): make the repository again with "
                 "`llmops repo`."
             ) from error

@@ -17,8 +17,8 @@ TAG_VARIABLE = "NVIDIA_TRITON_SERVER_VERSION"
 
 
 def check_library(target: str, version: str) -> None:
-    """Raise VersionMismatchError, naming the right image, where a TensorRT-LLM is installed, or this container is known
-    to have one, that cannot run the engine. Without any the repository is made for elsewhere."""
+    """Raise VersionMismatchError, naming the right image, if the TensorRT-LLM that is installed, or that this container
+    is known to have, cannot run the engine. Without any, the repository is meant for another machine."""
     installed, tag = installed_version("tensorrt_llm"), os.environ.get(TAG_VARIABLE, "")
     if installed:
         check_installed(target, version, installed)
@@ -30,7 +30,7 @@ def check_engines(marker: Marker) -> None:
     """Raises InputError for the first engine that is not where it was when the repository was made."""
     for name, engine in marker.engines.items():
         if not Path(engine.directory).is_dir():
-            raise InputError(f"the engine of {name} is not in {engine.directory} any more; make the repository again.")
+            raise InputError(f"the engine of {name} is no longer in {engine.directory}; make the repository again.")
 
 
 def check_server(marker: Marker, models: dict[str, Any], backends: Path) -> None:

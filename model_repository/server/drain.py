@@ -1,7 +1,7 @@
 """Let the engines of a running Triton finish what they have, before Triton is told to end.
 
-An unloading Triton takes no message at all any more: no acknowledgement of a gateway, no cancel. `llmops serve` does
-this by itself; for a tritonserver that was started otherwise:
+A Triton that is unloading takes no more messages, not even a gateway's acknowledgement or cancel. `llmops serve` drains
+by itself; for a tritonserver that was started in another way:
 
     python -m llmops.model_repository.server.drain HOST:PORT SECONDS
 """
@@ -18,9 +18,9 @@ from llmops import contract
 from llmops.contract import ENGINE
 
 TIMEOUT = 5.0
-# seconds for the engines to say goodbye to answers that are cut off
+# seconds that the engines have to end the answers that are cut off
 _GOODBYE = 10.0
-# Triton is asked directly, and at once again when it does not listen yet
+# no proxy, and no connection back-off that another channel left behind
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
 
@@ -57,7 +57,7 @@ def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
 def _drain(
     stub: service_pb2_grpc.GRPCInferenceServiceStub, models: list[str], seconds: float, end_now: bool = False
 ) -> bool:
-    """All at the same time, over one stream. False when time is over before the last has ended."""
+    """All at the same time, over one stream. False if time runs out before the last has ended."""
     requests = [_drain_request(model, end_now) for model in models]
     try:
         list(stub.ModelStreamInfer(iter(requests), timeout=max(seconds, 0.01)))

@@ -40,7 +40,7 @@ class Installation:
 
 
 def container_installation() -> Installation:
-    """The server of NVIDIA's images, whether or not this is one."""
+    """The server of NVIDIA's images, whether or not it is here."""
     binary, backends = CONTAINER_ROOT / "bin" / "tritonserver", CONTAINER_ROOT / "backends"
     return Installation("container", binary, backends, {"PATH": _path_with_venv()})
 
@@ -57,7 +57,7 @@ def find_installation() -> Installation:
 
 
 def has_tensorrt_llm() -> bool:
-    """Whether this is a place for engines of TensorRT-LLM, such as our image on NVIDIA's release image."""
+    """Whether engines of TensorRT-LLM can run here, as in our image on NVIDIA's release image."""
     return bool(installed_version("tensorrt_llm"))
 
 
@@ -93,12 +93,12 @@ def find_binary(root: Path) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Raises MissingDependencyError for what is installed, but not for this user: somebody else's environment."""
+    """Raises MissingDependencyError for what is installed but unreadable: somebody else's environment."""
     try:
         return path.is_file()
     except PermissionError as error:
         raise MissingDependencyError(
-            f"{path} cannot be read by this user ({error.strerror}): run llmops as the one who installed it, or "
+            f"{path} cannot be read by this user ({error.strerror}): run llmops as the user who installed it, or "
             "install it in an environment of your own"
         ) from error
 

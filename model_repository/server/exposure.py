@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmops.hosts import is_loopback
 
 EMBEDDED_HTTP = (
-    "Triton's HTTP server is on. This embedded Triton (2.51) ends with a crash when anybody on this machine sends it a "
+    "Triton's HTTP server is on. This embedded Triton (2.51) crashes when anybody on this machine sends it a "
     "hostile body (CVE-2025-23310, CVE-2025-23311); leave --http out unless you need it."
 )
 

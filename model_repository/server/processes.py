@@ -32,7 +32,7 @@ class Process(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """A process that has ended stays a zombie until its parent looks."""
+        """A process that has ended stays a zombie until its parent waits for it."""
         now = _read(self.pid)
         return now is not None and now.started == self.started and not now.zombie
 

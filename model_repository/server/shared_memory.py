@@ -1,7 +1,7 @@
 """The shared memory of a server's Python models: what it is called, and when it may be removed.
 
 A process number says nothing in another PID namespace, and /dev/shm may be the same there (`docker run --ipc=host`). So
-a locked file lies beside the segments. The server inherits the lock: the kernel lets go of it when the last process
+a locked file lies beside the segments. The server inherits the lock: the kernel releases it when the last process
 that could use the segments has ended, however it ended.
 """
 
@@ -33,7 +33,7 @@ class SharedMemory:
             ) from error
 
     def remove(self) -> None:
-        """To be called when the server has ended; again does nothing."""
+        """Call it when the server has ended; a second call does nothing."""
         remove_segments(self.prefix)
         if self.lock >= 0:
             os.close(self.lock)
@@ -57,7 +57,7 @@ def remove_segments(prefix: str) -> None:
 
 
 def _locked_file(path: Path) -> int:
-    """It gets its name once it is locked: no sweep sees it before."""
+    """It gets its name only once it is locked, so that no sweep sees it before."""
     scratch = path.with_name(f".{path.name}")
     lock = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -63,7 +63,7 @@ def parse_line(line: str) -> LogLine:
     return LogLine(match["time"], _LEVELS[match["level"]], match["where"], message)
 
 
-# said once by an engine model of ours whose engine thread is over: ENDED of llmops_engine/loop.py
+# logged once by our engine model when its engine thread has ended: ENDED of llmops_engine/loop.py
 _ENGINE_ENDED = re.compile(r"(?P<model>\S+): the engine has ended: (?P<reason>.*)", re.DOTALL)
 
 
@@ -105,7 +105,7 @@ def last_error(lines: Iterable[LogLine]) -> LogLine | None:
 
 
 def _is_error(line: LogLine) -> bool:
-    """Of those that are not said at each start on such a machine."""
+    """Not counting those that such a machine logs at every start."""
     said = line.level in ("error", "fatal") or (not line.level and _ABORT.search(line.message))
     return bool(said) and not line.is_noise
 

@@ -1,4 +1,7 @@
-"""One module per build target: what it contributes to the engine model's configuration."""
+"""One module per build target: what it contributes to the engine model's configuration.
+
+How an engine is made belongs to `build/targets/`; how it runs inside Triton to the engine model's `runtimes/`.
+"""
 
 from __future__ import annotations
 

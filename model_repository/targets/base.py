@@ -43,10 +43,10 @@ class RepositoryTarget(ABC):
         return [REQUEST, STEP]
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
-        """Whether an answer goes on elsewhere, from its prompt and its tokens, as it would have gone on here."""
+        """Whether another replica continues an answer, given prompt and tokens, exactly as this one would."""
         return False
 
     def reports(self) -> dict[str, bool]:
-        """`state`, `kv_events` and `cached_tokens` of the card: what the engine says of itself in the step stream."""
+        """`state`, `kv_events` and `cached_tokens` of the card: what its step stream tells of the engine."""
         ours = STEP in self.transports()
         return {"state": ours, "kv_events": False, "cached_tokens": False}

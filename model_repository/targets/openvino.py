@@ -71,7 +71,7 @@ class OpenVINOTarget(RepositoryTarget):
         return plain and has("INFERENCE_PRECISION_HINT") == has("KV_CACHE_PRECISION") == "f32"
 
     def reports(self) -> dict[str, bool]:
-        """What GenAI keeps of prompts is not known; which prompts it had last is."""
+        """GenAI does not say what it caches; which prompts it had last is known."""
         return {**super().reports(), "kv_events": True}
 
 

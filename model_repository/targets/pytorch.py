@@ -54,8 +54,8 @@ def _profiles(manifest: EngineManifest) -> list[Profile]:
 
 
 def served_profile(manifest: EngineManifest) -> Profile:
-    """That of the TensorRT-LLM that is here, or of the one the engine was made for. Raises InputError where it cannot
-    run the engine."""
+    """The profile for the installed TensorRT-LLM, or else for the one that the engine was made for. Raises InputError
+    where that cannot run the engine."""
     version = installed_version("tensorrt_llm") or manifest.tensorrt_llm
     return profile_of(manifest.extra_as(PytorchExtra).llm_args, version, manifest.quantisation.weights)
 
@@ -71,7 +71,7 @@ def adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]
 
 
 def llm_api_capabilities(guided: bool, lora: bool, sampling: Sampling) -> dict[str, Any]:
-    """What our model over the LLM API takes."""
+    """What our model over the LLM API can do."""
     return {
         "logprobs": True,
         "top_logprobs": 0,

@@ -1,1 +1,4 @@
-"""How this project measures itself: benchmarks, peers, the mock engine, the fuzzer. Not part of the wheel."""
+"""How this project measures and tries itself: benchmarks, peers, the mock engine, faults, the fuzzer.
+
+Not part of the wheel: what users run (`llmops bench`, `verify`, `simulate`) is beside it in `perf/`.
+"""

@@ -1,8 +1,8 @@
 """An OpenAI server that does nothing but wait: known delays to check a load generator against.
 
 `python -m llmops.perf.lab.delay_server --ttft-ms 200 --itl-ms 20` answers requests with `max_tokens` tokens: the first
-after `ttft`, the next ones at `first + n × itl` by its own clock, so that lateness does not add up. It writes down
-when it really sent each token (`sent`), which is what a client's figures are held against.
+after `ttft`, the next ones at `first + n × itl` by its own clock, so that lateness does not add up. It records
+when it really sent each token (`sent`), against which a client's figures are checked.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""What a run says afterwards: statistics, JSON, terminal table, HTML page, comparison of two runs."""
+"""What a run says afterwards: statistics, JSON, terminal table, HTML page, comparison of two runs.
+
+How a page looks belongs to `llmops/pages/`.
+"""

@@ -1,1 +1,4 @@
-"""What requests say: lengths, prompts, shared prefixes, conversations, traces."""
+"""What requests say: lengths, prompts, shared prefixes, conversations, traces.
+
+When they are sent belongs to `load/`.
+"""

@@ -64,7 +64,7 @@ def test_doctor_in_an_environment_of_somebody_else(folder: Path, monkeypatch: py
     monkeypatch.setattr(embedded, "CONTAINER_ROOT", folder / "none")
     said = as_nobody(lambda: next(check.fix for check in doctor.examine() if check.name == "Triton"))
     assert said == (
-        f"{wheel}/bin/tritonserver cannot be read by this user (Permission denied): run llmops as the one who "
+        f"{wheel}/bin/tritonserver cannot be read by this user (Permission denied): run llmops as the user who "
         "installed it, or install it in an environment of your own"
     )
 

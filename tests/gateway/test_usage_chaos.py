@@ -60,6 +60,6 @@ def test_wrong_books_are_noticed():
     assert "and 6 are billed" in found([done], [row("a", output_tokens=6, cost_micros=11)])[0]
     assert found([done], [row("a", cost_micros=10)]) == ["a costs 10 and not 11 micro-dollars"]
     (told,) = found([done], [row("a"), row("x")])
-    assert told.startswith("1 rows of requests that nobody knows, where 0 were lost")
+    assert told.startswith("1 rows of requests that no client knows; only 0 were lost")
     assert found([done], [row("a")], gaps=1) == ["1 gaps in the gateways' numbers"]
     assert found([done], [row("a")], requests=2) == ["the totals have 2 requests, the rows 1"]

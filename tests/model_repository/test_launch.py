@@ -221,7 +221,7 @@ def test_a_model_that_does_not_load_is_one_sentence(tmp_path: Path, failure: str
         (signal.SIGSEGV, r"code -11 \(SIGSEGV\)\.$"),
         (
             signal.SIGKILL,
-            r"code -9 \(SIGKILL\); who sends that is often the kernel, for want of memory \(see dmesg\)\.$",
+            r"code -9 \(SIGKILL\); the kernel sends it when memory runs out \(see dmesg\)\.$",
         ),
     ],
 )

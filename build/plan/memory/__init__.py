@@ -1,1 +1,4 @@
-"""How a model is laid out over GPUs and what of their memory its weights, cache and buffers take."""
+"""How a model is laid out over GPUs, and how much of their memory its weights, cache and buffers take.
+
+How long anything takes belongs to `timing/` and `speed/`.
+"""

@@ -1,1 +1,4 @@
-"""How long a step takes and what a server does with it: batches, queues, prefill apart from decode."""
+"""How long a step takes and what a server makes of it: batches, queues, prefill apart from decode.
+
+How long a single operation takes on a GPU belongs to `timing/`.
+"""

@@ -1,4 +1,7 @@
-"""The openvino target: OpenVINO IR for GenAI's continuous batching, on any x86 CPU."""
+"""The openvino target: OpenVINO IR for GenAI's continuous batching, on any x86 CPU.
+
+How it is run inside Triton belongs to the engine model's `runtimes/`.
+"""
 
 from llmops.build.targets.openvino.target import OpenVinoTarget
 

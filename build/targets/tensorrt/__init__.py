@@ -1,4 +1,7 @@
-"""The tensorrt target: engines of `trtllm-build` for NVIDIA's C++ backend, on TensorRT-LLM up to 1.2."""
+"""The tensorrt target: engines of `trtllm-build` for NVIDIA's C++ backend, on TensorRT-LLM up to 1.2.
+
+What it shares with the pytorch target is in `targets/nvidia/`.
+"""
 
 from llmops.build.targets.tensorrt.target import TensorrtTarget
 

@@ -1,4 +1,7 @@
-"""How each operation is done on a store."""
+"""How each operation is done on a store.
+
+What is asked and answered is in `admin/operations.py`; single queries belong to `store/`.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Where a request goes: pure, without a clock of its own."""
+"""Where a request goes: pure functions and tables, without a clock or an event loop of their own.
+
+When it goes belongs to `admission/`.
+"""

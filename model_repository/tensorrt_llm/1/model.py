@@ -50,7 +50,7 @@ class TritonPythonModel:
             self._accept(request)
 
     def is_ready(self) -> bool:
-        """Triton asks where it knows to (the Python backend of 26.04 and later) whenever it is asked for ModelReady."""
+        """Triton asks this for each ModelReady (the Python backend of 26.04 and later)."""
         return not self._loop.failure
 
     def finalize(self) -> None:

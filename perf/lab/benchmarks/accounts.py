@@ -1,7 +1,7 @@
 """What keys, limits and usage cost a gateway: `python -m llmops.perf.lab.benchmarks.accounts ENGINE`.
 
 Three gateways on one Triton with the mock engine, by turns: without a store; with SQLite and the limits of one machine;
-with PostgreSQL and Valkey. What counts is the difference of a round, for machines are noisy.
+with PostgreSQL and Valkey. What counts is the difference within a round, because machines are noisy.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def measure(engine: Path) -> Section:
 def _compare(known: dict[str, Front], section: Section) -> None:
     rounds: dict[str, list[Round]] = {name: [] for name in known}
     for turn in range(ROUNDS):
-        # who comes second finds the machine as the first one left it
+        # the second one finds the machine as the first one left it
         for name in sorted(known, reverse=bool(turn % 2)):
             rounds[name].append(one_round(known[name]))
         _add(rounds, section)
@@ -118,7 +118,7 @@ def one_round(
 
 @contextlib.contextmanager
 def fronts(engine: Path, wanted: Sequence[str] = KINDS) -> Iterator[dict[str, Front]]:
-    """Those wanted, ready, on one Triton."""
+    """The gateways that are wanted, ready, on one Triton."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(served_mock_engine(engine, PERIOD, first=0.001, text=PLAIN))

@@ -16,7 +16,7 @@ from llmops.perf.lab.harness.servers import Valkey
 from llmops.perf.lab.peers.litellm import KEY, litellm
 
 ROUNDS = 3
-# it is slower: fewer of all
+# fewer of everything, because it is slower
 REQUESTS, STREAMS, CALM, CALM_REQUESTS = 150, 16, 4.0, 32
 
 

@@ -1,7 +1,7 @@
 """What a change costs on the hot path: `python -m llmops.perf.lab.benchmarks.by_turns ENGINE OTHER_LLMOPS`.
 
 OTHER_LLMOPS is the `llmops` program of another environment, with another version. Its gateway and this one serve the
-same load by turns, on one Triton with the mock engine; the ratio of each round counts, for machines are noisy.
+same load by turns, on one Triton with the mock engine; what counts is the ratio within a round: machines are noisy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(engine: Path, other: Path, rounds: int, streams: int, requests: int) ->
     with served_mock_engine(engine, PERIOD) as server:
         for turn in range(rounds):
             figures = {}
-            # who comes second finds the machine as the first one left it
+            # the second one finds the machine as the first one left it
             for program in (None, other) if turn % 2 else (other, None):
                 with gateway(server.address, program=program) as front:
                     figures[program] = measure(server, front, streams, requests)

@@ -1,6 +1,6 @@
-"""Checkpoints large enough that the memory of a build is the weights' and not the interpreter's.
+"""Checkpoints so large that a build's memory goes to the weights, not to the interpreter.
 
-Made in a process of its own: Linux counts the memory of a process's parent, at the fork, into its peak.
+Made in a separate process: Linux counts the memory of a process's parent at the fork into its peak.
 `python -m llmops.perf.lab.benchmarks.checkpoints OUTPUT [TOKENIZER]`: GGUF, or safetensors with a tokenizer folder.
 """
 

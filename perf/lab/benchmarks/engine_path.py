@@ -33,7 +33,7 @@ COMPARING = 0.9  # share of the part's time; the prefix cache takes the rest
 AIMS = {8: 1.1, 32: 1.5}
 BARE_AIM = 0.95
 
-# prompts that came before would be in the engine's prefix cache
+# prompts that were sent before would be in the engine's prefix cache
 _SEEDS = itertools.count(1)
 
 Measure = Callable[[int, int], float]  # (streams, requests) -> output tokens/s
@@ -86,8 +86,8 @@ def _tokens_per_second(url: str, via: str, streams: int, requests: int) -> float
 
 
 def compare(systems: dict[str, Measure], section: Section) -> None:
-    """Median tokens/s of each system; the systems take turns. Every figure stands after its first round, and each
-    measurement says how long the rest will take here."""
+    """Median tokens/s of each system; the systems take turns. Every figure is there after the first round, and each
+    measurement tells how long the rest will take on this machine."""
     plan = [WARM_UP, *[*STREAMS.items()] * ROUNDS]
     whole, done = len(systems) * sum(map(_work, plan)), 0.0
     rounds: dict[int, list[dict[str, float]]] = {streams: [] for streams, _ in plan}

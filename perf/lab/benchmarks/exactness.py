@@ -1,4 +1,4 @@
-"""Whether limits are exact: processes that ask for all they can get, of one machine and on one Valkey."""
+"""Whether limits are exact: processes that take all they can get, on one machine and on one Valkey."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _add(section: Section, who: str, told: list[tuple[int, float, float]]) -> No
 
 
 def _asked(processes: int, where: str) -> list[tuple[int, float, float]]:
-    """Of each process how many it got, when it began and when it ended."""
+    """How many each process got, when it began and when it ended."""
     command = [sys.executable, "-m", "llmops.perf.lab.benchmarks.exactness", where, str(ATTEMPTS // processes)]
     started = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
@@ -62,7 +62,7 @@ async def _ask(where: str, attempts: int) -> None:
     from llmops.gateway.callers.limits.embedded import Embedded
     from llmops.gateway.callers.limits.redis import Shared
 
-    # nobody may count for itself here: it would be counted as too much
+    # no process may fall back to counting by itself: that would show up as too much
     limiter: Limiter = Embedded(where, patience=30)
     if "://" in where:
         limiter = Shared(where, Embedded(":memory:"), patience=30)

@@ -1,4 +1,4 @@
-"""What the quality gate takes of memory for a model that it could not hold: a random Llama against itself, on the CPU.
+"""How much memory the quality gate takes for a model that it could not hold: a random Llama against itself, on the CPU.
 
     python -m llmops.perf.lab.benchmarks.gate_memory [--billion 1.5]
 

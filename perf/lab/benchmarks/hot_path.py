@@ -50,7 +50,7 @@ def streamed(url: str, triton_: Service, gateway_: Service, streams: int) -> tup
     """(CPU seconds of each side, tokens, the run) while `streams` answers run."""
     meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
     output = int((SETTLE + WINDOW + 1.0) / PERIOD)
-    # nothing of it is ever said; looking for it is part of what a gateway does
+    # a stop string that never occurs: looking for one is part of what a gateway does
     extra = {} if url.startswith("grpc://") else {"stop": STOPS}
     load = options(url, output=output, concurrency=streams, requests=streams, warmup=0, extra=extra)
     return run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
@@ -75,7 +75,7 @@ def added_latency(triton_: Service, gateway_: Service, section: Section, streams
     runs: dict[str, list[Document]] = {"gateway": [], "direct": []}
     for _ in range(rounds):
         for name, url in (("gateway", gateway_.address), ("direct", f"grpc://{triton_.address}")):
-            # staggered by an open loop: all at once would measure the queue in front of one Python thread
+            # an open loop staggers them: all at once would measure the queue in front of one Python thread
             load: dict[str, Any] = {"rate": streams / 2.0, "arrival": "poisson", "requests": max(64, streams * 4)}
             runs[name].append(run(url, output=int(2.0 / PERIOD), warmup=8, **load))
     ttft, itl = _pooled(runs, "ttft"), _pooled(runs, "itl")
@@ -121,7 +121,7 @@ def measure(engine: Path) -> Section:
             cpu_per_request(gateway_, section)
         with mock_engine(engine, PERIOD, transports=["request"]) as (triton_, gateway_):
             per_request_streams(triton_, gateway_, section)
-        # first tokens on a grid of 1 ms, so that waiting for the beat does not hide what the path adds
+        # first tokens on a grid of 1 ms, so that waiting for the clock does not hide what the path adds
         with mock_engine(engine, PERIOD, first=0.001, text=PLAIN) as (triton_, gateway_):
             added_latency(triton_, gateway_, section)
             added_latency(triton_, gateway_, section, streams=8, rounds=1)

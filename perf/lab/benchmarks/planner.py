@@ -1,4 +1,4 @@
-"""How right the planner is and how long it takes, as a section of docs/performance.md.
+"""How accurate the planner is and how long it takes, as a section of docs/performance.md.
 
 `python -m llmops.perf.lab.benchmarks.planner`; plan_accuracy prints the same row by row.
 """

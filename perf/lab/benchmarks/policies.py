@@ -1,7 +1,7 @@
 """What the fleet's policies cost and what they are good for, as a section of docs/performance.md.
 
-`python -m llmops.perf.lab.benchmarks.policies`. Times are the fastest of many runs, which is what a busy machine leaves
-of the truth; everything else is simulated and the same on every machine.
+`python -m llmops.perf.lab.benchmarks.policies`. Times are the fastest of many runs, which a busy machine disturbs
+least; everything else is simulated and the same on every machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TTFT, TPOT = 0.5, 0.05
 ENGINE = EngineSpec(EvenSteps(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
 # conversations of 5 turns with system prompts of 2,000 tokens
 TALK = Conversations(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
-# requests that do not go on when they are refused or late: what is asked for does not depend on what was answered
+# single requests, so that what is asked for does not depend on what was answered, refused or late
 ONCE = replace(TALK, turns=parse_lengths("1"), message=parse_lengths("lognormal:800,0.6"))
 # what 8 such replicas answer in time, about
 FULL = 38.0
@@ -72,7 +72,7 @@ def _times(section: Section) -> None:
 
 
 def _choice(block_tokens: int) -> float:
-    """Seconds of one, the mean of what each of 100 prompts takes at least."""
+    """Seconds of one: the mean over 100 prompts of the least that each takes."""
     rng = random.Random(1)
     views = [
         ReplicaView(f"10.0.0.{at}:8001", state="ready", running=rng.randrange(30), free_blocks=900, blocks=1000,
@@ -166,7 +166,7 @@ def _overload(section: Section) -> None:
 
 
 def _goodput(outcome: Outcome) -> float:
-    """Answers in time, per second in which requests came."""
+    """Answers in time, per second during which requests came."""
     last = max(job.arrived for job in outcome.jobs)
     return sum(map(_is_good, outcome.jobs)) / last
 
@@ -176,7 +176,7 @@ def _is_good(job: Job) -> bool:
 
 
 def _flood(section: Section) -> None:
-    """Of four tenants three ask for half of what their share would be, the other for ten times as much as each."""
+    """Three of four tenants ask for half of their share, the fourth for ten times as much as each of them."""
     alone = _fleet(replace(TALK, rate=FULL * 3 / 8, tenants=3))
     with_flood = _fleet(replace(TALK, rate=FULL * 13 / 8, tenants=4, flood=10.0))
     late = _late([job for job in with_flood.jobs if job.tenant != "tenant-0"])
@@ -193,7 +193,7 @@ def _late(jobs: list[Job]) -> float:
 
 
 class _Predicting(Fleet):
-    """Notes what would have been said of each request's first token when it came."""
+    """Notes, for each request that arrives, when its first token was predicted."""
 
     def __init__(self, spec: FleetSpec) -> None:
         super().__init__(spec)

@@ -29,7 +29,7 @@ RESULTS = Path(".cache/bench/quantisation")
 BEGIN, END = "<!-- recipes -->", "<!-- end of recipes -->"
 # so that a recipe that loses much is measured too; whether it meets the default limits is a column
 OPEN = ("--max-ppl-ratio", "1e9", "--min-top1", "0", "--max-mean-kl", "1e9")
-# all formats are measured with a cache of 16 bits; these with another
+# all formats are measured with a cache of 16 bits; these also with another
 WITH_KV_CACHE = ("pytorch/none/fp8", "tensorrt/none/int8", "tensorrt/fp8/fp8")
 HEADER = ("", "weights", "perplexity", "top-1", "mean KL", "worst token", "one weight", "wall", "CPU", "others", "peak",
           "limits")  # fmt: skip
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def within_limits(self) -> bool:
-        """Whether `llmops build` lets it through without being asked to."""
+        """Whether `llmops build` lets it through with its default limits."""
         try:
             _, form, kv_cache = split(self.recipe)
             Gates.from_options({}, form, kv_cache).check(Quality(**self.quality))
@@ -112,7 +112,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def write(page: Path, text: str) -> None:
-    """Put `text` between the two comments of the page. Raises ValueError where they are not."""
+    """Put `text` between the two comments of the page. Raises ValueError where they are missing."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:

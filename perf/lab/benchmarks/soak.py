@@ -21,7 +21,7 @@ REQUESTS = 100_000
 PERIOD = 0.002
 USERS = 64
 CANCELLED = 0.1  # share of the requests that leave midway
-# the memory of CPython's allocator moves by some MiB without any cause
+# the memory of CPython's allocator moves by a few MiB without a cause
 NOISE_MIB = 8.0
 
 
@@ -52,7 +52,7 @@ def soak(front: Service, section: Section, requests: int) -> None:
 
 
 def _memory(seen: list[tuple[int, int]], section: Section) -> None:
-    """What the second half added, at its slope: caches fill in the first."""
+    """What the second half added, by its slope: caches fill up in the first half."""
     half = seen[len(seen) // 2 :]
     slope = _slope(half)
     section.add("gateway memory at the end", seen[-1][1] / 2**20, "MiB")

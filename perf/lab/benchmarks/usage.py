@@ -1,7 +1,7 @@
-"""What it costs to write down what was used: `python -m llmops.perf.lab.benchmarks.usage`.
+"""What it costs to record usage: `python -m llmops.perf.lab.benchmarks.usage`.
 
 In one process, without a gateway around it: CPU is this process's own. The databases are on memory disks where there is
-room, so that the disk is no part of it.
+room, so that the disk does not count.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def _ledger(url: str, name: str, section: Section, server: Callable[[], fl
 
 
 async def _kafka_away(folder: Path, section: Section, count: int) -> None:
-    """As many events as ten minutes have, as fast as they can be made; then the broker comes."""
+    """The events of ten minutes, as fast as they can be made; then the broker comes up."""
     meter, context = _meter(folder / "gw-2"), RequestContext("req_1", caller=ANN)
     broker = Broker()
     kafka, url = KafkaSettings(servers=f"127.0.0.1:{broker.port}"), f"sqlite:///{folder}/away.db"
@@ -119,7 +119,7 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     shipper = Shipper(meter.journal, sink)
     async with _going(shipper.run()):
         await _make(meter, context, shipper, count // 100)
-        # with the client that tries to reach it, and its threads
+        # the client that tries to reach it, and its threads, included
         while not shipper.trouble:
             await asyncio.sleep(0.05)
         before = _resident()

@@ -124,7 +124,7 @@ async def _fill(url: str, rows: int, section: Section) -> list[str]:
 
 
 async def _without_indexes(connection: asyncpg.Connection) -> list[str]:
-    """Drops those of the records, which are made again sooner than they are kept up; what makes them."""
+    """Drop the records' indexes, which are rebuilt faster than kept up; returns the statements that rebuild them."""
     rows = await connection.fetch("SELECT * FROM pg_indexes WHERE tablename = 'usage_records' AND indexname ~ '^idx'")
     for row in rows:
         await connection.execute(f"DROP INDEX {row['indexname']}")
@@ -149,7 +149,7 @@ def _ask(section: Section, name: str, url: str, secrets: list[str], pid: int) ->
     dice, took = random.Random(1), []
     with httpx.Client(timeout=60) as client:
         for secret in secrets:
-            # each key is looked up once, and then remembered
+            # each key is looked up once and then cached
             client.get(url, headers={"authorization": f"Bearer {secret}"}).raise_for_status()
         before = cpu_seconds([pid])
         for _ in range(ASKED):

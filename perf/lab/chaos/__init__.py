@@ -1,1 +1,4 @@
-"""Usage under fire: requests while everything that carries their bill is killed, and then the books are checked."""
+"""Usage under fire: requests while everything that carries their bill is killed; then the books are checked.
+
+Replicas that are killed under their streams are in `kills/`.
+"""

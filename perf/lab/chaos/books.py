@@ -1,4 +1,4 @@
-"""The books against what the clients know: what is wrong, in words; nothing is what there should be."""
+"""The books against what the clients know: yields what is wrong, in words; nothing if all is right."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _requests(asked: Sequence[Asked], rows: Sequence[Row]) -> Iterator[str]:
     unseen = [row for row in rows if row["request_id"] not in known]
     lost = sum(one.lost for one in asked)
     if len(unseen) > lost:
-        yield f"{len(unseen)} rows of requests that nobody knows, where {lost} were lost before anything came"
+        yield f"{len(unseen)} rows of requests that no client knows; only {lost} were lost before anything came"
     for row in unseen:
         if row["finish_reason"] not in ("gateway_lost", "cancelled", "engine_lost", "length"):
-            yield f"{row['request_id']} ended with {row['finish_reason']}, and nobody had it"
+            yield f"{row['request_id']} ended with {row['finish_reason']}, but no client got that answer"
 
 
 def _billed(one: Asked, row: Row) -> Iterator[str]:

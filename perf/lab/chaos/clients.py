@@ -1,4 +1,4 @@
-"""Those who ask: what each was promised, and what it has got."""
+"""The clients: what each was promised, and what it got."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 60.0
 class Asked:
     """One request. `tokens` is how many its answer has; `got`: events with text that came, `prompt` and `completion`:
     the usage that its last event told. `answer_id` is empty where nothing of an answer came; `lost`: how often it was
-    tried where a gateway went before there was one.
+    tried and its gateway went before there was one.
     """
 
     tokens: int
@@ -37,7 +37,7 @@ class Asked:
 async def ask_all(
     urls: Sequence[str], keys: Sequence[str], model: str, requests: int, at_once: int, dice: random.Random
 ) -> list[Asked]:
-    """A tenth of them leaves midway. Whoever is refused tries again; whoever loses its gateway then does not."""
+    """A tenth of them leave midway. One that is refused tries again; one that loses its gateway midway does not."""
     asked = [_plan(dice) for _ in range(requests)]
     waiting = iter(asked)
     async with httpx.AsyncClient(timeout=PATIENCE, limits=httpx.Limits(max_connections=None)) as client:

@@ -1,4 +1,4 @@
-"""One run: load in a thread, death in the other, then the books."""
+"""One run: load in one thread, kills in the other, then the books."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmops.store.open import open_store
 from llmops.store.tables import gateways, usage_records
 from llmops.store.usage import UsageFilter, gaps, sum_usage
 
-# of what is on its way when the last request is over; go-back-N may have to wait a few times
+# for what is still on its way after the last request; go-back-N may have to wait a few times
 ARRIVAL_SECONDS = 300.0
 
 
@@ -52,9 +52,9 @@ class Result:
 def chaos(
     triton: str, model: str, requests: int, at_once: int = 48, pauses: tuple[float, float] = (2.0, 8.0), seed: int = 0
 ) -> Result:
-    """`pauses`: the shortest and the longest between two deaths, in seconds.
+    """`pauses`: the shortest and the longest between two kills, in seconds.
 
-    Raises ServerError when something does not come up again, or usage does not arrive."""
+    Raises ServerError when something does not come up again, or when usage does not arrive."""
     dice, asked = random.Random(seed), []
     stage = Stage(triton, model)
     try:
@@ -66,7 +66,7 @@ def chaos(
             )
         )
         clients.start()
-        # processes end with the thread that started them: it is this one
+        # processes end with the thread that started them, so they are started here
         stage.torment(lambda: not clients.is_alive(), dice, pauses)
         clients.join()
         seconds, over = time.monotonic() - began, time.monotonic()
@@ -80,7 +80,7 @@ def chaos(
 
 
 async def _arrived(stage: Stage, asked: list[Asked]) -> None:
-    """Until nothing has come for a while and the gateways know of nothing on its way."""
+    """Wait until nothing has come for a while and the gateways have nothing on its way."""
     deadline, quiet, last = time.monotonic() + ARRIVAL_SECONDS, 0, -1
     async with await open_store(stage.postgres.url) as store:
         while quiet < 4:
@@ -95,7 +95,7 @@ async def _arrived(stage: Stage, asked: list[Asked]) -> None:
 
 
 def _left(stage: Stage) -> bool:
-    """Journals of gateways that died and that nobody has taken up yet."""
+    """Journals of dead gateways that nobody has taken over yet."""
     return len(list((stage.folder / "usage").glob("*/gw-*"))) > len(stage.gateways)
 
 

@@ -25,7 +25,7 @@ from llmops.perf.lab.harness.servers import Broker, Postgres, Server, Valkey, fr
 # micro-dollars per million tokens
 INPUT, CACHED, OUTPUT = 600_000, 300_000, 900_000
 READY_SECONDS = 120.0
-# seconds until what died is started again
+# seconds until what was killed is started again
 DEAD = (0.1, 1.5)
 
 
@@ -58,7 +58,7 @@ class Program:
             self._process.wait()
 
     def stop(self) -> None:
-        """As SIGTERM does it."""
+        """With SIGTERM."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -106,7 +106,7 @@ class Stage:
     def torment(self, over: Callable[[], bool], dice: random.Random, pauses: tuple[float, float]) -> None:
         """Kill all of them, one at a time, round after round until it is `over`; they are alive afterwards.
 
-        Of the gateways one at least serves.
+        At least one of the gateways always serves.
         """
         victims: dict[str, Sequence[Program | Server]] = {
             "gateway": self.gateways,
@@ -136,7 +136,7 @@ class Stage:
         """The age of the oldest event that the ledger lacks, as the gateways have it."""
         pages = [program.page("/metrics", self.keys[0]) or "" for program in self.gateways]
         lines = [line for page in pages for line in page.splitlines() if line.startswith("llmops_usage_lag_seconds")]
-        # a gateway that cannot say knows of something
+        # a gateway that does not answer may have something
         return max(float(line.rpartition(" ")[2]) for line in lines) if len(lines) == len(pages) else math.inf
 
     def close(self) -> None:

@@ -3,9 +3,9 @@
     python -m llmops.perf.lab.engine.study int8=ENGINE int4=ENGINE2 int8,INFERENCE_PRECISION_HINT=f32=ENGINE \\
         --gguf MODEL.gguf
 
-Contenders take turns within each round, so that a ratio compares neighbours in time. What other processes took of the
-machine is printed with each round: where it is much, the rates mean little. Prompts are random tokens; nothing is
-streamed from llama.cpp, which costs it least. An engine is an engine folder, or a folder with openvino_model.xml.
+Contenders take turns within each round, so that a ratio compares neighbours in time. How much of the machine other
+processes took is printed with each round: where it is much, the rates mean little. Prompts are random tokens; nothing
+is streamed from llama.cpp, which costs it least. An engine is an engine folder, or a folder with openvino_model.xml.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _value(text: str) -> Any:
 def _rounds(contenders: list[Contender], streams: list[int], rounds: int, output: int) -> Iterator[list[Sample]]:
     """The samples of one round after the other."""
     for contender in contenders:
-        contender.run(2, 4)  # kernels are chosen, and memory touched, by the first batch
+        contender.run(2, 4)  # the first batch chooses kernels and touches memory
     for _ in range(rounds):
         yield [measure(contender, count, output) for count in streams for contender in contenders]
 

@@ -60,7 +60,7 @@ class Worker:
     def _submit(self, prompt: np.ndarray[Any, Any], outputs: int) -> Any:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.do_sample, config.ignore_eos = outputs, False, True
-        config.set_eos_token_id(0)  # the pipeline wants one even where it is ignored
+        config.set_eos_token_id(0)  # the pipeline needs one even where it is ignored
         self.requests += 1
         return self.pipeline.add_request(self.requests, ov.Tensor(prompt), config)
 

@@ -1,6 +1,6 @@
 """Hostile and mutated requests against a running gateway: python -m llmops.perf.lab.fuzz URL --model NAME.
 
-A family of requests is one module of `families/` with a function `cases(target, chance)`; it is found by being there.
+A family of requests is one module of `families/` with a function `cases(target, chance)`; new modules are discovered.
 """
 
 from llmops.perf.lab.fuzz.base import Case, Family, Target

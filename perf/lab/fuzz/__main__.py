@@ -48,7 +48,7 @@ def main(
     failed = False
     for family, share in _shares(count, hostile, families).items():
         cases = some(family, Target(model, embedding_model), share, seed)
-        # the first bodies fill caches, and the allocator's pools, which stay
+        # the first bodies fill caches and the allocator's pools, which are not given back
         asyncio.run(_fuzz(url, some(family, Target(model, embedding_model), min(share, WARM_UP), seed + 1)))
         before = memory_of(url, pid)
         with HealthWatch(url) as watch:
@@ -80,7 +80,7 @@ def _growth(before: float | None, after: float | None) -> float | None:
 
 
 def _told(family: str, count: int, findings: Findings, lag: float, growth: float | None) -> bool:
-    """Print what was found; whether something was wrong."""
+    """Print what was found; True if something was wrong."""
     statuses = ", ".join(f"{n} x {status}" for status, n in sorted(findings.statuses.items()))
     memory = "memory unknown (name the gateway's --pid)" if growth is None else f"memory {growth:+.0f} MiB"
     statuses += f", {findings.left} left after {PATIENCE:g} s" if findings.left else ""

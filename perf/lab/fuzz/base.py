@@ -13,7 +13,7 @@ import httpx
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to ask for."""
+    """The model to ask for."""
 
     model: str
     embedding_model: str = "minilm"
@@ -21,7 +21,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """One request. `refusals`: statuses of 500 and more that answer it rightly. A subclass may send it its own way."""
+    """One request. `refusals`: statuses from 500 that are right for it. A subclass may send it in its own way."""
 
     path: str
     body: bytes

@@ -20,7 +20,7 @@ PATIENCE = 30.0  # seconds, after which a client leaves
 
 @dataclass
 class Findings:
-    """What came back: how many of each status, and what must not be; `left`: answers that were not waited for."""
+    """What came back: how many of each status, and the violations; `left`: answers that were not waited for."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     left: int = 0
@@ -43,7 +43,7 @@ async def fuzz(client: httpx.AsyncClient, cases: Iterable[Case], parallel: int =
     await asyncio.gather(*(work() for _ in range(parallel)))
     alive = await client.get("/health/live")
     if alive.status_code != 200:
-        findings.violations.append(f"the gateway does not live: {alive.status_code}")
+        findings.violations.append(f"the gateway is not alive: {alive.status_code}")
     return findings
 
 
@@ -51,7 +51,7 @@ async def _send(client: httpx.AsyncClient, case: Case, findings: Findings) -> No
     try:
         answer = await asyncio.wait_for(case.send(client), PATIENCE)
     except asyncio.TimeoutError:
-        # a body without a limit is right, and answered for minutes; that the gateway lives is looked at meanwhile
+        # a body without a token limit is valid and its answer takes minutes; meanwhile the gateway is checked
         findings.left += 1
         return
     except httpx.HTTPError as error:

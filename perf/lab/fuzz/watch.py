@@ -15,10 +15,10 @@ _PAUSE = 0.02
 
 
 class HealthWatch:
-    """Asks for /health/live from a process of its own, where the fuzzer's own work holds nothing up.
+    """Asks for /health/live from a separate process, which the fuzzer's own work does not hold up.
 
-    Afterwards `worst` is the longest that an answer took (s), and `problems` counts the answers that were none, or not
-    200. `asked` is set once it has asked for the first time.
+    Afterwards `worst` is the longest that an answer took (s), and `problems` counts what was not answered, or not
+    with 200. `asked` is set once it has asked for the first time.
     """
 
     def __init__(self, url: str) -> None:

@@ -15,8 +15,8 @@ _kept: Path | None = None
 
 
 def keep(path: Path) -> None:
-    """From now on this process writes its section to `path` after every figure, so that one that is ended has not
-    measured for nothing."""
+    """From now on this process writes its section to `path` after every figure, so that its figures survive if it is
+    ended."""
     global _kept
     _kept = path
 
@@ -63,7 +63,7 @@ class Section:
         print(f"  {self.seconds:.0f} s; others used {self.others:.2f} cores meanwhile", flush=True)
 
     def progress(self, done: float) -> None:
-        """Say which share of the work is done: how long this machine will need follows from it."""
+        """Say which share of the work is done, which tells how long this machine will need."""
         self.done = done
         self._keep()
 
@@ -80,7 +80,7 @@ class Section:
     def add(
         self, name: str, value: float, unit: str, target: float | None = None, at: Literal["most", "least"] = "most"
     ) -> None:
-        """A figure; one of the same name, from fewer rounds, gives way."""
+        """A figure; it replaces one of the same name, which came from fewer rounds."""
         figure = Figure(name, value, unit, target, at)
         names = [earlier.name for earlier in self.figures]
         if name in names:
@@ -96,7 +96,7 @@ class Section:
         print(f"  {text}", flush=True)
 
     def lack(self, text: str) -> None:
-        """What did not run, and why: a sentence that nobody may overlook."""
+        """What did not run, and why: a sentence that nobody should miss."""
         self.lacks.append(text)
         print(f"  {text}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Loads of the benchmark scripts: `bench` with fewer words."""
+"""Loads of the benchmark scripts: `llmops bench` in fewer words."""
 
 from __future__ import annotations
 

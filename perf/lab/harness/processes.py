@@ -51,7 +51,7 @@ def _cpu(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of a set of processes at one moment. `memory` in bytes: what is theirs alone (private pages)."""
+    """What a set of processes uses at one moment. `memory` in bytes: private pages only."""
 
     memory: int
     threads: int
@@ -59,7 +59,7 @@ class Footprint:
 
 
 def footprint(pids: list[int]) -> Footprint:
-    """Sum over `pids`; those that have ended count as nothing."""
+    """Sum over `pids`; those that have ended do not count."""
     memory = threads = files = 0
     for pid in pids:
         try:
@@ -95,11 +95,11 @@ def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, f
 class Others:
     """CPU that processes outside this one's tree use: `others.cores()` is the mean since it was made.
 
-    Timings taken while others work mean little; a report says how much that was.
+    Timings taken while others work mean little; a report says how much others worked.
     """
 
     def __init__(self) -> None:
-        # what Triton's stubs used would count as others' once they have lost their parent: they become our children
+        # orphans become our children: Triton's stubs would otherwise count as others once their parent has ended
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._busy, self._own, self._wall = _busy_seconds(), _tree_seconds(), time.perf_counter()
 

@@ -1,6 +1,6 @@
 """Real servers from wheels that can be killed and started again: PostgreSQL, a Kafka-protocol broker, Valkey.
 
-The broker (Tansu) keeps all in memory: killed, it has lost what it acknowledged, topics too.
+The broker (Tansu) keeps everything in memory: when it is killed it loses what it acknowledged, topics included.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Server:
         return self._process.pid
 
     def kill(self) -> None:
-        """`kill -9`, and it is gone."""
+        """Send SIGKILL and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -146,7 +146,7 @@ class Postgres(Server):
         return [program, "-D", f"{folder}/data", "-h", "127.0.0.1", "-p", str(self.port), "-k", folder, *options]
 
     def answers(self) -> bool:
-        """It takes connections before it serves them: its own file says when it does."""
+        """It takes connections before it serves them; a file of its own says when it is ready."""
         try:
             told = (self.folder / "data" / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -154,7 +154,7 @@ class Postgres(Server):
         return told[0] == str(self.pid) and told[-1].strip() == "ready"
 
     def tied(self) -> list[str]:
-        # a change of the user undoes the tie
+        # changing the user clears the parent-death signal
         return _as_nobody(self.command())
 
 

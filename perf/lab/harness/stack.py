@@ -1,4 +1,4 @@
-"""The stack under test as processes of its own: the real Triton on a repository, and the gateway in front of it."""
+"""The stack under test as separate processes: the real Triton on a repository, and the gateway in front of it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""What clients see of a replica that is killed, stopped or restarted under their streams."""
+"""What clients see of a replica that is killed, stopped or restarted under their streams.
+
+What becomes of their bills when everything else is killed is in `chaos/`.
+"""

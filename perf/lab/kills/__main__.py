@@ -1,7 +1,7 @@
 """Kills of replicas under streams, on the real Triton: `python -m llmops.perf.lab.kills ENGINE`.
 
-With the mock engine (64 streams, exact) or with the engine in ENGINE itself (`--real`): a text is held against that of
-the same question while nothing was wrong.
+With the mock engine (64 streams, exact) or with the engine in ENGINE itself (`--real`): each text is compared with the
+answer to the same question from before the faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCKS = 8192
 
 
 def repositories(engine: Path, folder: Path, real: bool, count: int = 2) -> tuple[list[Path], str]:
-    """As many equal repositories, and the name of the model in them."""
+    """So many identical repositories, and the name of the model in them."""
     paths = [folder / f"replica-{at}" for at in range(count)]
     for path in paths:
         if real:
@@ -38,7 +38,7 @@ def repositories(engine: Path, folder: Path, real: bool, count: int = 2) -> tupl
 
 
 def questions(model: str, streams: int, tokens: int) -> list[Question]:
-    """All different, so that an answer that goes to another client is noticed."""
+    """All different, so that an answer that goes to the wrong client is noticed."""
     return [Question(model, f"Story number {at}, told slowly. Once upon a time", tokens) for at in range(streams)]
 
 

@@ -44,7 +44,7 @@ class Replica:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def tell(self, number: signal.Signals) -> None:
-        """To Triton, the models' processes, and what started them, all at once: as when a node is lost."""
+        """Signal Triton, the models' processes and what started them, all at once, as when a node is lost."""
         assert self._process is not None
         for pid in descendants(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -55,7 +55,7 @@ class Replica:
         self.wait()
 
     def drain(self) -> None:
-        """As systemd and Kubernetes end it: SIGTERM to what started it."""
+        """End it as systemd and Kubernetes do: SIGTERM to what started it."""
         assert self._process is not None
         self._process.terminate()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from llmops.perf.lab.kills.replicas import Pair, Replica
 from llmops.perf.lab.kills.streams import Load, Question, Told
 
-# a fault comes at any time within so many seconds after all streams have begun
+# a fault comes at a random time within so many seconds after all streams have begun
 SPREAD = 1.0
 
 
@@ -63,7 +63,7 @@ async def stopped(pair: Pair, replica: Replica, seen: Seen, load: Load) -> None:
 
 
 async def restarted(pair: Pair, replica: Replica, seen: Seen, load: Load) -> None:
-    """SIGTERM, the end of what drains, and a new start."""
+    """SIGTERM, wait until it has drained, and start it anew."""
     begun = time.perf_counter()
     replica.drain()
     status = await asyncio.to_thread(replica.wait)

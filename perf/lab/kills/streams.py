@@ -1,4 +1,4 @@
-"""Streams that never cease, and what was wrong with each: its text, its usage, how long it stood still."""
+"""Streams without a pause between them, and what was wrong with each: its text, its usage, how long it stood still."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Told:
 
 
 async def ask(client: httpx.AsyncClient, url: str, question: Question, told: Told | None = None) -> Told:
-    """One streamed completion; `told` shows meanwhile how far it is."""
+    """One streamed completion; `told` shows how far it has come."""
     told = told if told is not None else Told()
     data = bytearray()
     try:
@@ -105,7 +105,7 @@ class Load:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """What runs comes to its end."""
+        """Let what is running come to its end."""
         self._over = True
         await asyncio.gather(*self._tasks)
         await self._client.aclose()
@@ -116,13 +116,13 @@ class Load:
             self.ended.append((question, await ask(self._client, self._url, question, told)))
 
     async def renewed(self) -> None:
-        """Until every stream of this moment has ended."""
+        """Wait until every stream of this moment has ended."""
         now = dict(self._running)
         while any(self._running[at] is told for at, told in now.items()):
             await asyncio.sleep(0.01)
 
     async def in_flight(self) -> None:
-        """Until every stream has begun and made something."""
+        """Wait until every stream has begun and produced something."""
         begun = dict(self._running)
         while len(self._running) < len(self._questions) or any(
             self._running[at] is told and not told.times for at, told in begun.items()

@@ -24,7 +24,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 LENGTHS = (1, 512, 2048, 8192, 32768)
 CHUNKS = (1, 64, 256, 512, 1024, 2048, 4096, 8192)
 PREFIXES = (0, 1024, 4096, 16384)
-# what reading prompts adds hardly depends on who decodes beside it: taken with this many of so many tokens
+# what reading prompts adds hardly depends on what decodes beside it: taken with so many sequences of that length
 BESIDE = (32, 2048)
 
 

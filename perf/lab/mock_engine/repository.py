@@ -23,7 +23,7 @@ TEXT = (
 )
 # one token, one message: for latencies, which tokens that share a character would blur
 PLAIN = " the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
-# what takes the place of the engine model's own files
+# these replace files of the engine model
 MODEL_FILES = Path(__file__).parent / "llmops_engine"
 
 
@@ -72,7 +72,7 @@ def make_mock_engine(
 
     `period` and `first` in seconds, see MockRuntime; `transports` as in the card, all that there are by default;
     the tokens of `text` come over and over. `paged`: with a KV cache, at its own pace, and the tokens in no order.
-    `faults`: where `command_faults` says what is to be wrong with the engine.
+    `faults`: the file in which `command_faults` says what is wrong with the engine.
     """
     manifest = EngineManifest.load(engine)
     batch, length = max_batch_size, 262_144
@@ -105,9 +105,9 @@ def _token_ids(tokenizer: Path, text: str) -> list[int]:
 @click.argument("engine", type=click.Path(path_type=Path, exists=True))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 @click.option("--period-ms", default=20.0, show_default=True, help="Between two tokens of a stream.")
-@click.option("--first-ms", default=0.0, show_default=True, help="Grid of first tokens; 0: they wait for the beat.")
+@click.option("--first-ms", default=0.0, show_default=True, help="Grid of first tokens; 0: they wait for the tick.")
 @click.option("--planned", "plan", metavar="MODEL:GPU", help="With a KV cache, as `llmops plan` has that model.")
-@click.option("--faults", type=click.Path(path_type=Path), help="JSON file that says what is to be wrong, when it is.")
+@click.option("--faults", type=click.Path(path_type=Path), help="JSON file that says what is wrong with the engine.")
 def main(engine: Path, output: Path, period_ms: float, first_ms: float, plan: str | None, faults: Path | None) -> None:
     """Repository of the model `mock`, with the tokenizer of ENGINE; serve it with `llmops serve`."""
     model, _, gpu = (plan or "").rpartition(":")

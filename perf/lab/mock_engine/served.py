@@ -21,7 +21,7 @@ def mock_engine(engine: Path, period: float, **options: Any) -> Iterator[tuple[S
 
 @contextlib.contextmanager
 def served_mock_engine(engine: Path, period: float, **options: Any) -> Iterator[Service]:
-    """Triton alone, for a gateway that is started otherwise."""
+    """Triton alone, for a gateway that is started in another way."""
     with tempfile.TemporaryDirectory() as folder:
         repository = make_mock_engine(engine, Path(folder, "repository"), period, **options)
         with triton(repository) as server:

@@ -13,7 +13,7 @@ from llmops.perf.lab.mutation.mutants import Mutant, every, sample
 from llmops.perf.lab.mutation.settings import ROOT, Settings, read_settings
 from llmops.perf.lab.mutation.trial import prepare, start
 
-# seconds of CPU: of the tests as they are, at most; a mutant has five times what they took
+# seconds of CPU that the tests may take as they are; a mutant has five times what they took
 LONGEST = 120.0
 
 

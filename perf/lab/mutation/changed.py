@@ -1,4 +1,4 @@
-"""A module with a fault in the place of the one in its file: in this process, and in every Python that it starts."""
+"""Imports a module with a fault instead of the one in its file: in this process, and in every Python that it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VARIABLE = "LLMOPS_FAULT"
 
 
 class Changed(SourceFileLoader):
-    """The mutant's source in the place of its file's, and the finder that gives it out."""
+    """The loader of the mutant's source, and the finder that returns it."""
 
     def __init__(self, file: str, source: str) -> None:
         folders = Path(file).with_suffix("").parts

@@ -16,7 +16,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-# `is` in the place of `==`, or anything but `is not` in the place of `is`: linters and TypeErrors find those.
+# `is` instead of `==`, or anything but `is not` instead of `is`: linters and TypeErrors find those.
 # The last two need to be told which variable.
 LEFT_OUT = re.compile(r"(?<!Is)_Is(Not)?$|_Is_(?!IsNot)|_IsNot_(?!Is$)|Variable(Replacer|Inserter)$")
 

@@ -1,4 +1,4 @@
-"""tests/mutation.yaml: which modules, their tests, and the faults that are none."""
+"""tests/mutation.yaml: which modules, their tests, and the faults that change nothing."""
 
 from __future__ import annotations
 

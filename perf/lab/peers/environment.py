@@ -24,14 +24,14 @@ _LITELLM = """
 # arguments of `pip install`, call by call
 WHEELS: dict[str, list[list[str]]] = {
     "llamacpp": [["--no-deps", "xllamacpp==2026.10.11549"]],
-    # without --no-deps pip would want a wheel that is not on the public registry
+    # without --no-deps pip looks for a wheel that is not on the public registry
     "dynamo": [
         ["--no-deps", "ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1"],
         ["aiohttp", "msgspec", "prometheus-client", "pyzmq", "transformers>=4.56,<5.6", "zstandard", "redis<9"],
         ["uvloop"],
     ],
     "aiperf": [["aiperf==0.13.0"]],
-    # without --no-deps pip would want a certifi and extras that are not on every registry; what clouds need is left out
+    # without --no-deps pip looks for a certifi and extras that are not on every registry; what clouds need is left out
     "litellm": [
         ["--no-deps", "litellm==1.109.1", "litellm-enterprise==0.1.82"],
         _LITELLM.split(),
@@ -51,7 +51,7 @@ def peer_python(name: str) -> Path:
     python, done = folder / "bin" / "python", folder / ".installed"
     if not done.is_file():
         print(f"  installing {name} into {folder} …", flush=True)
-        shutil.rmtree(folder, ignore_errors=True)  # half of an earlier attempt
+        shutil.rmtree(folder, ignore_errors=True)  # the remains of an earlier attempt
         _run([sys.executable, "-m", "venv", str(folder)], name)
         for step in WHEELS[name]:
             _run([str(python), "-m", "pip", "install", "-q", "--no-compile", *step], name)

@@ -1,6 +1,6 @@
 """Triton's engine model straight over gRPC, without a gateway: `python -m llmops.perf.lab.peers.grpc_client ENGINE`.
 
-One ModelStreamInfer call per request, as Triton's own clients do it; what the gateway's figures are held against.
+One ModelStreamInfer call per request, as Triton's own clients do it: the gateway's figures are compared with these.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from llmops.perf.lab.peers.environment import peer_python
 # requests and tokens per minute
 MANY = 1_000_000_000
 KEY = "sk-bench"
-# it refuses a weak one; nobody uses it
+# it refuses a weak key; nobody uses this one
 _MASTER = "sk-0b6c3f5e9a7d48219c"
 _AUTH = f"""
 from litellm.proxy._types import UserAPIKeyAuth

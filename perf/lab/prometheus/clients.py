@@ -37,7 +37,7 @@ class _Client(threading.Thread):
             try:
                 self._ask(asked)
             except (OSError, http.client.HTTPException):
-                # a server that is away is what some of this is about
+                # some faults take the server away
                 continue
 
     def _ask(self, asked: int) -> None:

@@ -26,7 +26,7 @@ CLIENTS, BLOCKS = 6, 4096
 STEP, READ, SLOW = 0.005, 1e-6, 250.0
 SECONDS = 90.0
 SERVER_LOST = "GpuNodeFailure"
-# all that is there while Triton runs
+# the alerts that fire while Triton runs
 PLANTED = {
     "LlmGoodputDrop",
     "LlmTtftSpike",
@@ -63,7 +63,7 @@ class Watched:
 
     def plant(self) -> None:
         """A slow engine whose cache is full, clients that leave, prompts that share nothing, a worse model, and a
-        ledger that stands still; until all that is to fire does."""
+        ledger that stands still; until every expected alert fires."""
         self.habits.alike, self.habits.leaving = False, True
         used = {"kv_blocks_used": round(0.97 * BLOCKS)}
         command_faults(self.faults, slow=SLOW, lie=used)

@@ -55,7 +55,7 @@ class Prometheus:
         return {alert["labels"]["alertname"] for alert in self._get("alerts")["alerts"] if alert["state"] == "firing"}
 
     def wait(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
-        """Raises ServerError unless it comes true in time."""
+        """Raises ServerError if it does not come true in time."""
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:

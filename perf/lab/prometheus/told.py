@@ -1,5 +1,5 @@
-"""Metrics that no process of the stack has: those of evaluations, which a file gives to the node exporter, and of a
-ledger. One HTTP server says what it was told to."""
+"""Metrics that no process of the stack has: those of evaluations, which the node exporter reads from a file, and of a
+ledger. One HTTP server serves whatever it is given."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def main(engine: Path, output: Path, only: tuple[str, ...], child: str | None) -
     _prepare(engine, {part.peer for part in chosen if part.peer})
     deadline = time.monotonic() + (sum(part.seconds for part in chosen) if only else WHOLE_SECONDS)
     for part in chosen:
-        # a part that this machine needs longer for takes no time from the others
+        # a part that takes longer on this machine takes no time from the others
         deadline += max(0.0, _run(part, engine, deadline) - part.seconds)
         output.write_text(page(list(known.values())), "utf-8")
     print(f"Wrote {output}")

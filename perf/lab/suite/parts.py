@@ -10,7 +10,7 @@ from llmops.build.checkpoint.bundled import bundled_path
 from llmops.errors import MissingDependencyError
 from llmops.perf.lab.harness.figures import Section
 
-# of the 100,000 that the part of its own does; the suite has to end in a quarter of an hour
+# of the 100,000 that the part alone sends; the suite has to end in a quarter of an hour
 SOAK_SLICE = 30_000
 
 

@@ -8,7 +8,7 @@ from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.suite.parts import Part
 
 FOLDER = Path(".cache/bench/results")
-# over the time that a part's own pace says it needs, and the most times its limit that it gets
+# what a part gets: so much more than its own pace says it needs, at most so many times its limit
 SLACK, MOST = 1.5, 5.0
 
 

@@ -1,4 +1,7 @@
-"""The conformance suite of docs/contract.md, for any engine model: ours or NVIDIA's."""
+"""The conformance suite of docs/contract.md, for any engine model: ours or NVIDIA's.
+
+Whether answers are good or fast belongs to the other parts of `verify/`.
+"""
 
 from llmops.perf.verify.base import Check
 from llmops.perf.verify.contract import endings, guided, leaving, outputs, refusals, sampling, steps

@@ -1,1 +1,4 @@
-"""The detokenizer model's own code. Runs inside Triton: imports numpy and tokenizers only."""
+"""The detokenizer model's own code. Runs inside Triton: imports numpy, tokenizers and the tensor contract only.
+
+The gateway detokenises by itself: `gateway/text/`.
+"""

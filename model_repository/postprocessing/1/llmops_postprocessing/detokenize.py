@@ -1,6 +1,6 @@
 """Token ids -> the text they add, as a pure function of the last tokens.
 
-Without state it does not matter how the responses of many requests interleave, and nothing is left of a cancelled one.
+Without state the responses of many requests may interleave in any way, and a cancelled one leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ INCOMPLETE = "\ufffd"
 def added_text(decode: Decode, context: Sequence[int], ids: Sequence[int], finished: bool) -> str:
     """What `ids` add to the text of `context` (the tokens just before; all of them, or enough to hold a character).
 
-    Text is given out up to the last token after which it is complete; the rest comes with a later call, or, when
-    `finished`, now. The concatenation over all calls is what decoding all tokens at once gives.
+    Returns the text up to the last token that completes a character; the rest comes with a later call, or now if
+    `finished`. The concatenation over all calls is what decoding all tokens at once gives.
     """
     tokens = [*context, *ids]
     start, before = _last_complete(decode, tokens, len(context), 0)

@@ -1,1 +1,4 @@
-"""The tokenizer model's own code. Runs inside Triton: imports numpy and tokenizers only."""
+"""The tokenizer model's own code. Runs inside Triton: imports numpy, tokenizers and the tensor contract only.
+
+The gateway tokenises by itself: `gateway/text/`.
+"""

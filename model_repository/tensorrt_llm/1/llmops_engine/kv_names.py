@@ -1,8 +1,8 @@
-"""TensorRT-LLM's KV-cache events in the names that gateways know (llmops_blocks).
+"""TensorRT-LLM's KV-cache events, with the block names that gateways know (llmops_blocks).
 
-Its own hashes mean nothing outside of it, but what it stored it says with its tokens and the block before. Of a first
-block it does not say whose it is: salt and adapter are in the hash alone. So first blocks are taken for those of the
-requests that sent them, in their order. Source: NVIDIA/TensorRT-LLM `tensorrt_llm/_utils.py`, KVCacheEventSerializer.
+The library's own hashes mean nothing outside of it, but each block that it stores comes with its tokens and the block
+before. It does not say whose a first block is: salt and adapter are in the hash alone. So first blocks are matched with
+the requests that sent them, in order. Source: NVIDIA/TensorRT-LLM `tensorrt_llm/_utils.py`, KVCacheEventSerializer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_FIRST = 4096
 
 
 class KvNames:
-    """Keeps the name of each block that the library says it has."""
+    """Keeps the name of each block that the library has reported."""
 
     def __init__(self, tokens_per_block: int) -> None:
         self._size = tokens_per_block
@@ -32,7 +32,7 @@ class KvNames:
         self._window: int | None = None
 
     def asked(self, ids: np.ndarray, cache_salt: int, adapter: int) -> None:
-        """A request came, whose first block will be stored unless it is there."""
+        """A request arrived, whose first block will be stored unless it is there already."""
         first = ids[: self._size].astype(np.int32).tobytes()
         salt = salt_of(cache_salt, adapter)
         if not salt or len(first) < 4 * self._size or block_hashes(first, self._size, salt)[0] in self._known:
@@ -47,7 +47,7 @@ class KvNames:
         """What became of the cache, in order."""
         changes: list[KvChange] = []
         for event in events:
-            # layers with an attention window of their own say the same again
+            # layers with an attention window of their own report the same again
             window = event.get("window_size")
             self._window = window if self._window is None else self._window
             data = event["data"]
@@ -69,7 +69,7 @@ class KvNames:
         parent, names = data.get("parent_hash"), []
         salt = self._names.get(parent) if parent else None
         if parent and salt is None:
-            # its beginning was not told, or was not whole
+            # its beginning was not reported, or not completely
             return []
         for block in data["blocks"]:
             tokens = np.array([token["token_id"] for token in block["tokens"]], np.int32).tobytes()

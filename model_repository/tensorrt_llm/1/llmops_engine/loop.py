@@ -29,7 +29,7 @@ from .steps.sinks import Sink
 # A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
 CANCEL_POLL = 0.05
 METRICS_PERIOD = 0.1
-# What is logged once when an engine is over: `llmops serve` looks for it (model_repository/server/triton_log.py)
+# What is logged once when an engine has ended: `llmops serve` looks for it (model_repository/server/triton_log.py)
 ENDED = "the engine has ended"
 QUEUE_FULL = f"{contract.QUEUE}: as many sequences wait as max_queue_size allows"
 
@@ -53,8 +53,8 @@ class Job:
 class EngineLoop:
     """`submit` and `stop_requests` may be called from any thread; `report` gets the stats now and then.
 
-    `failure` is set once the engine is over, whatever ended it: every request then fails with it, and the model is not
-    ready any more.
+    `failure` is set once the engine has ended, for whatever reason: every request then fails with it, and the model is
+    no longer ready.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EngineLoop:
         log_error: Callable[[str], None],
         max_open: int,
     ) -> None:
-        """`max_open`: sequences that may run and wait together; what comes on top is refused."""
+        """`max_open`: sequences that may run and wait together; any more are refused."""
         self._runtime = runtime
         self._report = report
         self._log_error = log_error
@@ -82,7 +82,7 @@ class EngineLoop:
         self.failure = ""
         # of the last step: how long it took (s), and the prompt tokens whose first answer it brought
         self._step_seconds, self._prefilled = 0.0, 0
-        # called after each step and each message; returns the longest pause it can bear while there is no work (s)
+        # called after each step and each message; returns after how long to call it again where there is no work (s)
         self.after_step: Callable[[bool], float | None] = lambda idle: None
         self._pause: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -139,7 +139,7 @@ class EngineLoop:
         self._report_stats()
 
     def _end_engine(self, error: BaseException) -> None:
-        """The engine is over: say so once, and end what is open with one clear error."""
+        """The engine has ended: log it once, and end what is open with one clear error."""
         reason = str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
         self.failure = f"{contract.ENDED}: it has ended and takes no requests ({reason})"
         self._log_error(f"{ENDED}: {reason}")
@@ -150,7 +150,7 @@ class EngineLoop:
         self._preparing.clear()
 
     def _turn_away(self) -> None:
-        """What a turn is when the engine is over: `admit` refuses, and streams hear of it."""
+        """A turn after the engine has ended: `admit` refuses, and streams are told."""
         self._guarded(lambda: self.after_step(True))
         self._wake.wait(CANCEL_POLL)
         self._wake.clear()
@@ -256,7 +256,7 @@ class EngineLoop:
         job.keys.clear()
 
     def fail_open(self, message: str) -> None:
-        """End all that is open, also what still waits. On the engine thread only."""
+        """End all that is open, including what still waits. On the engine thread only."""
         for job in self._open_jobs():
             self._forget(job)
             job.sink.fail(message)
@@ -317,7 +317,7 @@ class EngineLoop:
                 self._report_fails = True
 
     def state(self) -> EngineState:
-        """How the engine stands after its last step. On the engine thread only."""
+        """The engine's state after its last step. On the engine thread only."""
         stats = self._runtime.stats()
         return EngineState(
             running=stats.active - stats.waiting,
@@ -331,7 +331,7 @@ class EngineLoop:
         )
 
     def kv_changes(self) -> Iterable[KvChange]:
-        """As of the runtime. On the engine thread only."""
+        """The runtime's. On the engine thread only."""
         return self._runtime.kv_changes()
 
     def _stats(self) -> EngineStats:

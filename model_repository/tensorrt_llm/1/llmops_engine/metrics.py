@@ -30,7 +30,7 @@ class Metrics:
     def __init__(self, model: str, version: str) -> None:
         self._labels = {"model": model, "version": version}
         kinds = pb_utils.MetricFamily
-        # a family that is collected takes its gauges along
+        # a family that is garbage-collected takes its gauges with it
         self._families = {label: _family(name, label, kinds.GAUGE) for name, label in FAMILIES.items()}
         self._gauges: dict[tuple[str, str], pb_utils.Metric] = {}
         self._last: dict[tuple[str, str], float] = {}
@@ -100,7 +100,7 @@ def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
 
 
 def _blocks(stats: EngineStats) -> dict[str, float | None]:
-    """Nothing until the runtime has said how many blocks it has, which TensorRT-LLM does after the first prompt."""
+    """Nothing until the runtime has reported how many blocks it has: TensorRT-LLM does so after the first prompt."""
     if not stats.kv_blocks_max:
         return {}
     return {

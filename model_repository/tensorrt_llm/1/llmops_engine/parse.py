@@ -14,14 +14,14 @@ from .request import GenerationRequest, Refused, Sampling
 Tensors = dict[str, np.ndarray]
 
 UNDERSTOOD = frozenset(tensor.name for tensor in contract.OUR_INPUTS if tensor.taken)
-# Present but without effect at this value, as clients and ensembles send them; anything else is refused.
+# Clients and ensembles send these with this value, at which they have no effect; any other value is refused.
 NEUTRAL: dict[str, tuple[Any, ...]] = {tensor.name: tensor.neutral for tensor in contract.OUR_INPUTS if tensor.neutral}
 # capability of the card -> the tensors that need it
 NEEDS: dict[str, list[Tensor]] = {
     needed: [tensor for tensor in contract.OUR_INPUTS if tensor.needs == needed]
     for needed in {tensor.needs for tensor in contract.OUR_INPUTS if tensor.needs}
 }
-# read alike, whatever they mean
+# all of them are read in the same way
 _SCALARS = {
     tensor.name: tensor
     for tensor in contract.OUR_INPUTS

@@ -1,6 +1,6 @@
-"""Which blocks a KV cache has, for libraries that do not say: those of the texts that were used last, as many as fit.
+"""Which blocks a KV cache has, for libraries that do not say: those of the texts used last, as many as fit.
 
-An approximation, but one and the same for all gateways, and made where the texts of all of them come together.
+An approximation, but the same one for all gateways, because it is made where the texts of all of them come together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RecentBlocks:
         self._changes += [KvChange(kind, some) for kind, some in ((KV_REMOVED, gone), (KV_STORED, new)) if some]
 
     def clear(self) -> None:
-        """The cache has begun anew."""
+        """The cache has been emptied."""
         self._names.clear()
         self._changes = [KvChange(KV_CLEARED)]
 

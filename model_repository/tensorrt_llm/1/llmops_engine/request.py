@@ -48,9 +48,9 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     log_probs: bool = False
     guide: tuple[str, str] | None = None
-    # who asks, for turns: `a/b` is `b` of `a`'s
+    # who asks, so that callers can take turns: `a/b` is `b` among those of `a`
     caller: str = ""
-    # requests with another one do not share prefixes with it
+    # prefixes are shared only by requests with the same one
     cache_salt: int = 0
     # LoRA adapter by its task id; 0 is the base model
     adapter: int = 0
@@ -63,5 +63,5 @@ class GenerationRequest:
     scalars: Mapping[str, Any] = field(default_factory=dict)
 
     def value(self, tensor: Tensor) -> Any:
-        """Of an input that has no field here."""
+        """The value of an input that has no field here."""
         return self.scalars.get(tensor.name, tensor.default)

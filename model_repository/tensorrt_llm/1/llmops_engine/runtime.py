@@ -31,7 +31,7 @@ class StepOutput(NamedTuple):
 
 
 class KvChange(NamedTuple):
-    """What the KV cache got or lost: KV_STORED or KV_REMOVED with names of blocks (llmops_blocks), or KV_CLEARED."""
+    """What the KV cache gained or lost: KV_STORED or KV_REMOVED with names of blocks (llmops_blocks), or KV_CLEARED."""
 
     kind: int
     names: Sequence[int] = ()
@@ -79,7 +79,7 @@ class EngineState(NamedTuple):
 
 
 class EngineDead(Exception):
-    """The library will not generate any more; the text says why."""
+    """The library cannot generate any more; the text says why."""
 
 
 class Preparation:
@@ -104,7 +104,7 @@ class Preparation:
             self._waiting -= 1
 
     def drop_unless_wanted(self) -> bool:
-        """Before the work starts: whether nobody wants it any more; it is then over."""
+        """Asked before the work starts: whether nobody wants it any more; it is then over."""
         with self._lock:
             self.dropped = self._waiting <= 0
             return self.dropped
@@ -142,7 +142,7 @@ class EngineRuntime(ABC):
         """Advance all sequences by (at least) one token and return what is new; blocks meanwhile. Raises EngineDead."""
 
     def rest(self) -> None:
-        """Called when there is nothing to do: the moment for what would hold up running sequences."""
+        """Called when there is nothing to do: the time for work that would hold up running sequences."""
         return
 
     def recover(self) -> None:
@@ -153,7 +153,7 @@ class EngineRuntime(ABC):
     def stats(self) -> EngineStats: ...
 
     def kv_changes(self) -> Iterable[KvChange]:
-        """What the KV cache got and lost since the last call, in order; nothing where the library does not say."""
+        """What the KV cache gained and lost since the last call, in order; nothing where the library does not say."""
         return ()
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""One module per family of requests, each with `cases(target, chance)`."""
+"""One module per family of requests, each with `cases(target, chance)`.
+
+Sending them and judging the answers belongs to `fuzz/` itself.
+"""
 
 from __future__ import annotations
 

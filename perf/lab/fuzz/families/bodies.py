@@ -1,4 +1,4 @@
-"""Mutations of right request bodies, for every endpoint."""
+"""Mutations of valid request bodies, for every endpoint."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _ODD: tuple[Any, ...] = (
 
 
 def cases(target: Target, chance: random.Random) -> Iterator[Case]:
-    """Right requests with a few places of their trees changed; now and then the text itself is broken."""
+    """Valid requests with a few places of their trees changed; now and then the text itself is broken."""
     while True:
         path, seed_body = chance.choice(SEEDS)
         body = {"model": target.embedding_model if path in _ENCODED else target.model, **_copy(seed_body)}

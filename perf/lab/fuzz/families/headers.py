@@ -13,7 +13,7 @@ import httpx
 
 from llmops.perf.lab.fuzz.base import Case, Target
 
-# seconds; what has no answer by then has not asked for one
+# seconds; what has no answer by then was not a whole request
 PATIENCE = 0.5
 _METHODS = (
     b"POST", b"GET", b"PUT", b"DELETE", b"OPTIONS", b"HEAD", b"PATCH", b"CONNECT", b"TRACE", b"post", b"", b"\x00",
@@ -72,7 +72,7 @@ async def _first_answer(reader: asyncio.StreamReader) -> httpx.Response | None:
 
 
 def cases(target: Target, chance: random.Random) -> Iterator[Case]:
-    """Endless; half of them begin as a right request."""
+    """Endless; half of them begin as a valid request."""
     body = json.dumps({"model": target.model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()
     while True:
         yield Raw("(raw)", _damaged(_request(body, chance), chance), refusals=frozenset({503}))

@@ -18,7 +18,7 @@ PATTERNS = (
     "a" * 3000, "(" * 90, "((a{0,30}){0,30}){0,30}", "a{1,8192}", "a{99999999}",
     "[" + "".join(chr(200 + 2 * at) for at in range(900)) + "]{1,9}",
 )  # fmt: skip
-# what no keyword takes
+# values that no keyword takes
 _ODD: tuple[Any, ...] = (
     None,
     True,

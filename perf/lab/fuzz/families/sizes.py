@@ -21,7 +21,7 @@ _TEXTS = (
     b"7", b" ", b"a ", b"\\n", b"\\u00e9", b"\\ud83d\\ude42", "é".encode(), "🙂".encode(), b"=", b"{[,:", b"NaN",
     b"1e999",
 )  # fmt: skip
-# where a list goes, and where a text does
+# the places that take a list, and those that take a text
 _LISTS: tuple[tuple[str, str], ...] = (
     ("/v1/chat/completions", '{"model":%m,"messages":[%x]}'),
     ("/v1/chat/completions", '{"model":%m,"messages":[{"role":"user","content":[%x]}]}'),

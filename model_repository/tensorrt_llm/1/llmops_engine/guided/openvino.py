@@ -1,8 +1,8 @@
 """Grammars in OpenVINO GenAI, and a pipeline that does nothing but compile them.
 
-GenAI compiles a grammar inside `step()`, after the forward pass, while everybody waits. Its compiler remembers what it
-has compiled and belongs to the tokenizer: another pipeline with the same tokenizer, over a model of one attention
-layer, fills that memory beforehand, and `generate()` does so without the GIL.
+GenAI compiles a grammar inside `step()`, after the forward pass, while everybody waits. Its compiler belongs to the
+tokenizer and caches what it has compiled. So another pipeline with the same tokenizer, over a model of one attention
+layer, fills that cache beforehand, and its `generate()` releases the GIL.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GrammarPipeline:
         self._count = 0
 
     def compile(self, guide: Guide) -> str | None:
-        """xgrammar's complaint, None if it has none. Other threads run meanwhile."""
+        """xgrammar's error, None if there is none. Other threads run meanwhile."""
         try:
             self._pipeline.generate([_prompt()], [_sampling(guide, 1)])
         except RuntimeError as error:
@@ -114,7 +114,7 @@ def explain(text: str) -> str:
 
 
 def little_model(vocab_size: int) -> ov.Model:
-    """One attention layer with a KV cache, as GenAI's change to paged attention wants to find it."""
+    """One attention layer with a KV cache, in the form that GenAI's conversion to paged attention expects."""
     names = {"input_ids": "i64", "attention_mask": "i64", "position_ids": "i64"}
     ids, mask, positions = (_parameter(name, [-1, -1], kind) for name, kind in names.items())
     beam = _parameter("beam_idx", [-1], "i32")

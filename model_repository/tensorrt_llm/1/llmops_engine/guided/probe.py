@@ -1,4 +1,4 @@
-"""A process of its own that compiles grammars first: it can be ended when one takes too long or too much memory.
+"""A separate process that compiles grammars first: it can be killed when one takes too long or too much memory.
 
 `python -m llmops_engine.guided.probe MODEL_FOLDER VOCAB_SIZE NICENESS` reads guides from its input, one JSON list a
 line, and answers each with one JSON object. `GrammarProbe` is the other end.
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# how often the process is looked at while it works (s)
+# how often the process is checked while it works (s)
 _POLL = 0.05
 _PR_SET_PDEATHSIG = 1
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -86,7 +86,7 @@ class GrammarProbe:
                 _check(usage(process.pid), start, limits)
             measured = Measured(**json.loads(process.stdout.readline()))
             if usage(process.pid)[1] > limits.total:
-                self.close()  # it forgets no grammar either
+                self.close()  # it never forgets a grammar
             return measured
         except OverLimitError:
             self.close()
@@ -106,7 +106,7 @@ class GrammarProbe:
                         pipe.close()
 
     def end(self) -> None:
-        """Close, and start no process any more."""
+        """Close, and start no other process."""
         with self._starting:
             self._over = True
         self.close()
@@ -151,7 +151,7 @@ def _python() -> str:
 
 
 def _serve(lines: BinaryIO, answer: BinaryIO, pipeline: Any) -> None:
-    pipeline.compile(("regex", "a"))  # the first one takes the whole vocabulary in
+    pipeline.compile(("regex", "a"))  # the first one reads the whole vocabulary
     answer.write(b"ready\n")
     answer.flush()
     for line in lines:
@@ -170,7 +170,7 @@ def main() -> None:
     if os.getppid() != parent:
         return
     os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[3]))
-    # the libraries write their warnings to the output too
+    # the libraries write their warnings to standard output too
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)

@@ -133,7 +133,7 @@ class OpenVINORuntime(EngineRuntime):
                 yield output
 
     def _note(self, sequence: _Sequence, output: StepOutput) -> None:
-        """The cache has a prompt with its first token, and the answer too when it is complete."""
+        """The cache has a prompt from its first token on, and the answer too once it is complete."""
         begins = not sequence.generated
         sequence.generated += output.token_ids
         if (begins and output.token_ids) or output.finish in (STOP, LENGTH):
@@ -158,7 +158,7 @@ class OpenVINORuntime(EngineRuntime):
             raise Refused("unavailable for new grammars: their memory is full until older answers have ended")
         self._grammars.close(wait=False)
         self._leaving = self._pipeline if _unfinished(self._pipeline) else None
-        # the weights of the old one should not be held beside those of the new one for nothing
+        # where the old one is no longer needed, its weights go before those of the new one come
         del self._grammars, self._pipeline
         _libc.malloc_trim(0)
         self._load()
@@ -298,8 +298,8 @@ def _scheduler(options: OpenVINOOptions, blocks: int) -> Any:
 
 
 def _kv_blocks(options: OpenVINOOptions) -> int:
-    """What the engine was told, else what the default memory pays for; never more than the batch can use, and never
-    less than one sequence needs."""
+    """What the engine was given, else what fits into the default memory; never more than the batch can use, and
+    never less than one sequence needs."""
     per_sequence = -(-options.max_seq_len // TOKENS_PER_BLOCK) + 1
     most = per_sequence * options.max_batch_size
     if options.cache_tokens is not None:

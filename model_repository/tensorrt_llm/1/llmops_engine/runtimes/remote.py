@@ -48,7 +48,7 @@ class RemoteRuntime(EngineRuntime):
         threading.Thread(target=self._watch, name="trtllm-process", daemon=True).start()
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
-        # a numpy array of one version is not read by every other
+        # not every numpy version reads the arrays of another
         ids: Any = request.input_ids.reshape(-1).tolist()
         self._running.add(key)
         self._send(("submit", key, replace(request, input_ids=ids), sequence))
@@ -59,7 +59,7 @@ class RemoteRuntime(EngineRuntime):
             self._send(("cancel", key))
 
     def has_work(self) -> bool:
-        # a process that has ended is looked at by the next step
+        # the next step notices a process that has ended
         return bool(self._running) or self._process.poll() is not None
 
     def step(self) -> Iterable[StepOutput]:
@@ -90,7 +90,7 @@ class RemoteRuntime(EngineRuntime):
             self._process.wait()
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        """A worker that is gone is noticed by the next step."""
+        """The next step notices a worker that is gone."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
@@ -101,7 +101,7 @@ class RemoteRuntime(EngineRuntime):
             raise self._dead() from error
 
     def _watch(self) -> None:
-        """An engine that dies while it has nothing to do is unready at once, too."""
+        """An engine that dies while idle is not ready from then on, either."""
         self._process.wait()
         self.wake()
 
@@ -119,5 +119,5 @@ class RemoteRuntime(EngineRuntime):
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
-            return EngineDead("its process does not answer any more")
+            return EngineDead("its process no longer answers")
         return EngineDead(f"its process ended with code {code}")

@@ -14,7 +14,7 @@ from ..request import Refused
 from ..runtime import FAILED, EngineDead
 from .trtllm import TrtllmOptions, TrtllmRuntime
 
-# new requests are looked for this often while the library works on others (s)
+# how often new requests are looked for while the library works on others (s)
 _STEP_WAIT = 0.005
 
 

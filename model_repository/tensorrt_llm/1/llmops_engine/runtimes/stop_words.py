@@ -1,4 +1,4 @@
-"""Stop words of several tokens: found by their tail while the tokens come."""
+"""Stop words of several tokens, found as the tokens come."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ..kv_names import KvNames
 
 _REASONS = {"stop": STOP, "length": LENGTH}
-# between two looks for statistics that ended (s)
+# seconds between two looks at the library's statistics
 _STATS_PERIOD = 1.0
-# between two looks for what the KV cache got and lost (s)
+# seconds between two looks at the library's KV-cache events
 _EVENTS_PERIOD = 0.1
-# what OpenAI's API says for a token that is not among those whose log-probability was computed
+# what OpenAI's API gives for a token whose log-probability was not computed
 _NOT_COMPUTED = -9999.0
 _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
 
@@ -113,7 +113,7 @@ class TrtllmRuntime(EngineRuntime):
     async def _generate(
         self, key: int, state: _Sequence, request: GenerationRequest, ids: list[int], params: Any, adapter: Any
     ) -> None:
-        """Runs on the library's loop, where `generate_async` ties its result to."""
+        """Runs on the library's loop, to which `generate_async` binds its result."""
         try:
             more = {"cache_salt": str(request.cache_salt)} if request.cache_salt and self._salts else {}
             if self._names is not None:
@@ -218,8 +218,8 @@ class TrtllmRuntime(EngineRuntime):
             await asyncio.sleep(_EVENTS_PERIOD)
 
     async def _collect_stats(self) -> None:
-        """The library keeps statistics of each iteration until somebody reads them. It has some after the first
-        prompt only, prints a warning when asked before, and gives them to the loop that runs the requests only."""
+        """The library keeps statistics of each iteration until somebody reads them. It has none before the first
+        prompt, prints a warning when asked too early, and gives them only to the loop that runs the requests."""
         while True:
             try:
                 async for stats in self._llm.get_stats_async(timeout=None):
@@ -254,7 +254,7 @@ class TrtllmRuntime(EngineRuntime):
 
 
 def _kv_names(tokens_per_block: int) -> KvNames | None:
-    """None where the library's Python lacks what blocks are named with: nothing is said of its cache then."""
+    """None where the library's Python lacks the hash that names blocks: its cache is not reported then."""
     try:
         from ..kv_names import KvNames
     except ModuleNotFoundError:
@@ -263,7 +263,7 @@ def _kv_names(tokens_per_block: int) -> KvNames | None:
 
 
 def _reused_blocks(arguments: dict[str, Any]) -> int:
-    """Tokens per block, where events are told; else 0."""
+    """Tokens per block where events are reported, else 0."""
     config = arguments.get("kv_cache_config")
     get = config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
     return int(get("tokens_per_block", 32)) if config is not None and get(EVENTS, 0) else 0
@@ -281,7 +281,7 @@ def _finish(reason: str | None) -> str:
 
 
 def _is_dead(error: Exception) -> bool:
-    """1.3 says so by an exception of this name, wherever it is defined; 1.2 in these words only."""
+    """1.3 raises an exception of this name, wherever it is defined; 1.2 only says these words."""
     named = any(kind.__name__ == "EngineDeadError" for kind in type(error).__mro__)
     return named or str(error) == "LLM is shutting down"
 
@@ -308,7 +308,7 @@ def sampling_params(
     library cannot do."""
     sampling = request.sampling
     single = [word[0] for word in request.stop_words if len(word) == 1]
-    # without an end of its own a sequence still has the model's, ignored: the library would otherwise count with -1
+    # without an end of its own a sequence is given the model's, ignored: the library would compute with -1
     ends = sorted(request.end_ids) or list(model_ends[:1])
     fields: dict[str, Any] = {
         "max_tokens": request.max_new_tokens,

@@ -11,7 +11,7 @@ from typing import Any
 
 # 1.3 reports usage over HTTP unless disabled; set it to 0 to allow that
 _QUIET = ("TRTLLM_NO_USAGE_STATS", "1")
-# the library says what its KV cache gets and loses, and keeps so much of it until it is read
+# makes the library record KV-cache events, and how many of them it keeps until they are read
 EVENTS, EVENTS_KEPT = "event_buffer_max_size", 65_536
 # capabilities that differ between releases and samplers
 _SAMPLING = ("min_p", "seed", "penalties")
@@ -34,7 +34,7 @@ class Library:
 
 
 def load_library(engine: bool) -> Library:
-    """Import it; `engine`: the API for TensorRT engines, which 1.3 has no more."""
+    """Import it; `engine`: the API for TensorRT engines, which 1.3 no longer has."""
     os.environ.setdefault(*_QUIET)
     import tensorrt_llm as library  # type: ignore[import-not-found]
     from tensorrt_llm.executor import LoRARequest  # type: ignore[import-not-found]

@@ -1,4 +1,4 @@
-"""What a gateway is told of the KV cache: changes in order, or, when it fell too far behind, all that is there."""
+"""What a gateway is told of the KV cache: changes in order or, if it fell too far behind, all that is there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KvHoldings:
 
 
 class KvNews:
-    """What one gateway has still to be told."""
+    """What one gateway still has to be told."""
 
     def __init__(self, holdings: KvHoldings) -> None:
         self._holdings = holdings

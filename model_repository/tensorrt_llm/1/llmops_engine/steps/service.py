@@ -20,12 +20,11 @@ from .subscription import Subscription
 if TYPE_CHECKING:
     from triton_python_backend_utils import InferenceResponseSender
 
-# when nothing is generated, broken streams are still looked for this often (s)
+# how often broken streams are looked for while nothing is generated (s)
 IDLE_CHECK = 0.1
 DRAINING = f"{contract.SHUTTING_DOWN}: the engine is shutting down and takes no new requests"
 CUT_OFF = (
-    f"{contract.SHUTTING_DOWN}: the engine is shutting down, and its exit timeout was over before this answer was "
-    "complete"
+    f"{contract.SHUTTING_DOWN}: the engine is shutting down, and its exit timeout ended before this answer was complete"
 )
 
 
@@ -106,7 +105,7 @@ class StepService:
         elif flag(tensors, contract.STOP):
             self._loop.post(lambda: self._cancel(name, slot, sender))
         else:
-            raise Refused(f"{contract.SLOT}: needs {contract.STOP}; requests are said in {contract.SUBMISSIONS}")
+            raise Refused(f"{contract.SLOT}: needs {contract.STOP}; requests belong in {contract.SUBMISSIONS}")
 
     def _parse(self, tensors: Tensors | Refused) -> GenerationRequest | Refused:
         if isinstance(tensors, Refused):
@@ -175,7 +174,7 @@ class StepService:
             self._loop.fail_open(CUT_OFF)
 
     def _after_step(self, idle: bool) -> float | None:
-        """Flush and check all subscriptions; returns when to be called again if nothing happens (s)."""
+        """Flush and check all subscriptions; returns after how long to call it again if nothing happens (s)."""
         now, state = time.monotonic(), self._watched()
         for name, subscription in list(self._subscriptions.items()):
             subscription.flush(now, state)
@@ -211,10 +210,10 @@ class StepService:
 
 
 def _demand(tensors: Tensors) -> int | None:
-    """The weights that wait in a gateway: the second of the two numbers; None where they are not said."""
+    """The weights that wait in a gateway: the second of the two numbers; None where they are not given."""
     values = tensors.get(contract.DEMAND.name)
     if values is None or values.size == 0:
         return None
     if values.size != 2 or values.min() < 0:
-        raise Refused(f"{contract.DEMAND}: two numbers that are not negative")
+        raise Refused(f"{contract.DEMAND}: must be two non-negative numbers")
     return int(values.reshape(-1)[1])

@@ -1,4 +1,4 @@
-"""Where a request's tokens go: `RequestSink`, one response per request and step, or `StepSink` (step_service.py)."""
+"""Where a request's tokens go: `RequestSink`, one response per request and step, or `StepSink` (service.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .subscription import Report, Step
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # how many earlier tokens a stateless detokeniser gets with each response
 CONTEXT_TOKENS = 32
-# bound once: these are said with every token
+# bound once: these are used for every token
 _OUTPUT_IDS = contract.OUTPUT_IDS.name
 _SEQUENCE_LENGTH = contract.SEQUENCE_LENGTH.name
 _SEQUENCE_INDEX = contract.SEQUENCE_INDEX.name

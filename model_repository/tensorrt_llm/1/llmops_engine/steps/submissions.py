@@ -1,7 +1,7 @@
 """Several requests of a gateway in one message: `submissions` STRING [1, k] and the token ids of all in `input_ids`.
 
-A request per message costs Triton and the gateway more than all else that is done for it (docs/contract.md). What comes
-as JSON could be anything, so values are held to the datatypes that Triton checks where they come as tensors.
+With one request per message, the message costs Triton and the gateway more than all else that is done for the request
+(docs/contract.md). JSON can hold anything, so values are checked here as Triton checks the datatypes of tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..request import Refused
 
 
 class _Datatype(NamedTuple):
-    """What JSON may say for a value of one: its types and its range."""
+    """What a value of this datatype may be in JSON: its types and its range."""
 
     dtype: np.dtype
     scalars: tuple[type, ...]

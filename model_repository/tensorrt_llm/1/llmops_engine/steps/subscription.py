@@ -19,15 +19,14 @@ from .kv_news import KvNews
 # seconds between two questions to Triton whether the stream still lives: each is a round trip between processes on the
 # engine thread, and at 0.05 s they were 1.4 % of its time
 POLL = 0.5
-# a state that has changed is said so often at most while there is nothing else to say (s)
+# between two messages that only tell a changed state, at least (s)
 CHANGED = 0.1
 
 
 @dataclass(slots=True)
 class Report:
-    """What those who watch hear of the engine. `names` UINT64 of KV-cache blocks; `kinds`: kind and count of each run
-    of them; `served`: model, version, engine and
-    instance, at first and where requests begin."""
+    """What watchers are told of the engine. `names` UINT64 of KV-cache blocks; `kinds`: kind and count of each run of
+    them; `served`: model, version, engine and instance, in the first message and where requests begin."""
 
     state: EngineState
     names: np.ndarray
@@ -38,7 +37,7 @@ class Report:
 @dataclass(slots=True)
 class Step:
     """`entries` INT32 [n, 4]: slot, sequence, count, flags; `tokens` INT32 and `log_probs` FP32 [sum of counts];
-    `cached`: prompt tokens reused, one per first entry, empty where nothing is known of any."""
+    `cached`: prompt tokens reused, one per first entry, empty where none is known."""
 
     index: int
     entries: np.ndarray
@@ -55,7 +54,7 @@ class StepSender(Protocol):
     def send(self, step: Step) -> None: ...
 
     def beat(self, state: EngineState) -> None:
-        """The state alone, outside of the steps: a lost one is not sent again."""
+        """The state alone, outside of the steps: if it is lost it is not sent again."""
 
     def finish(self, error: str = "") -> None: ...
 
@@ -113,8 +112,8 @@ class Subscription:
         return True
 
     def claim(self, slot: int) -> bool:
-        """Take a slot for a new request. False for one that was taken before: a gateway that lost its stream says again
-        what it cannot know to have arrived. Slots only grow, so the highest one tells."""
+        """Take a slot for a new request. False for one that was taken before: a gateway that lost its stream repeats
+        whatever may not have arrived. Slots only grow, so comparing with the highest is enough."""
         if slot <= self._highest_slot:
             return False
         self._highest_slot = slot
@@ -183,7 +182,7 @@ class Subscription:
                 self.detach(now)
         waiting = self._sender is None or len(self._unacknowledged) >= self._window
         if waiting and now - self._heard > self._grace:
-            self.close(f"{SUBSCRIPTION}: dropped, because nothing was acknowledged for the grace time")
+            self.close(f"{SUBSCRIPTION}: dropped, because nothing was acknowledged within the grace time")
 
     def detach(self, now: float) -> None:
         if self._sender is not None:
@@ -200,7 +199,7 @@ class Subscription:
 
 
 def _load(state: EngineState) -> tuple[int, ...]:
-    """What changes by more than time passing."""
+    """What makes a state worth telling: the rest changes as time passes."""
     return (state.running, state.waiting, state.subscribers, state.demand, state.draining)
 
 

@@ -1,4 +1,4 @@
-"""Faults on command: a JSON file says what is wrong with this engine now, until it says something else."""
+"""Faults on command: a JSON file says what is wrong with this engine at the moment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FaultFile:
         self._faults = Faults()
 
     def now(self) -> Faults:
-        """What is wrong now; one that hangs returns when it does no more."""
+        """What is wrong now. While the engine is to hang, this does not return."""
         while self._read().hang:
             time.sleep(_POLL)
         return self._faults
@@ -57,7 +57,7 @@ class FaultFile:
 
 
 def command_faults(path: Path, **faults: Any) -> None:
-    """From now on these are wrong with the engine that was given `path`, as Faults has them; without any, none."""
+    """From now on the engine that was given `path` has these faults (see Faults); without any, none."""
     known = Faults(**faults)
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps({name: getattr(known, name) for name in faults}))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Changes(NamedTuple):
-    """Block names, as a cache's events have them: those that it lost (all, if `cleared`) before those that it got."""
+    """Block names, as in a cache's events: those that it lost (all, if `cleared`) before those that it gained."""
 
     cleared: bool
     removed: list[int]
@@ -18,7 +18,7 @@ class Changes(NamedTuple):
 class KvCache:
     """`size` blocks. A block that is full has a name and can be shared; the others belong to one sequence each.
 
-    Named blocks that nobody holds stay until their place is needed, the one that was let go first goes first.
+    Named blocks that nobody holds stay until their place is needed; the one released first goes first.
     """
 
     def __init__(self, size: int) -> None:
@@ -58,7 +58,7 @@ class KvCache:
         return True
 
     def name(self, name: int) -> None:
-        """One of those without a name is full now; where another has the same content, there is one of them less."""
+        """A block without a name is full now; if another has the same content, this one is freed."""
         self._unnamed -= 1
         if name not in self._held and name not in self._kept:
             self._stored.append(name)
@@ -78,7 +78,7 @@ class KvCache:
         self._cleared = True
         self._kept.clear()
         self._removed.clear()
-        # what runs is still there, and has to be said again
+        # what is in use is still there, and has to be reported again
         self._stored = list(self._held)
 
     def changes(self) -> Changes:

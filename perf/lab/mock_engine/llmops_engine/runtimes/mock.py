@@ -1,4 +1,4 @@
-"""An EngineRuntime without an engine: every sequence gets one token at each beat of a clock. Runs inside Triton."""
+"""An EngineRuntime without an engine: every sequence gets one token at each tick of a clock. Runs inside Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .stop_words import StopWordMatcher
 
 
 class _Sequence:
-    """`left` tokens at most are to come; the matcher is there only for what can come."""
+    """At most `left` tokens are to come; the matcher is there only where something can match."""
 
     __slots__ = ("answer", "left", "matcher", "min_left")
 
@@ -34,8 +34,8 @@ class _Sequence:
 
 
 class MockRuntime(EngineRuntime):
-    """`period`: seconds between two beats. `first`: a sequence's first token comes at the next multiple of this many
-    seconds instead, so that time to first token is not lost in waiting for a beat.
+    """`period`: seconds between two ticks. `first`: a sequence's first token comes at the next multiple of this many
+    seconds instead, so that time to first token does not drown in waiting for a tick.
     """
 
     def __init__(self, period: float, first: float, script: Script, max_requests: int, faults: FaultFile) -> None:
@@ -95,7 +95,7 @@ class MockRuntime(EngineRuntime):
 
 
 def refuse_what_chooses(request: GenerationRequest) -> None:
-    """Its tokens are fixed: what would choose others cannot be honoured."""
+    """Its tokens are fixed, so nothing that would choose others can be honoured."""
     sampling = request.sampling
     asked = {
         contract.RETURN_LOG_PROBS: request.log_probs,

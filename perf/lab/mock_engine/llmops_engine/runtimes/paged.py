@@ -52,7 +52,7 @@ class _Sequence:
         self.names: list[int] = []
         self.said: list[int] = []
         self.salt = salt_of(request.cache_salt, request.adapter)
-        # prompt tokens that were found in the cache; None before it ran, and once that was said
+        # prompt tokens that were found in the cache; None before it ran, and once that was reported
         self.cached: int | None = None
 
     @property
@@ -126,7 +126,7 @@ class PagedMockRuntime(EngineRuntime):
         return [output for one, chunk in chunks for output in self._compute(one, chunk)]
 
     def _schedule(self) -> list[tuple[_Sequence, int]]:
-        """Who is computed in this step and how many tokens of it: running ones get their token first."""
+        """Which sequences this step computes, and how many tokens of each: running ones get their token first."""
         self._admit()
         room, chunks = self._options.max_num_tokens, []
         decoding = [one for one in self._running if one.unread == 1]
@@ -135,7 +135,7 @@ class PagedMockRuntime(EngineRuntime):
             if chunk and one in self._running and self._make_room(one, chunk):
                 chunks.append((one, chunk))
                 room -= chunk
-        # one that was scheduled may have made room for an older one since
+        # a scheduled one may have been preempted by an older one since
         return [(one, chunk) for one, chunk in chunks if one in self._running]
 
     def _admit(self) -> None:
@@ -222,7 +222,7 @@ class PagedMockRuntime(EngineRuntime):
                 yield KvChange(kind, names)
 
     def stats(self) -> EngineStats:
-        """As it is, unless it was told to lie."""
+        """The truth, unless it was told to lie."""
         unread = sum(one.unread for one in self._waiting) + sum(one.unread for one in self._running if one.unread > 1)
         stats = EngineStats(
             active=len(self._running) + len(self._waiting),

@@ -1,6 +1,6 @@
-"""What the mock engine says: each next token is a function of prompt and tokens so far, and of nothing else.
+"""What the mock engine says: each next token is a function of the prompt and the tokens so far, and of nothing else.
 
-So an answer that goes on elsewhere, from its prompt and the tokens that it has, goes on as it would have here.
+So another replica, given the prompt and the tokens so far, continues an answer exactly as this one would have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Script(ABC):
 
 
 class Cycle(Script):
-    """A text over and over: where it goes on is the longest end of `ids` that is a beginning of it, however long."""
+    """A text over and over: it goes on after the longest end of `ids` that is a beginning of it, however long."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         super().__init__(_root(list(token_ids)))
@@ -52,7 +52,7 @@ class Cycle(Script):
 
 
 class Mixed(Script):
-    """Tokens in no order that one could guess: a prompt with one token more, less or another goes on differently."""
+    """Tokens in an order that nobody could guess: a prompt with one token more, less or changed goes on differently."""
 
     def after(self, ids: Sequence[int]) -> Iterator[int]:
         seen, size = xxh3_64(array("i", ids).tobytes()), len(self.token_ids)

@@ -1,4 +1,4 @@
-"""How long a step takes, from a table: `llmops plan` made it, and here is nothing but interpolation."""
+"""How long a step takes, from a table that `llmops plan` made; here it is only interpolated."""
 
 from __future__ import annotations
 
