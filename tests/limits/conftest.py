@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timezone
@@ -22,9 +23,9 @@ from llmops.gateway.callers.limits.redis import Shared
 
 sys.modules["limits_conftest"] = sys.modules[__name__]  # for the helpers that tests import
 
-# seconds for which a Valkey may be silent: the machine that tests run on may be busy
+# seconds for which a Valkey may be silent where that is what a test is about
 PATIENCE = 1.0
-# seconds that a test waits for what is to come: only those that fail take it
+# seconds that a test waits for what is to come, a machine that stands still included: only those that fail take it
 GENEROUS = 60.0
 
 
@@ -107,16 +108,24 @@ def valkey() -> Iterator[Valkey]:
         server.stop()
 
 
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still is no Valkey that is away, and no process that is gone."""
+    monkeypatch.setattr("llmops.gateway.callers.limits.redis.CONNECT", GENEROUS)
+    monkeypatch.setattr("llmops.gateway.callers.limits.redis.LEASE", 3600.0)
+
+
 @pytest.fixture
 def prefix() -> str:
     return f"{{{uuid4().hex}}}"
 
 
 @asynccontextmanager
-async def shared(url: str, prefix: str, path: Path | str = ":memory:") -> AsyncIterator[Shared]:
-    """A gateway's limiter; gateways with one file are on one machine."""
-    limiter = Shared(url, Embedded(path), prefix, PATIENCE)
+async def shared(url: str, prefix: str, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[Shared]:
+    """A gateway's limiter, connected; alone on its machine, whose clock this is."""
+    limiter = Shared(url, Embedded(":memory:", clock), prefix, GENEROUS)
     await limiter.start()
+    await until_up(limiter)
     try:
         yield limiter
     finally:

@@ -125,8 +125,8 @@ class Shared(Limiter):
     async def close(self) -> None:
         if self._task is not None:
             if self._settled and self.up.is_set():
-                self._settle_now()
-                await asyncio.sleep(self._patience)
+                # goes with what was settled, and its reply says that it is there
+                await self.reserve(())
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._own.close()
