@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 # seconds between two attempts, and between two looks whether the lock is still held
 RETRY = 2.0
+# seconds after which a store that says nothing may have given the lock to another
+SILENCE = 10.0
 # any number that the migrations do not use
 LOCK = 0x6C6C6D6F7074
 
@@ -90,7 +92,7 @@ async def _postgres_lock(place: Place) -> AsyncIterator[Watch | None]:
             while True:
                 await asyncio.sleep(RETRY)
                 try:
-                    await asyncio.wait_for(connection.execute(text("SELECT 1")), 5 * RETRY)
+                    await asyncio.wait_for(connection.execute(text("SELECT 1")), SILENCE)
                 except asyncio.TimeoutError as error:
                     raise ResourceError("The store does not answer; the lead is given up.") from error
 

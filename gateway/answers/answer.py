@@ -15,6 +15,7 @@ from llmops.gateway.answers.sampling import in_client_terms
 from llmops.gateway.errors import ApiError, CancelledStreamError, EngineTimeoutError, UnsupportedError
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import Outcome, TokenBatch, TokenSink, TokenStream, Usage
+from llmops.gateway.observability.lag import HELD_UP
 from llmops.gateway.observability.metrics import Meter
 from llmops.gateway.settings import Timeouts
 
@@ -213,7 +214,7 @@ class Watchdog:
         self._moved = 0.0
         self.expired: EngineTimeoutError | None = None
         self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_later(self._wait(), self._check)
+        self._handle = self._loop.call_later(min(self._wait(), timeouts.idle), self._check)
 
     def stop(self) -> None:
         self._handle.cancel()
@@ -228,8 +229,10 @@ class Watchdog:
         if self._stream.is_moving:
             self._moved = perf_counter()
         wait = self._wait()
+        if self._loop.time() - self._handle.when() > HELD_UP:
+            wait = max(wait, HELD_UP)
         if wait > 0:
-            # the limit is long before the first token; a stream that has begun is checked again sooner
+            # the limit is long before the first token, and a stream may begin at any time
             self._handle = self._loop.call_later(min(wait, self._timeouts.idle), self._check)
             return
         silent = perf_counter() - (self._meter.last or self._started)

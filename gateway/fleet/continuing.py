@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from llmops.gateway.fleet.continued import Continued, Reason
 from llmops.gateway.messages import Engine, EngineRequest, TokenStream, Turn
+from llmops.gateway.observability.lag import HELD_UP
 
 
 class Continuing(Engine):
@@ -54,6 +55,8 @@ class Continuing(Engine):
     def _look(self) -> None:
         """A few times per silence: no clock is asked per token."""
         loop = asyncio.get_running_loop()
-        for stream in [stream for stream in self._streams if stream.silent(loop.time(), self._silence)]:
-            stream.move("suspect")
+        now = loop.time()
+        if self._watch is not None and now - self._watch.when() < HELD_UP:
+            for stream in [stream for stream in self._streams if stream.silent(now, self._silence)]:
+                stream.move("suspect")
         self._watch = loop.call_later(self._silence / 4, self._look) if self._streams else None

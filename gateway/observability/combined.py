@@ -16,7 +16,8 @@ from llmops.gateway.observability.names import USAGE_LAG
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = 2.0
+# seconds; Prometheus itself waits for 10, and a worker left out is a counter that falls
+TIMEOUT = 8.0
 OWN = "own"
 
 

@@ -31,6 +31,9 @@ BEAT = 0.04
 WORST, LOG_EVERY = 0.05, 1.0
 # seconds after which a beat is overdue enough to look why
 LATE = 0.005
+# Whoever looks every now and then whether others are silent, and is later than this (s), was held up with the whole
+# process: what they sent meanwhile has not been read yet.
+HELD_UP = 1.0
 # a file in which every worker notes what held its loop for longer than REPORTED, for test suites; `stage` is empty
 # when none of the gateway's functions was seen
 REPORT, REPORTED = "LLMOPS_LAG_REPORT", 0.25

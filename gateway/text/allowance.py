@@ -23,6 +23,9 @@ CHARACTERS = 1 << 27
 LONGEST = 1 << 25
 #: times that a text is padded, indented or repeated
 MOST = 1 << 20
+#: what the time between two looks counts at most (s): the processor's time goes on in a thread whose virtual machine
+#: stands still
+LONGEST_LOOK = 0.25
 # what an element of a list or mapping counts, besides its text
 _ELEMENT = 32
 _SLOT = 8
@@ -33,7 +36,8 @@ class TemplateTimeoutError(jinja2.TemplateError):
 
 
 class _Allowance(threading.local):
-    deadline = float("inf")
+    seconds = float("inf")
+    looked = 0.0
     characters = CHARACTERS
 
 
@@ -42,17 +46,20 @@ _left = _Allowance()
 
 def within_allowance(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `work`; whatever it renders on this thread is stopped after `seconds` of CPU or CHARACTERS."""
-    before = _left.deadline, _left.characters
-    _left.deadline, _left.characters = thread_time() + seconds, CHARACTERS
+    before = _left.seconds, _left.looked, _left.characters
+    _left.seconds, _left.looked, _left.characters = seconds, thread_time(), CHARACTERS
     try:
         return work(*args, **kwargs)
     finally:
-        _left.deadline, _left.characters = before
+        _left.seconds, _left.looked, _left.characters = before
 
 
 def check_time() -> None:
-    """Raises TemplateTimeoutError after the deadline."""
-    if thread_time() > _left.deadline:
+    """Raises TemplateTimeoutError when the rendering has no time left."""
+    now = thread_time()
+    _left.seconds -= min(now - _left.looked, LONGEST_LOOK)
+    _left.looked = now
+    if _left.seconds < 0:
         raise TemplateTimeoutError("it takes too long")
 
 

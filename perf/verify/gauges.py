@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
+# seconds between two looks
+_PAUSE = 0.02
 REQUESTS, BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 
 
@@ -32,14 +34,15 @@ class Gauges:
         return found
 
     async def wait_for(self, condition: Callable[[dict[tuple[str, str], float]], bool], seconds: float) -> bool:
-        """Whether it came true in time."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if condition(await self.read()):
-                return True
-            await asyncio.sleep(0.02)
-        return False
+        """Whether it came true in time; a second in which this machine stood still is none of the engine's."""
+        while not condition(await self.read()):
+            if seconds <= 0:
+                return False
+            begun = time.monotonic()
+            await asyncio.sleep(_PAUSE)
+            seconds -= min(time.monotonic() - begun, 10 * _PAUSE)
+        return True
 
     def _page(self) -> str:
-        with urllib.request.urlopen(self.url, timeout=5) as response:
+        with urllib.request.urlopen(self.url, timeout=60) as response:
             return str(response.read().decode())

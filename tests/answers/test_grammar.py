@@ -1,5 +1,6 @@
 """Schemas, patterns and choices as grammars: what they let through, and what they refuse by name."""
 
+import itertools
 import json
 import re
 from decimal import Decimal
@@ -8,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.answers.grammar import NotEnforceableError, choice_grammar, enforce, grammar_of, pattern_grammar
+from llmops.gateway.answers.grammar import (
+    NotEnforceableError,
+    choice_grammar,
+    enforce,
+    grammar_of,
+    pattern_grammar,
+    work,
+)
+from llmops.gateway.answers.grammar.errors import TooCostlyError
 from llmops.gateway.answers.grammar.language import LAST, contains, words
 from llmops.gateway.answers.grammar.numbers import Bounds, integer, number
 from llmops.gateway.answers.grammar.patterns import as_it_is, pattern_language
@@ -194,6 +203,20 @@ def test_a_grammar_that_takes_too_much_work_is_refused_and_not_tried_again(monke
     monkeypatch.setattr(enforce, "STEPS", 10**9)
     with pytest.raises(NotEnforceableError, match="it is too complex"):
         pattern_grammar(pattern)
+
+
+@pytest.mark.parametrize(("waits", "refused"), [([0.0, 20.0], False), ([0.0, *[0.4] * 20], True)])
+def test_a_machine_that_stands_still_is_no_costly_grammar(monkeypatch, waits, refused):
+    """The clock is for steps that are slower than they count, each of them."""
+    moments = itertools.chain(itertools.accumulate(waits), itertools.repeat(sum(waits)))
+    monkeypatch.setattr(work, "thread_time", lambda: next(moments))
+    try:
+        with work.metered(10**6, seconds=5.0):
+            for _ in range(10**5):
+                work.spend(4)
+        assert not refused
+    except TooCostlyError:
+        assert refused
 
 
 def test_an_enum_that_is_nested_beyond_the_interpreters_stack_is_refused():

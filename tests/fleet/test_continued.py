@@ -17,7 +17,7 @@ from llmops_engine.runtimes.script import Mixed
 from llmops.gateway import messages
 from llmops.gateway.answers.answer import Watchdog
 from llmops.gateway.errors import CancelledStreamError, DrainingError, EngineError, UnavailableError
-from llmops.gateway.fleet import continued
+from llmops.gateway.fleet import continued, continuing
 from llmops.gateway.fleet.continued import MOST_MOVES, Continued
 from llmops.gateway.fleet.continuing import Continuing
 from llmops.gateway.fleet.rest import alone, rest_of
@@ -429,6 +429,13 @@ async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_n
     hold = asyncio.Event()
     slow._take = lambda batch: None  # type: ignore[method-assign]
     slow.task.cancel()
+    start = fleet.engines[1].start
+
+    def patient(one: EngineRequest) -> Slot:
+        fleet.home._silence = 1000.0
+        return start(one)
+
+    fleet.engines[1].start = patient  # type: ignore[method-assign]
     fleet.engines[0].silent = True
     while not fleet.engines[1].asked:
         await asyncio.sleep(0.005)
@@ -436,6 +443,20 @@ async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_n
     assert silent.tokens == {0: answer(request())}
     assert (fleet.reasons, len(fleet.engines[1].asked)) == (["suspect"], 1)
     hold.set()
+
+
+async def test_a_gateway_that_was_held_up_suspects_nobody_for_it(monkeypatch) -> None:
+    monkeypatch.setattr(continuing, "HELD_UP", 0.0)  # every look comes too late
+    fleet = Fleet(2, silence=0.02)
+    reader = await read(fleet, request())
+    await fleet.run(reader, 3)
+    fleet.engines[0].silent = True
+    await asyncio.sleep(0.1)
+    assert fleet.reasons == []
+    monkeypatch.setattr(continuing, "HELD_UP", 60.0)
+    while not fleet.reasons:
+        await asyncio.sleep(0.005)
+    reader.task.cancel()
 
 
 async def test_nobody_is_suspected_before_the_first_token() -> None:

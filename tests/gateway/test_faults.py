@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import time
 
 import httpx
 import pytest
-from gateway_conftest import Step, eventually, running, text_of
+from gateway_conftest import END, Step, eventually, eventually_async, running, text_of
+
+from llmops.gateway.observability.lag import HELD_UP
 
 CHAT = "/v1/chat/completions"
 
@@ -52,11 +56,12 @@ async def test_a_lost_connection_in_mid_stream(stack):
 
 
 async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"first_token": 0.3, "idle": 0.2}) as stack:
+    async with running(card, tokenizer, timeouts={"first_token": 0.3}) as stack:
         stack.steps(Step(hang=True))
         response = await stack.chat()
         assert (response.status_code, response.json()["error"]["code"]) == (504, "engine_timeout")
         await stack.idle()
+    async with running(card, tokenizer, timeouts={"idle": 0.2}) as stack:
         stack.steps(Step(tuple(tokenizer.encode("Hello"))), Step(hang=True))
         events = await stack.events()
         assert events[-1]["error"]["code"] == "engine_timeout"
@@ -69,6 +74,21 @@ async def test_slow_but_steady_streams_are_not_cut(card, tokenizer):
         events = await stack.events()
         assert text_of(events) == "Hello world!"
         assert events[-1] == "[DONE]"
+
+
+async def test_a_gateway_that_stood_still_ends_no_stream_for_it(card, tokenizer):
+    async with running(card, tokenizer, timeouts={"idle": 0.3}) as stack:
+        ids = tokenizer.encode("Hello world!")
+        stack.steps(Step((ids[0],)), *(Step((one,), wait=0.05) for one in ids[1:]), Step((END,)), Step(final=True))
+        events = []
+        async with stack.client.stream("POST", CHAT, json={**stack.chat_body, "stream": True}) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    events.append(json.loads(line[6:]))
+                    if len(events) == 3:
+                        time.sleep(HELD_UP + 0.5)  # in the event loop of all: nothing moves meanwhile
+        assert text_of(events) == "Hello world!"
+        assert "error" not in events[-1]
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -119,12 +139,12 @@ async def test_triton_down_is_503_and_comes_back_without_a_restart(stack):
     assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
     assert (await stack.client.get("/health/live")).status_code == 200
     await stack.triton.start()
-    for _ in range(60):
-        response = await stack.chat()
-        if response.status_code == 200:
-            break
-        await asyncio.sleep(0.1)
-    assert response.json()["choices"][0]["message"]["content"] == "Hello"
+
+    async def answers() -> bool:
+        return (await stack.chat()).status_code == 200
+
+    await eventually_async(answers)
+    assert (await stack.chat()).json()["choices"][0]["message"]["content"] == "Hello"
 
 
 async def test_a_triton_that_was_never_there_is_503_and_not_404(card, tokenizer):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -72,13 +70,35 @@ SLOW = {
 }
 
 
+class Clock:
+    """A hundredth of a second between two looks, unless the test says more."""
+
+    def __init__(self, *waits: float) -> None:
+        self.now, self.looks, self._waits = 0.0, 0, list(waits)
+
+    def __call__(self) -> float:
+        self.looks += 1
+        self.now += self._waits.pop(0) if self._waits else 0.01
+        return self.now
+
+
 @pytest.mark.parametrize("name", SLOW)
-def test_a_template_that_runs_away_is_stopped(name):
-    template = ChatTemplate(SLOW[name], {}, seconds=0.2)
-    started = time.thread_time()
+def test_a_template_that_runs_away_is_stopped(name, monkeypatch):
+    template, clock = ChatTemplate(SLOW[name], {}, seconds=0.2), Clock()
+    monkeypatch.setattr("llmops.gateway.text.allowance.thread_time", clock)
     with pytest.raises(InvalidRequestError, match=r"needs more than 0\.2 s"):
         template.render(MESSAGES)
-    assert time.thread_time() - started < 2
+    # at the start, and until the time was over
+    assert clock.looks in (21, 22)
+    monkeypatch.undo()
+    with pytest.raises(InvalidRequestError, match=r"needs more than 0\.2 s"):
+        template.render(MESSAGES)
+
+
+def test_a_machine_that_stands_still_is_no_slow_template(monkeypatch):
+    template = ChatTemplate("{% for a in range(50) %}{{ a }}{% endfor %}", {})
+    monkeypatch.setattr("llmops.gateway.text.allowance.thread_time", Clock(0, 20.0))
+    assert template.render(MESSAGES).text.endswith("4849")
 
 
 @pytest.mark.parametrize("source", ["{{ 'x' * 10000000000 }}", "{{ [1] * 10000000000 }}", "{{ 9 ** 9 ** 9 ** 9 }}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmops.gateway.messages import ReplicaState
+from llmops.gateway.observability.lag import HELD_UP
 
 # An engine that says nothing for so long is suspected (s): it says its state each second.
 SILENCE = 5.0
@@ -10,8 +11,6 @@ SILENCE = 5.0
 GONE = 2.0
 # One that says nothing of itself is passed over for so long after it failed (s).
 FAILED = 5.0
-# More than this between two looks (s): this process was held up, and nobody's silence is their own.
-HELD_UP = 1.0
 
 
 class Health:

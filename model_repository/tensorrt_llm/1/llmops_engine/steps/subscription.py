@@ -21,6 +21,9 @@ from .kv_news import KvNews
 POLL = 0.5
 # between two messages that only tell a changed state, at least (s)
 CHANGED = 0.1
+# more than this between two looks (s): this process was held up, or a step was long, and what gateways said meanwhile
+# has not been read yet
+HELD_UP = 1.0
 
 
 @dataclass(slots=True)
@@ -88,6 +91,7 @@ class Subscription:
         self._pending: dict[tuple[int, int], _Entry] = {}
         self._index = 0
         self._polled = self._heard = 0.0
+        self._looked: float | None = None
         self.news: KvNews | None = None
         self.demand = 0
         self._served = served
@@ -180,6 +184,9 @@ class Subscription:
             self._polled = now
             if self._sender.is_cancelled():
                 self.detach(now)
+        if self._looked is not None and now - self._looked > HELD_UP:
+            self._heard = min(self._heard + now - self._looked - HELD_UP, now)
+        self._looked = now
         waiting = self._sender is None or len(self._unacknowledged) >= self._window
         if waiting and now - self._heard > self._grace:
             self.close(f"{SUBSCRIPTION}: dropped, because nothing was acknowledged within the grace time")
