@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
     )
     mount = 'mount -t tmpfs -o size=300k none "$1" || exit 77; exec "$2" -c "$3" "$4" "$1"'
     shell = ["unshare", "-rm", "sh", "-c", mount, "sh", str(disk), sys.executable, script, str(tiny)]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("mount namespaces are not allowed here")
     assert done.stdout.startswith(f"ResourceError {disk} has no room for more"), done
@@ -156,7 +156,7 @@ def start_slow_build(tiny: Path, output: Path) -> subprocess.Popen[str]:
         "import signal, sys, time; from pathlib import Path; from llmops.build.job import engine\n"
         "from llmops.build.targets.openvino.target import OpenVinoJob\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run behind a shell's &
-        "def wait(*args): print('half way', flush=True); time.sleep(60)\n"
+        "def wait(*args): print('half way', flush=True); time.sleep(600)\n"
         "OpenVinoJob.build = wait\n"
         "sys.argv = ['llmops', 'build', sys.argv[1], '-o', sys.argv[2]]\n"
         "from llmops.cli.main import main; main()\n"
@@ -178,7 +178,7 @@ def test_an_interrupted_build_leaves_nothing(number: signal.Signals, code: int, 
     child = start_slow_build(tiny, output)
     assert len(beside(output)) == 2
     child.send_signal(number)
-    _, errors = child.communicate(timeout=30)
+    _, errors = child.communicate(timeout=120)
     assert child.returncode == code, errors
     assert "Traceback" not in errors
     assert list(output.parent.iterdir()) == []
@@ -189,7 +189,7 @@ def test_an_interrupted_rebuild_keeps_the_old_engine(spec: BuildSpec, tiny: Path
     before = contents(spec.output)
     child = start_slow_build(tiny, spec.output)
     child.terminate()
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     assert contents(spec.output) == before
     assert beside(spec.output) == []
 
@@ -197,7 +197,7 @@ def test_an_interrupted_rebuild_keeps_the_old_engine(spec: BuildSpec, tiny: Path
 def test_what_a_killed_build_left_is_removed_by_the_next(spec: BuildSpec, tiny: Path) -> None:
     child = start_slow_build(tiny, spec.output)
     child.kill()
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     assert len(beside(spec.output)) == 2
     build(spec)
     assert beside(spec.output) == []
@@ -212,7 +212,7 @@ def test_a_second_build_waits_for_the_first(spec: BuildSpec, tiny: Path) -> None
         _, cached = build(spec, progress)
     finally:
         child.kill()
-        child.communicate(timeout=30)
+        child.communicate(timeout=120)
     assert not cached
     assert progress.notes == [f"another build for {spec.output} is under way (process {child.pid}); waiting for it."]
     assert beside(spec.output) == []
@@ -285,7 +285,7 @@ def test_specs_that_make_no_sense(fields: dict, sentence: str, tmp_path: Path) -
 def test_an_error_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "llmops.cli.main", "build", str(tmp_path), "-o", str(tmp_path / "e")]
     script = "from llmops.cli.main import main; main()"
-    done = subprocess.run([run[0], "-c", script, *run[3:]], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([run[0], "-c", script, *run[3:]], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
     assert len(done.stderr.strip().splitlines()) == 1

@@ -69,8 +69,8 @@ def base_url(full_triton):
         yield url + "/v1"
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
-    log.wait(5)
+        process.wait(90)
+    log.wait(60)
 
 
 def _listening(process):
@@ -87,9 +87,9 @@ def _wait_for_models(url):
 
     import httpx
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        answer = httpx.get(url + "/v1/models")
+        answer = httpx.get(url + "/v1/models", timeout=60)
         if {MODEL, ENCODER} <= {model["id"] for model in answer.json().get("data", [])}:
             return
         time.sleep(0.1)
@@ -107,7 +107,7 @@ def node_results(base_url):
             shutil.copyfile(HERE / "node" / name, folder / name)
         installed = folder / "node_modules" / ".package-lock.json"
         if not installed.is_file():
-            subprocess.run(["npm", "ci"], cwd=folder, check=True, capture_output=True, timeout=240)
+            subprocess.run(["npm", "ci"], cwd=folder, check=True, capture_output=True, timeout=600)
     return _results(["node", str(folder / "suite.mjs"), base_url, MODEL, ENCODER])
 
 
@@ -126,6 +126,6 @@ def framework_results(base_url):
 
 
 def _results(command):
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout.splitlines()[-1])

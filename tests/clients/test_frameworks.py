@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 # the first test installs the clients
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 HERE = Path(__file__).parent
 PYTHON = re.findall(r"^def ((?:langchain|llama_index)_\w+)\(", (HERE / "frameworks.py").read_text(), re.M)
 OPENAI = ["chat", "stream", "streamed tool call", "structured output", "responses", "background", "embeddings", "abort"]

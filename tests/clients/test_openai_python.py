@@ -83,7 +83,7 @@ async def test_async_abort_frees_the_engine(async_client, base_url):
     stream = await ask(async_client, stream=True, max_tokens=4000, extra_body={"ignore_eos": True})
     await anext(aiter(stream))
     await stream.close()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 90
     while active(base_url) and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     assert active(base_url) == 0
@@ -186,14 +186,14 @@ def test_abort_frees_the_engine(client, base_url):
     next(iter(stream))
     assert active(base_url) == 1
     stream.close()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 90
     while active(base_url) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert active(base_url) == 0
 
 
 def active(base_url):
-    text = httpx.get(base_url.removesuffix("/v1") + "/metrics").text
+    text = httpx.get(base_url.removesuffix("/v1") + "/metrics", timeout=60).text
     lines = [line for line in text.splitlines() if line.startswith('llmops_active_streams{model="smollm2"')]
     return sum(float(line.split()[-1]) for line in lines)
 
@@ -317,7 +317,9 @@ def test_embeddings_equal_the_reference(client):
 
 def test_embedding_forms(client, base_url):
     def post(**body):
-        return httpx.post(base_url + "/embeddings", json={"model": "minilm", **body}).json()["data"][0]["embedding"]
+        return httpx.post(base_url + "/embeddings", json={"model": "minilm", **body}, timeout=60).json()["data"][0][
+            "embedding"
+        ]
 
     plain = np.array(post(input=TEXTS[0]))
     raw = base64.b64decode(post(input=TEXTS[:1], encoding_format="base64"))
@@ -348,14 +350,14 @@ async def test_many_embeddings_at_once(base_url):
     ],
 )
 def test_embedding_errors(base_url, body, param):
-    answer = httpx.post(base_url + "/embeddings", json={"model": "minilm", **body})
+    answer = httpx.post(base_url + "/embeddings", json={"model": "minilm", **body}, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
 
 def test_truncation_is_asked_for(base_url):
     body = {"model": "minilm", "input": "word " * 400, "truncate_prompt_tokens": -1}
-    assert httpx.post(base_url + "/embeddings", json=body).json()["usage"]["prompt_tokens"] == 256
+    assert httpx.post(base_url + "/embeddings", json=body, timeout=60).json()["usage"]["prompt_tokens"] == 256
 
 
 def test_the_model_list_says_what_is_ready(client):

@@ -40,5 +40,5 @@ def test_no_panel_is_empty(promtool, engine_dir, monkeypatch):
             return not silent
 
         with contextlib.suppress(ServerError):
-            stack.prometheus.wait(all_have_shown_something, 240, "every panel's query")
+            stack.prometheus.wait(all_have_shown_something, 480, "every panel's query")
     assert silent == set()

@@ -41,6 +41,13 @@ TEMPLATE = (
 )
 
 
+@pytest.fixture(autouse=True)
+def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still is no store and no provider that is away."""
+    for place in ("access.sql.PATIENCE_SECONDS", "access.jwks.PATIENCE", "usage.cost.PATIENCE", "usage.check.LAST"):
+        monkeypatch.setattr(f"llmops.gateway.callers.{place}", GENEROUS)
+
+
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tokenizer")

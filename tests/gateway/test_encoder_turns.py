@@ -154,4 +154,4 @@ async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
     held += [count for task, count in waiting if task.done() and not task.cancelled()]
     for count in held:
         places.leave(count)
-    await asyncio.wait_for(places.enter(["d"], 4), 10)
+    await asyncio.wait_for(places.enter(["d"], 4), 60)

@@ -43,7 +43,7 @@ class NoWatch:
 
 async def app(scope, receive, send) -> None:
     if scope["type"] == "http":
-        answer: Response = EventStream(Ending(), NoWatch(), patience=5, keepalive=0)
+        answer: Response = EventStream(Ending(), NoWatch(), patience=60, keepalive=0)
         await answer(scope, receive, send)
 
 
@@ -55,7 +55,7 @@ async def test_the_end_never_overtakes_what_was_written_before():
     while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         # a second one on the same connection reads whatever came after the end of the first
         for _ in range(2):
             assert (await client.get("/")).text == "data: last\n\ndata: [DONE]\n\n"

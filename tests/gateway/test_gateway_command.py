@@ -12,7 +12,7 @@ import sys
 
 import httpx
 import pytest
-from gateway_conftest import Step, eventually, eventually_async, running
+from gateway_conftest import GENEROUS, Step, eventually, eventually_async, running
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
 
@@ -30,13 +30,13 @@ async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Proce
 
 async def outcome(*arguments: str, **environment: str) -> tuple[int, str, str]:
     process = await start(*arguments, **environment)
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), GENEROUS)
     return process.returncode, out.decode(), err.decode()
 
 
 async def test_port_0_prints_the_chosen_port_and_sigterm_ends_with_0(stack):
     process = await start("gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}")
-    line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+    line = (await asyncio.wait_for(process.stdout.readline(), GENEROUS)).decode()
     url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
     stack.say("Hello")
     for _ in range(100):
@@ -45,7 +45,7 @@ async def test_port_0_prints_the_chosen_port_and_sigterm_ends_with_0(stack):
             break
     assert out == "Hello\n"
     process.send_signal(signal.SIGTERM)
-    _, err = await asyncio.wait_for(process.communicate(), 15)
+    _, err = await asyncio.wait_for(process.communicate(), GENEROUS)
     assert process.returncode == 0, err.decode()
     assert "Traceback" not in err.decode()
 
@@ -75,10 +75,10 @@ async def test_a_gateway_outlives_what_would_take_its_threads_for_ever(card, tok
         stack.say("yes")
         process = await start("gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}")
         try:
-            line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+            line = (await asyncio.wait_for(process.stdout.readline(), GENEROUS)).decode()
             url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
-            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-                await eventually_async(lambda: ready(client), 30)
+            async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
+                await eventually_async(lambda: ready(client))
                 bodies = [{**stack.chat_body, **fields, "seed": seed} for seed in range(2)]
                 answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies))
                 assert [answer.status_code for answer in answers] == [status, status]
@@ -86,7 +86,7 @@ async def test_a_gateway_outlives_what_would_take_its_threads_for_ever(card, tok
                 prompt = {"model": "tiny", "prompt": "Hello " * 10}
                 assert (await client.post("/tokenize", json=prompt)).status_code == 200
             process.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(process.wait(), 30)
+            await asyncio.wait_for(process.wait(), GENEROUS)
             assert process.returncode == 0
         finally:
             if process.returncode is None:
@@ -155,7 +155,7 @@ async def test_chat_sends_the_key_the_history_and_the_sampling_flags(stack):
     assert sent["input_ids"] == stack.tokenizer.encode(expected)
     assert (sent["seed"], sent["request_output_len"]) == ([7], [9])
     os.write(master, b"/quit\n")
-    assert await asyncio.wait_for(chat.wait(), 10) == 0
+    assert await asyncio.wait_for(chat.wait(), GENEROUS) == 0
     os.close(master)
 
 
@@ -186,7 +186,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(stack):
     os.write(master, b"again\n")
     await eventually(lambda: len(stack.triton.requests) == 2)
     os.write(master, b"/quit\n")
-    assert await asyncio.wait_for(chat.wait(), 10) == 0
+    assert await asyncio.wait_for(chat.wait(), GENEROUS) == 0
     shown = os.read(master, 100_000).decode()
     assert "[stopped]" in shown
     os.close(master)

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import httpx
 import pytest
-from gateway_conftest import END, eventually, running
+from gateway_conftest import END, eventually, eventually_async, running
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_triton import Step
@@ -48,18 +48,10 @@ def answers(text: str) -> dict[str, float]:
 
 
 async def counted(stack, **expected: float) -> None:
-    text = ""
+    async def are_told() -> bool:
+        return answers((await stack.client.get("/metrics")).text) == expected
 
-    async def look() -> bool:
-        nonlocal text
-        text = (await stack.client.get("/metrics")).text
-        return answers(text) == expected
-
-    for _ in range(200):
-        if await look():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{answers(text)}, not {expected}")
+    await eventually_async(are_told)
 
 
 def waiting(text: str) -> dict[str, float]:

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -347,9 +348,11 @@ async def test_bytes_that_are_held_are_bounded(card, tokenizer):
         _, writer = await connect(stack)
         head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 18000\r\n\r\n" % CHAT.encode()
         writer.write(head + b" " * 10_000)
-        await eventually_refused(stack, large)
+        refused = await eventually_answered(stack, 503, large)
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert int(refused.headers["retry-after"]) >= 1
         writer.close()
-        await eventually_served(stack, large)
+        await eventually_answered(stack, 200, large)
 
 
 async def test_no_client_holds_all_of_them():
@@ -377,23 +380,15 @@ async def test_a_body_alone_is_never_too_large():
     assert holding.held == 0
 
 
-async def eventually_refused(stack, body: bytes) -> None:
-    response = await stack.client.post(CHAT, content=body)
-    for _ in range(200):
-        if response.status_code == 503:
-            break
-        await asyncio.sleep(0.01)
-        response = await stack.client.post(CHAT, content=body)
-    assert response.json()["error"]["code"] == "overloaded"
-    assert int(response.headers["retry-after"]) >= 1
+async def eventually_answered(stack, status: int, body: bytes) -> httpx.Response:
+    answers = []
 
+    async def answered() -> bool:
+        answers.append(await stack.client.post(CHAT, content=body))
+        return answers[-1].status_code == status
 
-async def eventually_served(stack, body: bytes) -> None:
-    for _ in range(200):
-        if (await stack.client.post(CHAT, content=body)).status_code == 200:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("bytes are still held")
+    await eventually_async(answered)
+    return answers[-1]
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
@@ -628,10 +623,11 @@ async def test_a_client_that_leaves_a_silent_stream_frees_its_slot(slow):
     await slow.idle()
 
 
-async def test_a_quick_stream_has_no_comment(stack):
-    stack.say("Hello")
-    async with stack.client.stream("POST", CHAT, json={**stack.chat_body, "stream": True}) as response:
-        assert ": keep-alive" not in (await response.aread()).decode()
+async def test_a_quick_stream_has_no_comment(card, tokenizer):
+    async with running(card, tokenizer, timeouts={"keepalive": GENEROUS}) as stack:
+        stack.say("Hello")
+        async with stack.client.stream("POST", CHAT, json={**stack.chat_body, "stream": True}) as response:
+            assert ": keep-alive" not in (await response.aread()).decode()
 
 
 # -- the loop --------------------------------------------------------------------------------------------------------
@@ -652,12 +648,19 @@ async def test_the_watchdog_names_what_held_the_loop(stack, caplog, monkeypatch,
     monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
     stack.say("Hello")
     assert (await stack.chat()).status_code == 200
-    await eventually(lambda: (tmp_path / "lag").exists())
-    told = json.loads((tmp_path / "lag").read_text().splitlines()[0])
-    assert "endpoints/chat.py" in told["stage"]
-    assert told["held"] > 0.25
+
+    def told() -> list[dict]:
+        """A machine whose host takes its processor away may have had to tell of that as well."""
+        lines = reported(tmp_path / "lag")
+        return [line for line in lines if "endpoints/chat.py" in line["stage"] and line["held"] > 0.25]
+
+    await eventually(told)
     assert "the event loop was held for" in caplog.text
     assert held_by((await stack.client.get("/metrics")).text) > 0.25
+
+
+def reported(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def held_by(metrics: str) -> float:
@@ -672,9 +675,11 @@ async def test_waiting_is_not_held(stack, monkeypatch, tmp_path):
     waited = []
     monkeypatch.setattr(chat, "check_chat", lambda *args: waited.append(time.sleep(0.6)))
     monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
-    before = held_by((await stack.client.get("/metrics")).text)
+    before, used = held_by((await stack.client.get("/metrics")).text), time.process_time()
     stack.say("Hello")
     assert (await stack.chat()).status_code == 200
     assert waited == [None]
-    assert not (tmp_path / "lag").exists()
-    assert held_by((await stack.client.get("/metrics")).text) - before < 0.25
+    # the processor's time that a host took away passes in a process as if it had worked
+    used = time.process_time() - used
+    assert sum(line["held"] for line in reported(tmp_path / "lag")) <= used
+    assert held_by((await stack.client.get("/metrics")).text) - before < 0.25 + used

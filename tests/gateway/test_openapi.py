@@ -14,7 +14,7 @@ def check(operation, base_url, statuses):
     @EXAMPLES
     @given(operation.as_strategy())
     def send(case):
-        answer = case.call(base_url=base_url, timeout=30)
+        answer = case.call(base_url=base_url, timeout=120)
         statuses.append(answer.status_code)
         assert answer.status_code < 500, answer.text
         if answer.status_code >= 400:

@@ -125,7 +125,7 @@ async def consume(client: httpx.AsyncClient, body: dict) -> None:
 
 
 async def active(triton, count: int) -> bool:
-    async with httpx.AsyncClient() as metrics:
+    async with httpx.AsyncClient(timeout=120) as metrics:
         text = (await metrics.get(triton.metrics_url)).text
     found = re.search(r'nv_trt_llm_request_metrics\{[^}]*request_type="active"[^}]*\} (\S+)', text)
     return found is not None and float(found.group(1)) == count

@@ -76,10 +76,10 @@ async def test_what_cannot_be_written_is_counted_on(caplog):
     audit.away = True
     refusals = Refusals(audit, window=0.001)
     refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401, "error"))
-    await asyncio.wait_for(audit.asked.wait(), 30)
+    await asyncio.wait_for(audit.asked.wait(), 60)
     refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401, "error"))
     audit.asked.clear()
-    await asyncio.wait_for(audit.asked.wait(), 30)
+    await asyncio.wait_for(audit.asked.wait(), 60)
     assert not audit.rows
     audit.away = False
     await refusals.close()
@@ -93,7 +93,7 @@ async def test_nothing_runs_while_nothing_is_refused():
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
     refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401))
     (writing,) = [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
-    await asyncio.wait_for(writing, 30)
+    await asyncio.wait_for(writing, 60)
     await refusals.close()
 
 

@@ -10,7 +10,14 @@ import openai
 import pytest
 
 PATH = "/v1/responses"
-eventually_async = sys.modules["gateway_conftest"].eventually_async
+eventually_async, GENEROUS = sys.modules["gateway_conftest"].eventually_async, sys.modules["gateway_conftest"].GENEROUS
+
+
+def endless(stack, text: str) -> None:
+    """This is said, and the answer does not end."""
+    from scripted_triton import Step
+
+    stack.steps(*(Step((one,)) for one in stack.tokenizer.encode(text)), Step(hang=True))
 
 
 async def create(stack, **fields):
@@ -76,7 +83,7 @@ async def test_a_background_response_streams_and_goes_on_without_its_reader(stac
 
 
 async def test_what_is_generated_can_be_read_meanwhile(stack):
-    stack.say("Hello world! How are you? Hello world! How are you?", wait=0.03)
+    endless(stack, "Hello world! How are you? Hello world! How are you?")
     running = (await create(stack, background=True)).json()
     assert running["status"] == "in_progress"
 
@@ -98,13 +105,13 @@ async def test_what_is_generated_can_be_read_meanwhile(stack):
 
 
 async def test_cancel_ends_every_reader(stack):
-    stack.say("Hello world! How are you? " * 9, wait=0.03)
+    endless(stack, "Hello world! How are you? " * 9)
     running = (await create(stack, background=True)).json()
     reader = asyncio.create_task(streamed(stack, running["id"]))
     await asyncio.sleep(0.3)
     stopped = (await stack.client.post(f"{PATH}/{running['id']}/cancel")).json()
     assert stopped["status"] == "cancelled"
-    seen = await asyncio.wait_for(reader, 5)
+    seen = await asyncio.wait_for(reader, GENEROUS)
     assert await streamed(stack, running["id"]) == seen
     assert (await stack.client.get(f"{PATH}/{running['id']}")).json() == stopped
     again = await stack.client.post(f"{PATH}/{running['id']}/cancel")

@@ -17,6 +17,7 @@ def test_order(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMOPS_PORT", "2222")
     monkeypatch.setenv("LLMOPS_TRITON", "env:2")
     monkeypatch.setenv("LLMOPS_TIMEOUTS__IDLE", "7")
+    monkeypatch.delenv("LLMOPS_TIMEOUTS__CONNECT", raising=False)
     settings = load_settings(config, triton="flag:3", port=None)
     assert settings.triton == "flag:3"
     assert settings.port == 2222

@@ -20,7 +20,7 @@ import pytest
 from scripted_triton import ScriptedTriton, Step
 
 PATH = "/v1/responses"
-eventually = sys.modules["gateway_conftest"].eventually
+eventually, GENEROUS = sys.modules["gateway_conftest"].eventually, sys.modules["gateway_conftest"].GENEROUS
 
 
 def children(pid: int) -> list[int]:
@@ -48,13 +48,14 @@ class Crew:
             for pid in others:
                 os.kill(pid, signal.SIGCONT)
 
-    def say(self, text: str, wait: float = 0.0) -> None:
+    def say(self, text: str, wait: float = 0.0, end: bool = True) -> None:
         steps = [Step((token,), wait=wait) for token in self.tokenizer.encode(text)]
-        self.triton.script = lambda tensors: [*steps, Step((0,)), Step(final=True)]
+        rest = [Step((0,)), Step(final=True)] if end else [Step(hang=True)]
+        self.triton.script = lambda tensors: [*steps, *rest]
 
     async def ask(self, method: str, tail: str = "", **body) -> httpx.Response:
         """Over a connection of its own: any worker that runs may take it."""
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=GENEROUS) as client:
             return await client.request(method, f"{self.url}{PATH}{tail}", json=body or None)
 
     async def create(self, **fields) -> dict:
@@ -76,7 +77,7 @@ async def crew(card, tokenizer, tmp_path):
         yield crew
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(GENEROUS)
         await triton.stop()
 
 
@@ -85,7 +86,7 @@ async def meanwhile(crew, index, waiting):
     with crew.only(index):
         task = asyncio.create_task(waiting)
         await asyncio.sleep(0.3)
-    return await asyncio.wait_for(task, 20)
+    return await asyncio.wait_for(task, GENEROUS)
 
 
 async def test_a_finished_response_is_everywhere(crew):
@@ -107,7 +108,7 @@ async def test_a_finished_response_is_everywhere(crew):
 
 
 async def test_cancel_reaches_the_worker_that_generates(crew):
-    crew.say("Hello world! How are you? " * 40, wait=0.05)
+    crew.say("Hello world! How are you? ", end=False)
     with crew.only(0):
         running = await crew.create(background=True)
     await eventually(lambda: crew.triton.active == 1)
@@ -132,7 +133,7 @@ async def test_a_stream_can_be_followed_from_the_other_worker(crew):
 
 
 async def test_a_worker_that_dies_takes_its_responses_with_it(crew):
-    crew.say("Hello world! " * 100, wait=0.05)
+    crew.say("Hello world! ", end=False)
     with crew.only(0):
         running = await crew.create(background=True)
     victim = crew.workers[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given, settings
@@ -125,17 +126,26 @@ for source in eval(sys.stdin.read()):
 """
 
 
-def test_no_template_takes_much_time_or_memory():
-    """In a process of its own, which would be killed where the guard fails. CPU seconds, not those of the clock."""
+def rendered(names: Collection[str]) -> dict[str, tuple[str, float, int]]:
+    """What became of each, CPU seconds, MiB. In a process of its own, which would be killed where the guard fails."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN], input=repr(list(HOSTILE.values())), text=True, capture_output=True,
-        preexec_fn=_bound_memory, timeout=300, check=False,
+        [sys.executable, "-c", RUN], input=repr([HOSTILE[name] for name in names]), text=True, capture_output=True,
+        preexec_fn=_bound_memory, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.rsplit(" ", 2) for line in done.stdout.splitlines()]
-    found = {name: (what, float(seconds), int(mb)) for name, (what, seconds, mb) in zip(HOSTILE, lines, strict=True)}
+    return {name: (what, float(seconds), int(mb)) for name, (what, seconds, mb) in zip(names, lines, strict=True)}
+
+
+def test_no_template_takes_much_time_or_memory():
+    found = rendered(HOSTILE)
     assert {name: one for name, one in found.items() if one[0] != "refused"} == {}
-    assert {name: one for name, one in found.items() if one[1] > 3 or one[2] > 700} == {}
+    assert {name: one for name, one in found.items() if one[2] > 700} == {}
+    slow = [name for name, one in found.items() if one[1] > 3]
+    for _ in range(3 if slow else 0):
+        # one that is slow is so each time; while its host stands still, another may be
+        slow = [name for name, one in rendered(slow).items() if one[1] > 3]
+    assert slow == []
 
 
 TEXT = st.text("ab <>{}%|\n\t é🙂", max_size=12)

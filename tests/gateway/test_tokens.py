@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from gateway_conftest import eventually_async
 
 
 async def test_a_prompt_there_and_back(stack):
@@ -37,11 +37,9 @@ async def test_bad_token_requests(stack):
 async def test_readiness_of_a_model(stack):
     assert (await stack.client.get("/v1/models/tiny")).json()["ready"] is True
     stack.triton.state = "UNAVAILABLE"
-    for _ in range(100):
-        model = (await stack.client.get("/v1/models/tiny")).json()
-        if model["ready"] is False:
-            break
-        await asyncio.sleep(0.02)
-    else:
-        raise AssertionError("the model list still says ready")
+
+    async def says_so() -> bool:
+        return (await stack.client.get("/v1/models/tiny")).json()["ready"] is False
+
+    await eventually_async(says_so)
     assert (await stack.client.get("/health/ready")).status_code == 503

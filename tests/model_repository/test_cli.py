@@ -56,14 +56,14 @@ def test_serve_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None
     ready = process.stdout.readline()
     url = re.search(r"HTTP (http://[\d.:]+)", ready)
     assert url, ready
-    assert urllib.request.urlopen(f"{url[1]}/v2/models/echo/ready", timeout=30).status == 200
+    assert urllib.request.urlopen(f"{url[1]}/v2/models/echo/ready", timeout=120).status == 200
     assert process.stdout.readline() == (
         "Open to this machine only: gRPC, metrics and HTTP. Metrics are closed by --no-metrics. "
         "HTTP is closed without --http.\n"
     )
     (group,) = children(process.pid)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     assert processes(group) == []
 
 

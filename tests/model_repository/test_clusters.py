@@ -28,7 +28,7 @@ from llmops.model_repository.multi_gpu.lws import AGENT, leader_script
 from llmops.model_repository.server.command import SHM_PREFIX, Ports
 from llmops.model_repository.server.embedded import find_installation
 from llmops.model_repository.server.shared_memory import remove_segments
-from tests.model_repository.engine_client import wait_until
+from tests.model_repository.engine_client import GENEROUS, wait_until
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
 
 
@@ -165,19 +165,19 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     environment["PATH"] = f"{binaries}:{environment['PATH']}"
     leader = subprocess.Popen(["bash", "-c", script], env=environment, start_new_session=True)
     try:
-        wait_until(lambda: answers(port), 60)
+        wait_until(lambda: answers(port))
         other = f"{socket.gethostname()}-1"
         assert (tmp_path / "kubectl").read_text() == f"waited for pod/{other}\nexec in {other}\n"
         assert (tmp_path / "rank1").read_text() == "tiny-tensorrt_llm"
         answer: list[bytes] = []
         thread = Thread(target=lambda: answer.append(ask(port)))
         thread.start()
-        wait_until((tmp_path / "begun").exists, 20)
+        wait_until((tmp_path / "begun").exists)
         leader.send_signal(signal.SIGTERM)
-        thread.join(20)
+        thread.join(GENEROUS)
         assert b'"data":[7]' in answer[0]
-        leader.wait(30)
-        wait_until(lambda: not answers(port), 5)
+        leader.wait(GENEROUS)
+        wait_until(lambda: not answers(port))
     finally:
         for group in (signal.SIGTERM, signal.SIGKILL):
             if leader.poll() is None:
@@ -190,7 +190,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
 def ask(port: int) -> bytes:
     body = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[7]}]}'
     url = f"http://127.0.0.1:{port}/v2/models/echo/infer"
-    return urllib.request.urlopen(urllib.request.Request(url, body), timeout=20).read()
+    return urllib.request.urlopen(urllib.request.Request(url, body), timeout=GENEROUS).read()
 
 
 def answers(port: int) -> bool:

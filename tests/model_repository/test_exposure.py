@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from llmops.cli.main import cli
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
 from llmops.model_repository.server.exposure import exposure, stack_exposure
+from tests.model_repository.engine_client import GENEROUS
 from tests.model_repository.test_launch import echo_repository, infer, segments
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -39,7 +40,7 @@ def backend_segment(server: TritonServer) -> str:
 def post(server: TritonServer, path: str, body: dict) -> int:
     request = urllib.request.Request(f"{server.http_url}/v2/{path}", json.dumps(body).encode())
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=GENEROUS) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -96,7 +97,7 @@ def test_the_backends_memory_has_the_prefix_that_newer_tritons_never_map(server:
 
 def send_chunks(port: int, path: str, count: int) -> None:
     """A body of that many chunks of one byte, which the HTTP server of 2.51 counts on its stack."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=GENEROUS) as connection:
         connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         connection.sendall(b"1\r\n \r\n" * count + b"0\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 4")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +25,7 @@ from llmops.model_repository.server import embedded
 from llmops.model_repository.server.embedded import Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, sweep
 from llmops.model_repository.server.triton_log import LogLine
-from tests.model_repository.engine_client import EngineClient, wait_until
+from tests.model_repository.engine_client import GENEROUS, EngineClient, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -105,7 +104,7 @@ def test_a_stub_that_hangs_is_ended_too(tmp_path: Path) -> None:
     assert segments(server) == []
 
 
-def infer(server: TritonServer, timeout: float = 20) -> bytes:
+def infer(server: TritonServer, timeout: float = GENEROUS) -> bytes:
     body = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[7]}]}'
     request = urllib.request.Request(f"{server.http_url}/v2/models/echo/infer", body)
     with urllib.request.urlopen(request, timeout=timeout) as response:
@@ -120,9 +119,9 @@ def test_running_requests_are_finished_first(tmp_path: Path) -> None:
     answer: list[bytes] = []
     thread = threading.Thread(target=lambda: answer.append(infer(server)))
     thread.start()
-    wait_until(begun.exists, 20)
+    wait_until(begun.exists)
     server.stop()
-    thread.join(10)
+    thread.join(GENEROUS)
     assert b'"data":[7]' in answer[0]
 
 
@@ -133,14 +132,13 @@ def test_a_client_that_keeps_its_stream_open_does_not_hold_up_the_stop(tmp_path:
     model.write_text(model.read_text().rsplit("        return", 1)[0])
     config = repository / "echo" / "config.pbtxt"
     config.write_text(config.read_text() + "model_transaction_policy { decoupled: true }")
-    server = start_triton(repository, ports=ANY, exit_timeout=60)
+    # it would be waited for longer than this test may take
+    server = start_triton(repository, ports=ANY, exit_timeout=10_000)
     server.wait_ready(120)
     client = EngineClient(server.grpc_address)
     client.send("1", model="echo", x=7)
     assert client.receive()[1]["y"].item() == 7
-    start = time.monotonic()
     server.stop()
-    assert time.monotonic() - start < 30
     client.close(cancel=True)
     assert processes(server.pid) == []
     assert segments(server) == []
@@ -173,7 +171,7 @@ def test_the_server_ends_when_its_parent_is_killed(repository: Path) -> None:
     group = int(parent.stdout.readline())
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_until(lambda: processes(group) == [], 40)
+    wait_until(lambda: processes(group) == [])
     sweep()
     assert list(SHM_DIR.glob(f"*llmops_{parent.pid}_*")) == []
 

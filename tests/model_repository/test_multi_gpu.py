@@ -29,7 +29,7 @@ from llmops.model_repository.repository.marker import Marker, ServedEngine
 from llmops.model_repository.server.command import Ports, ServerOptions
 from llmops.model_repository.server.processes import descendants
 from llmops.model_repository.server.shared_memory import SHM_DIR
-from tests.model_repository.engine_client import wait_until
+from tests.model_repository.engine_client import GENEROUS, wait_until
 from tests.model_repository.test_launch import CONFIG, infer
 
 SERVER = "/opt/tritonserver/bin/tritonserver"
@@ -211,13 +211,13 @@ class TestRealMpirun:
         answer: list[bytes] = []
         thread = Thread(target=lambda: answer.append(infer(leader)))
         thread.start()
-        wait_until((tmp_path / "begun").exists, 20)
+        wait_until((tmp_path / "begun").exists)
         below = descendants(leader.pid)
         assert len(below) >= 4
         leader.stop()
-        thread.join(10)
+        thread.join(GENEROUS)
         assert b'"data":[7]' in answer[0]
-        wait_until(lambda: not any(Path("/proc", str(process.pid)).exists() for process in below), 5)
+        wait_until(lambda: not any(Path("/proc", str(process.pid)).exists() for process in below))
         assert list(SHM_DIR.glob(f"{leader.shm_prefix}*")) == []
 
     def test_a_rank_that_dies_ends_the_server(self, leader: TritonServer, tmp_path: Path) -> None:

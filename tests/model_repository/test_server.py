@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.model_repository.engine_client import EngineClient, generation, metrics, wait_until
+from tests.model_repository.engine_client import GENEROUS, EngineClient, generation, metrics, wait_until
 from tests.model_repository.reference import load_model
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -107,11 +107,11 @@ def test_a_client_that_goes_away_leaves_the_batch(client: EngineClient, triton: 
     for index in range(6):
         leaving.send(f"gone{index}", **generation(prompt, new=2000, end_id=-1))
     client.send("stays", **generation(prompt, new=2000, end_id=-1))
-    wait_until(lambda: active(triton) == 7, 30)
+    wait_until(lambda: active(triton) == 7)
     leaving.close(cancel=True)
-    wait_until(lambda: active(triton) == 1, 5)
+    wait_until(lambda: active(triton) == 1)
     client.send("stays", stop=True, input_lengths=0, request_output_len=0)
-    wait_until(lambda: active(triton) == 0, 5)
+    wait_until(lambda: active(triton) == 0)
 
 
 def test_stop_with_the_same_id_ends_a_request_and_frees_its_blocks(
@@ -121,12 +121,12 @@ def test_stop_with_the_same_id_ends_a_request_and_frees_its_blocks(
         return metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")["used"]
 
     client.send("long", **generation(prompt, new=2000, end_id=-1))
-    wait_until(lambda: active(triton) == 1 and used() > 0, 30)
+    wait_until(lambda: active(triton) == 1 and used() > 0)
     client.send("long", stop=True, input_lengths=0, request_output_len=0)
     answers = client.collect(2)["long"]
     assert answers.error is None
     assert 0 < len(answers.ids) < 2000
-    wait_until(lambda: active(triton) == 0 and used() == 0, 5)
+    wait_until(lambda: active(triton) == 0 and used() == 0)
 
 
 def test_stop_without_an_id_is_refused(client: EngineClient) -> None:
@@ -253,7 +253,7 @@ def test_metrics_have_nvidias_families_and_labels(triton: Any) -> None:
     assert requests["max"] == 64
     blocks = metrics(triton.metrics_url, "nv_trt_llm_kv_cache_block_metrics")
     assert blocks.keys() == {"max", "free", "used", "tokens_per", "fraction"}
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + GENEROUS
     # Triton sets its gauges one by one, and a scrape may come in between: only at rest do they belong together
     while (blocks["used"], blocks["free"]) != (0, blocks["max"]):
         assert time.monotonic() < deadline, blocks
@@ -262,7 +262,7 @@ def test_metrics_have_nvidias_families_and_labels(triton: Any) -> None:
     batcher = metrics(triton.metrics_url, "nv_trt_llm_inflight_batcher_metrics")
     assert batcher.keys() == {"total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests"}
     assert metrics(triton.metrics_url, "nv_trt_llm_general_metrics").keys() == {"timestamp", "iteration_counter"}
-    text = urllib.request.urlopen(triton.metrics_url, timeout=30).read().decode()
+    text = urllib.request.urlopen(triton.metrics_url, timeout=GENEROUS).read().decode()
     split = [line for line in text.splitlines() if line.startswith("nv_trt_llm_disaggregated_serving_metrics{")]
     assert [line.split()[-1] for line in split] == ["0", "0"]
     assert 'disaggregated_serving_type="request_count"' in "".join(split)
@@ -283,7 +283,7 @@ def test_lengths_of_requests_are_counted(triton: Any, client: EngineClient, prom
         before = seen
     answer = client.ask(prompt, new=7, end_id=-1)
     wanted = [before[0] + len(prompt), before[1] + len(answer.ids), before[2] + 1]
-    wait_until(lambda: sums() == wanted, 10)
+    wait_until(lambda: sums() == wanted)
 
 
 def test_a_prompt_longer_than_one_step_is_cut_into_chunks(client: EngineClient, tokenizer: Tokenizer) -> None:

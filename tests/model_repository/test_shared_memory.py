@@ -106,7 +106,7 @@ def test_a_server_that_outlives_its_parent_keeps_its_memory(tmp_path: Path) -> N
     assert left(prefix) == live
     assert len(live) >= 2
     os.killpg(int(pid), signal.SIGCONT)
-    wait_until(lambda: processes(int(pid)) == [], 40)
+    wait_until(lambda: processes(int(pid)) == [])
     sweep()
     assert left(prefix) == []
 
@@ -184,4 +184,4 @@ def test_another_pid_namespace_keeps_what_it_uses_and_takes_nothing(memory: Shar
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: (sweep(), left(there))[1] == [], 10)
+    wait_until(lambda: (sweep(), left(there))[1] == [])

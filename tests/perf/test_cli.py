@@ -34,17 +34,17 @@ def delay_server(**delays):
 
     thread = threading.Thread(target=lambda: run_async(serve()), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield box["server"]
     finally:
         box["loop"].call_soon_threadsafe(box["stop"].set)
-        thread.join(10)
+        thread.join(60)
 
 
 def bench(*arguments, **given):
     command = [str(LLMOPS), "bench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **given)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **given)
 
 
 def test_a_run_writes_json_and_a_page_that_compare_reads(tmp_path):
@@ -148,11 +148,11 @@ def test_ctrl_c_ends_a_run_at_once_and_writes_nothing(tmp_path):
     with delay_server(ttft=0.05, itl=0.05) as server:
         command = [str(LLMOPS), "bench", server.url, "-d", "60", "-c", "4", "--json", str(tmp_path / "r.json")]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(server.served) < 6 and time.monotonic() < deadline:
             time.sleep(0.05)
         os.kill(child.pid, signal.SIGINT)
-        _, stderr = child.communicate(timeout=30)
+        _, stderr = child.communicate(timeout=120)
     assert child.returncode == 130
     assert "Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []

@@ -203,7 +203,7 @@ def test_a_browser_draws_the_page_without_complaint(tmp_path):
         [*browser, "--enable-logging=stderr", "--dump-dom", path.as_uri()],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert "CONSOLE" not in result.stderr

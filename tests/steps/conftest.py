@@ -32,7 +32,7 @@ class Gateway:
             found = re.search(r"listens on (http://\S+)", self.log.read_text())
             if found:
                 with contextlib.suppress(OSError):
-                    urllib.request.urlopen(found[1] + "/health/ready", timeout=10).close()
+                    urllib.request.urlopen(found[1] + "/health/ready", timeout=60).close()
                     return found[1]
             assert self.process.poll() is None, self.log.read_text()
             time.sleep(0.1)

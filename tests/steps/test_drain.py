@@ -65,7 +65,7 @@ def start_serve(tmp_path: Path) -> Iterator:
         if serve.process.poll() is None:
             serve.process.terminate()
             serve.process.terminate()
-            serve.process.wait(30)
+            serve.process.wait(120)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def test_32_answers_of_the_real_model_come_to_their_right_end(repository, 
     serve.ask()
     await finish(answers)
     assert {(answer.text, answer.tokens, answer.error) for answer in answers} == {(alone.text, 100, "")}
-    assert await serve.ended(60) == 0
+    assert await serve.ended(120) == 0
 
 
 async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_begun(
@@ -146,13 +146,13 @@ async def test_answers_longer_than_the_window_of_steps_too_and_nothing_new_is_be
         await finish(answers)
     assert {(answer.tokens, answer.error) for answer in answers} == {(2000, "")}
     assert len({answer.text for answer in answers}) == 1
-    assert await serve.ended(60) == 0
+    assert await serve.ended(120) == 0
 
 
 async def refused(url: str) -> None:
     """Until a new request is answered with 503, that it may be tried again."""
     body = {"model": "mock", "prompt": "Once", "max_tokens": 1}
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         while (reply := await client.post(url + "/v1/completions", json=body)).status_code == 200:
             await asyncio.sleep(0.02)
     assert reply.status_code == 503
@@ -169,7 +169,7 @@ async def test_at_the_exit_timeout_what_still_runs_is_told_and_all_ends(
     serve.ask()
     await finish(answers)
     assert {answer.error for answer in answers} == {"The engine is shutting down; send the request again."}
-    assert await serve.ended(60) == 0
+    assert await serve.ended(120) == 0
 
 
 async def test_a_second_signal_ends_at_once(mock_engine, start_serve, start_gateway) -> None:
@@ -179,7 +179,7 @@ async def test_a_second_signal_ends_at_once(mock_engine, start_serve, start_gate
     serve.ask()
     await refused(gateway.url)
     serve.ask()
-    assert await serve.ended(60) == 130
+    assert await serve.ended(120) == 130
     await finish(answers)
     assert all(answer.error for answer in answers)
     assert not list(Path("/dev/shm").glob(f"*llmops_{serve.process.pid}_*"))
@@ -192,6 +192,6 @@ async def test_a_gateway_that_leaves_does_not_hold_up_the_stop(mock_engine, star
     answers = await begin(gateway.url, "mock", 2, 200_000)
     gateway.process.terminate()
     serve.ask()
-    assert await serve.ended(60) == 0
+    assert await serve.ended(120) == 0
     for answer in answers:
         answer.task.cancel()

@@ -27,7 +27,7 @@ def narrow(engine_dir: Path, tmp_path: Path) -> Iterator[TritonServer]:
 async def test_what_does_not_fit_the_queue_gets_503_and_the_rest_stays(narrow, start_gateway) -> None:
     gateway = await asyncio.to_thread(start_gateway, narrow.grpc_address)
     body = {"model": "mock", "prompt": "Once", "max_tokens": 200_000, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as client:
         asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(16)]
         refused: list[httpx.Response] = []
         for first in asyncio.as_completed(asked):

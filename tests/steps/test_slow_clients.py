@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
-from tests.steps.test_faults import until_active
+from tests.steps.test_faults import GENEROUS, until_active
 
 pytestmark = pytest.mark.xdist_group("stack")
 
@@ -37,7 +37,7 @@ class Client:
         host, port = url.removeprefix("http://").split(":")
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self._socket.settimeout(60)
+        self._socket.settimeout(GENEROUS)
         self._socket.connect((host, int(port)))
         body = {"model": "mock", "prompt": "Go", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         data = json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
@@ -69,15 +69,15 @@ def texts(events: list) -> list[str]:
 
 
 def metric(url: str, name: str) -> float:
-    page = urllib.request.urlopen(url + "/metrics", timeout=30).read().decode()
+    page = urllib.request.urlopen(url + "/metrics", timeout=GENEROUS).read().decode()
     found = re.search(rf'^{name}{{model="mock"}} (\S+)$', page, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
-async def until(url: str, name: str, value: float, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+async def until(url: str, name: str, value: float) -> None:
+    deadline = time.monotonic() + GENEROUS
     while (now := await asyncio.to_thread(metric, url, name)) != value:
-        assert time.monotonic() < deadline, f"{name} is {now} after {seconds} s"
+        assert time.monotonic() < deadline, f"{name} is {now} after {GENEROUS:.0f} s"
         await asyncio.sleep(0.1)
 
 
@@ -99,8 +99,8 @@ async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(mock_engi
 async def test_a_client_that_reads_nothing_for_too_long_is_dropped(mock_engine, start_gateway):
     gateway = await asyncio.to_thread(start_gateway, mock_engine.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1")
     client = Client(gateway.url, 200_000)
-    await until(gateway.url, "llmops_active_streams", 1, 60)
-    await until(gateway.url, "llmops_active_streams", 0, 60)
+    await until(gateway.url, "llmops_active_streams", 1)
+    await until(gateway.url, "llmops_active_streams", 0)
     assert metric(gateway.url, "llmops_cancelled_requests_total") == 1
     events = await asyncio.to_thread(client.read)
     assert texts(events)
@@ -111,9 +111,9 @@ async def test_a_gateway_that_is_stopped_for_too_long_loses_its_requests_and_say
     """The window of 256 steps is full after a quarter of a second, and the grace time is five."""
     gateway = await asyncio.to_thread(start_gateway, mock_engine.grpc_address)
     clients = [Client(gateway.url, 200_000) for _ in range(4)]
-    await until_active(mock_engine.metrics_url, 4, seconds=60)
+    await until_active(mock_engine.metrics_url, 4)
     os.kill(gateway.process.pid, signal.SIGSTOP)
-    await until_active(mock_engine.metrics_url, 0, seconds=60)
+    await until_active(mock_engine.metrics_url, 0)
     os.kill(gateway.process.pid, signal.SIGCONT)
     for events in await asyncio.gather(*(asyncio.to_thread(client.read) for client in clients)):
         errors = [event["error"]["code"] for event in events if isinstance(event, dict) and "error" in event]

@@ -103,7 +103,7 @@ async def second_call(calls: list[SlowCall]) -> SlowCall:
         while len(calls) < 2 or calls[1].open.is_set():
             await asyncio.sleep(0)
 
-    await asyncio.wait_for(wait(), 10)
+    await asyncio.wait_for(wait(), 60)
     return calls[1]
 
 
@@ -263,7 +263,7 @@ async def test_a_refused_message_ends_its_own_requests_only(streams) -> None:
     calls[0].answers.put_nowait(refusal)
     for stream in others:
         with pytest.raises(UnsupportedError, match="input_ids: no"):
-            await asyncio.wait_for(anext(stream), 5)
+            await asyncio.wait_for(anext(stream), 60)
     waiting = asyncio.ensure_future(anext(first))
     await settle()
     assert not waiting.done()

@@ -77,10 +77,10 @@ def own_server() -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]
         options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off -c max_connections=50"
 
         def start() -> None:
-            run("pg_ctl", "start", "-w", "-l", folder / "log", "-o", options)
+            run("pg_ctl", "start", "-w", "-t", "240", "-l", folder / "log", "-o", options)
 
         def stop() -> None:
-            run("pg_ctl", "stop", "-m", "immediate")
+            run("pg_ctl", "stop", "-t", "240", "-m", "immediate")
 
         start()
         try:
@@ -106,7 +106,7 @@ class _Programs:
         command = [str(self.programs / program), "-D", str(self.folder / "data"), *map(str, arguments)]
         # a server that goes on would hold a pipe open
         with open(self.folder / f"{program}.out", "w+") as said:
-            done = subprocess.run(command, stdout=said, stderr=said, cwd=self.folder, timeout=60, **self.user)
+            done = subprocess.run(command, stdout=said, stderr=said, cwd=self.folder, timeout=300, **self.user)
             said.seek(0)
             assert done.returncode == 0, said.read()
 

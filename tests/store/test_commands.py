@@ -385,7 +385,7 @@ def test_a_disk_that_is_full(llmops, folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
 
     command = [sys.executable, "-m", "llmops.cli", "tenant", "create", "acme", "--store", f"sqlite:///{file}"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=no_more)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, preexec_fn=no_more)
     assert refused.returncode == 1
     assert refused.stderr.startswith(f"Error: The store {file} cannot be written: the disk is full")
     assert "Traceback" not in refused.stderr

@@ -137,7 +137,7 @@ async def test_the_command_serves_until_ctrl_c(url):
         r"without a key, and administered with one of scope admin only\.\n",
         line,
     )
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(re.search(r"http://\S+", line).group() + "/health/ready")).json() == {
             "status": "ready"
         }

@@ -62,7 +62,7 @@ def ask(engine, prompt, count, **fields):
     return engine.GenerationRequest(np.array(prompt, dtype=np.int64), count, **fields)
 
 
-def collect(runtime, seconds=5.0):
+def collect(runtime, seconds=90.0):
     """{key: (tokens, log-probs, finish, error)} of everything that runs."""
     found: dict[int, tuple] = {}
     deadline = time.monotonic() + seconds

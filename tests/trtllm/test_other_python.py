@@ -109,11 +109,11 @@ def test_serve_starts_the_wheels_triton_and_answers(repository: Path, environmen
             url = re.search(r"HTTP (http://[\d.:]+)", ready)
             assert url, ready + serve.stderr.read()
             body = json.dumps({"text_input": "ab", "max_tokens": 3, "temperature": 0.0}).encode()
-            with urllib.request.urlopen(f"{url[1]}/v2/models/tiny/generate", body, timeout=60) as response:
+            with urllib.request.urlopen(f"{url[1]}/v2/models/tiny/generate", body, timeout=120) as response:
                 text = json.loads(response.read())["text_output"]
         finally:
             serve.send_signal(signal.SIGTERM)
-            serve.communicate(timeout=90)
+            serve.communicate(timeout=120)
     # the stand-in counts on from the last token of the prompt, and the tokenizer's tokens are bytes in order
     assert text == "cde"
     assert serve.returncode == 0

@@ -14,7 +14,7 @@ import pytest
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import pointing_at, triton_on
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 FIRST = "input and output tensors"
 
 
@@ -29,7 +29,7 @@ def test_an_engine_that_ends_in_the_middle(engine_dir: Path, tmp_path: Path) -> 
             while FIRST not in (line := running.stderr.readline()):
                 assert line, "it ended without a check"
             os.killpg(server.pid, signal.SIGKILL)
-            output, said = running.communicate(timeout=240)
+            output, said = running.communicate(timeout=500)
     report = json.loads(output)
     first, *_, last = report["results"]
     assert running.returncode == 1

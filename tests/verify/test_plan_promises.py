@@ -89,7 +89,7 @@ def test_step_times_that_plan_can_read(verify, served, engine_dir: Path, tmp_pat
 )
 def test_nothing_to_look_at(arguments: list[str], code: int, sentence: str) -> None:
     command = [sys.executable, "-m", "llmops.cli", "verify", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == code
     assert done.stderr.startswith(f"Error: {sentence}")
     assert len(done.stderr.splitlines()) == 1
@@ -97,6 +97,6 @@ def test_nothing_to_look_at(arguments: list[str], code: int, sentence: str) -> N
 
 def test_a_model_that_is_not_there(served) -> None:
     command = [sys.executable, "-m", "llmops.cli", "verify", *served, "--model", "other"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "has no model other-tensorrt_llm ready" in done.stderr

@@ -38,7 +38,7 @@ class Service:
 
     def metric(self, pattern: str) -> float:
         """Sum of the samples of a gateway's metrics that start with `pattern`, a regular expression."""
-        with urllib.request.urlopen(self.address.removesuffix("/v1") + "/metrics", timeout=10) as response:
+        with urllib.request.urlopen(self.address.removesuffix("/v1") + "/metrics", timeout=60) as response:
             page = response.read().decode()
         return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)$", page, re.M))
 
@@ -145,7 +145,7 @@ def wait_ready(url: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(url, timeout=2) as response:
+            with urllib.request.urlopen(url, timeout=10) as response:
                 if response.status == 200:
                     return
         except (urllib.error.URLError, OSError):

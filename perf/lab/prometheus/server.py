@@ -65,7 +65,7 @@ class Prometheus:
     def _get(self, path: str, **parameters: str) -> Any:
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=10) as response:
+            with urllib.request.urlopen(url, timeout=60) as response:
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             raise ServerError(f"Prometheus refuses {parameters}: {error.read().decode()}") from error
