@@ -7,8 +7,10 @@ it holds up only other long work.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,7 +24,7 @@ T = TypeVar("T")
 # Under this many characters a prompt takes about half a millisecond, less than a thread's hand-over costs the others
 INLINE_CHARACTERS = 4096
 # seconds
-SWITCH_INTERVAL = 0.0005
+SWITCH_INTERVAL, COLLECTED_EVERY = 0.0005, 10.0
 
 
 class TooLongError(Exception):
@@ -78,29 +80,38 @@ def _briefly(work: Callable[[], T]) -> T:
         _manner.brief = False
 
 
-class _Lock:
-    """The GIL's switch interval: shorter while a text thread works. On the event loop's thread only.
+class _Interpreter:
+    """How Python behaves while a text thread works. On the event loop's thread only.
 
-    The loop asks for it after each system call, and would wait Python's 5 ms at each. Where only the loop and gRPC's
-    threads take turns, sooner costs more (docs/decisions/0307-switch-interval.md).
+    The loop asks for the GIL after each system call and would wait Python's 5 ms at each: the switch interval is
+    shorter. Where only the loop and gRPC's threads take turns, sooner costs more
+    (docs/decisions/0307-switch-interval.md). The garbage collector, which holds the GIL while it looks at the millions
+    of objects of a large grammar and finds no cycle, waits; under endless work it has its turn now and then.
     """
 
     def __init__(self) -> None:
         self._working = 0
         self._usual = sys.getswitchinterval()
+        self._collected = 0.0
 
     def begin(self) -> None:
         self._working += 1
         if self._working == 1:
             sys.setswitchinterval(SWITCH_INTERVAL)
+            gc.disable()
+            self._collected = time.monotonic()
 
     def end(self) -> None:
         self._working -= 1
         if not self._working:
             sys.setswitchinterval(self._usual)
+            gc.enable()
+        elif time.monotonic() - self._collected > COLLECTED_EVERY:
+            gc.collect(1)
+            self._collected = time.monotonic()
 
 
-_lock = _Lock()
+_interpreter = _Interpreter()
 
 
 class _Lane:
@@ -113,13 +124,13 @@ class _Lane:
     async def run(self, work: Callable[[], T], path: Sequence[str]) -> T:
         await self._idle.enter(path)
         # a client that leaves does not end its thread: the next turn is when that is over
-        _lock.begin()
+        _interpreter.begin()
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)
         done.add_done_callback(lambda _: self._over())
         return await asyncio.shield(done)
 
     def _over(self) -> None:
-        _lock.end()
+        _interpreter.end()
         self._idle.leave()
 
     def close(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from llmops.gateway.callers.shares import Shares
 from llmops.gateway.errors import UnavailableError
+from llmops.gateway.text import threads
 from llmops.gateway.text.threads import INLINE_CHARACTERS, TextThreads, TooLongError, is_brief
 
 LONG = INLINE_CHARACTERS + 1
@@ -194,3 +197,32 @@ async def test_work_that_fails_frees_its_thread(workers):
         with pytest.raises(ZeroDivisionError):
             await workers.run(lambda: 1 // 0, LONG)
     assert await workers.run(lambda: 1, LONG) == 1
+
+
+class Circle:
+    """Garbage that only the collector can find."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+async def test_the_collector_waits_for_work_but_not_for_ever(monkeypatch):
+    monkeypatch.setattr(threads, "COLLECTED_EVERY", 0.0)
+    workers, held, brief = TextThreads(threads=2), Held(), Held()
+    brief.end.set()
+    try:
+        working = asyncio.create_task(workers.run(held, LONG))
+        await begun(held)
+        assert not gc.isenabled()
+        left = weakref.ref(Circle())
+        await workers.run(brief, LONG)
+        await asyncio.sleep(0)
+        assert left() is None, "the end of other work is a moment for it"
+        assert not gc.isenabled()
+        held.end.set()
+        await working
+        await asyncio.sleep(0)
+        assert gc.isenabled()
+    finally:
+        held.end.set()
+        workers.close()
