@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "The real Triton server on a model repository.",
     "gateway": "OpenAI requests to Triton gRPC streams.",
     "replicas": "What each gateway believes of its replicas.",
+    "top": "How gateways, models and replicas are, live.",
     "up": "Build, repository, Triton and gateway in one go.",
     "diff": "What an llmops.yaml would change.",
     "chart": "Values for the Helm chart from an llmops.yaml.",

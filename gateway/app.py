@@ -34,6 +34,7 @@ from llmops.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest, 
 from llmops.gateway.fleet.admission.hints import hints_of
 from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.queues import Queues
+from llmops.gateway.fleet.replicas.census import Census
 from llmops.gateway.fleet.replicas.team import Fleets, fleets_of
 from llmops.gateway.fleet.serving import EmbeddingModel, Encoder, ServedModel
 from llmops.gateway.http.body import Intake
@@ -85,6 +86,7 @@ def create_app(
     intake = Intake(settings.limits, settings.timeouts.body, holding.take)
     fleets = fleets_of(settings, metrics)
     catalogue = catalogue_of(settings, [settings.triton], fleets, metrics.reaches)
+    metrics.registry.register(Census(catalogue, fleets))
     access = access_of(settings)
     billing = billing_of(settings)
     limits = limits_of(settings, siblings.own, billing)

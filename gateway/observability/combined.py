@@ -12,12 +12,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmops.gateway.observability.names import USAGE_LAG
+from llmops.gateway.observability.names import REPLICAS, USAGE_LAG
 
 log = logging.getLogger(__name__)
 
 # seconds; Prometheus itself waits for 10, and a worker left out is a counter that falls
 TIMEOUT = 8.0
+# which all workers say of the same thing
+OF_ALL = (USAGE_LAG.name, REPLICAS.name)
 OWN = "own"
 
 
@@ -69,7 +71,7 @@ class _Sum(CollectorRegistry):
 def _merge(name: str, known: float | None, value: float) -> float:
     if known is None:
         return value
-    if name == USAGE_LAG.name:
+    if name in OF_ALL:
         return max(known, value)
     # a counter's age is that of its oldest part
     return min(known, value) if name.endswith("_created") else known + value

@@ -97,6 +97,12 @@ PREFIX_UNSTABLE = _g.gauge(
     "Share of a tenant's prompts that are new at their beginning and go on alike, when it was last worth a word.",
     "tenant",
 )
+REPLICAS = _g.gauge(
+    "llmops_replicas",
+    "Replicas by what this gateway believes of them: starting, spare, ready, draining, suspect, gone.",
+    "model",
+    "state",
+)
 SERVERS = _g.gauge("llmops_server_reached", "Workers of this gateway that reach the Triton server.", "server")
 LAG = _g.histogram("llmops_event_loop_lag_seconds", "How late the event loop was with a timer of 40 ms.", "loop")
 HELD = _g.counter(

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from click.testing import CliRunner
 
+from llmops.cli.main import cli
 from llmops.errors import ServerError
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("watched")]
@@ -41,4 +44,29 @@ def test_no_panel_is_empty(promtool, engine_dir, monkeypatch):
 
         with contextlib.suppress(ServerError):
             stack.prometheus.wait(all_have_shown_something, 480, "every panel's query")
+        shown = top(stack)
     assert silent == set()
+    (model,) = shown["models"]
+    assert (model["model"], model["ready"], model["replicas"]) == ("mock", 1, 1)
+    # all prompts are of some hundred tokens
+    assert model["requests_per_s"] > 0
+    assert model["tokens_in_per_s"] / model["requests_per_s"] > 100
+    assert all(0 <= model[share] <= 1 for share in ("goodput", "prefix_hit_rate", "kv_use"))
+    assert 0 < model["ttft_p50_s"] <= model["ttft_p95_s"]
+    (replica,) = shown["replicas"]
+    assert (replica["model"], replica["kv_use"]) == ("mock", model["kv_use"])
+    (gateway,) = shown["gateways"]
+    assert (gateway["problem"], gateway["requests_per_s"] > 0) == ("", True)
+
+
+def top(stack) -> dict:
+    """What `llmops top` says of the same stack, as soon as there was an answer between its two looks."""
+    engine = urlsplit(stack.triton.metrics).netloc
+    command = ["top", "--once", "--json", "--interval", "3", "--url", stack.gateway.address, "--engine", engine]
+    for _ in range(20):
+        done = CliRunner().invoke(cli, command, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        shown = json.loads(done.stdout)
+        if shown["models"][0]["goodput"] is not None:
+            break
+    return shown

@@ -163,10 +163,12 @@ async def test_a_key_passes_where_its_scopes_reach(accounts):
             "insufficient_permissions",
             "This API key does not have the scope 'metrics', which /metrics asks for.",
         )
-    assert [scopes_of(path) for path in ("/api/admin/keys", "/api/usage", "/v1/organization/costs", "/new")] == [
+    paths = ("/api/admin/keys", "/api/usage", "/v1/organization/costs", "/replicas", "/new")
+    assert [scopes_of(path) for path in paths] == [
         ("admin",),
         ("usage", "inference"),
         ("usage",),
+        ("metrics", "inference"),
         ("inference",),
     ]
 

@@ -7,8 +7,10 @@ import logging
 
 import pytest
 from gateway_conftest import END, card_of, eventually_async, serving
+from prometheus_client.parser import text_string_to_metric_families
 from scripted_triton import ScriptedTriton, Step
 
+from llmops.gateway.fleet.replicas.census import STATES
 from llmops.gateway.settings import GatewaySettings
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -53,6 +55,15 @@ async def become(client, **wanted: str) -> None:
     await eventually_async(holds)
 
 
+async def counted(client) -> dict[str, float]:
+    """Replicas by state, as /metrics has them."""
+    page = text_string_to_metric_families((await client.get("/metrics")).text)
+    samples = [sample for family in page for sample in family.samples if sample.name == "llmops_replicas"]
+    assert {sample.labels["model"] for sample in samples} == {"tiny"}
+    assert {sample.labels["state"] for sample in samples} == set(STATES)
+    return {sample.labels["state"]: sample.value for sample in samples if sample.value}
+
+
 async def test_readiness_and_capacity_are_sums(card):
     first, second = ScriptedTriton(card, saying(5)), ScriptedTriton(card, saying(5))
     async with gateway(first, second) as client:
@@ -65,6 +76,7 @@ async def test_readiness_and_capacity_are_sums(card):
         found = (await client.get("/v1/models/tiny")).json()
         assert (found["ready"], found["replicas"]) == (True, {"ready": 1, "total": 2})
         assert found["capacity"]["sequences"] == 4
+        assert await counted(client) == {"ready": 1, "gone": 1}
         await second.stop()
 
         async def told() -> bool:
@@ -158,6 +170,7 @@ async def test_an_adapter_goes_where_it_is_loaded(card):
 async def test_without_replicas_there_is_nothing_to_show(stack):
     assert (await stack.client.get("/replicas")).status_code == 404
     assert "replicas" not in (await stack.client.get("/v1/models/tiny")).json()
+    assert await counted(stack.client) == {"ready": 1}
 
 
 async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, monkeypatch):

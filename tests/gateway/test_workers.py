@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from gateway_conftest import GENEROUS
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from scripted_triton import ScriptedTriton
 
 from llmops.gateway.observability.combined import combined
@@ -276,11 +276,14 @@ async def test_a_sibling_without_metrics_is_left_out(tmp_path, caplog, monkeypat
     monkeypatch.setattr("llmops.gateway.observability.combined.TIMEOUT", GENEROUS)
     own, others = CollectorRegistry(), []
     Counter("llmops_requests", "Requests.", registry=own).inc(2)
+    # what all workers say of the same thing
+    Gauge("llmops_replicas", "Replicas.", registry=own).set(3)
     for name, data in {**WRONG, "right": http("200 OK", generate_latest(own))}.items():
         others.append(await answering(tmp_path / name, data))
     (tmp_path / "nobody").touch()
     text = (await combined(own, [tmp_path / name for name in [*WRONG, "right", "nobody"]])).decode()
     assert "llmops_requests_total 4.0" in text
+    assert "llmops_replicas 3.0" in text
     for name in [*WRONG, "nobody"]:
         assert f"the worker at {name} are left out" in caplog.text
     assert "the worker at right" not in caplog.text

@@ -28,6 +28,7 @@ PLAIN = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.js
 # by the beginning of a route's path: the scopes of which one is enough; all others are for `inference`
 SCOPES = (
     ("/metrics", ("metrics",)),
+    ("/replicas", ("metrics", "inference")),
     ("/api/admin", ("admin",)),
     ("/v1/organization", ("usage",)),
     # its own; what its tenant used is for `usage`

@@ -44,6 +44,7 @@ class Watched:
 
     prometheus: Prometheus
     triton: Service
+    gateway: Service
     habits: Habits
     told: Told
     faults: Path
@@ -98,4 +99,4 @@ def watched(engine: Path) -> Iterator[Watched]:
         }
         looking = stack.enter_context(prometheus(targets, sorted(ALERTS.absolute().glob("*.yaml"))))
         habits = stack.enter_context(clients(front.address, MODEL, CLIENTS))
-        yield Watched(looking, triton, habits, other, faults)
+        yield Watched(looking, triton, front, habits, other, faults)

@@ -1,0 +1,1 @@
+"""`llmops top`: what gateways and engines say of themselves at /metrics, as one screen."""

@@ -1,0 +1,265 @@
+"""The numbers of `llmops top`: those of docs/metrics.md, from pages of /metrics and from what gateways believe."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmops.cli.live.page import Recent, Sums, quantile
+from llmops.contract import ENGINE
+from llmops.gateway.observability import names
+
+# of the outcomes of an answer, those that are nobody's success
+TROUBLES = ("failed", "shed", "aborted")
+REQUESTS, BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A gateway that was asked: what it counted lately, or the `problem` why it said nothing. `beliefs`: what each of
+    its workers believes of its replicas, as GET /replicas has it."""
+
+    url: str
+    recent: Recent
+    problem: str = ""
+    beliefs: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class ReplicaRow:
+    """A model on one server. `doubts`: gateways' workers that believe it to be in another state; times in ms."""
+
+    model: str
+    replica: str
+    state: str = ""
+    doubts: int = 0
+    heard_seconds_ago: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_use: float | None = None
+    step_ms: float | None = None
+    prefill_tokens_per_s: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A model at all gateways. Shares are of 1, rates per second, None what nobody knows: without traffic there is no
+    goodput. `kv_use` is the fullest of the ready replicas, `batch` their mean."""
+
+    model: str
+    ready: int | None = None
+    replicas: int | None = None
+    requests_per_s: float | None = None
+    running: float = 0.0
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    tpot_p50_ms: float | None = None
+    tpot_p95_ms: float | None = None
+    goodput: float | None = None
+    tokens_in_per_s: float | None = None
+    tokens_out_per_s: float | None = None
+    prefix_hit_rate: float | None = None
+    kv_use: float | None = None
+    batch: float | None = None
+    failed_per_s: float | None = None
+    shed_per_s: float | None = None
+    aborted_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class GatewayRow:
+    """`refused_per_s` by HTTP status; `loop_held`: share of the time in which its own work kept streams waiting."""
+
+    url: str
+    problem: str = ""
+    requests_per_s: float | None = None
+    refused_per_s: Mapping[str, float] = field(default_factory=dict)
+    streams: float | None = None
+    loop_held: float | None = None
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Board:
+    """`seconds` that rates are over; 0 where there was one look alone."""
+
+    seconds: float
+    models: Sequence[ModelRow]
+    replicas: Sequence[ReplicaRow]
+    gateways: Sequence[GatewayRow]
+
+
+def board(gateways: Sequence[Asked], engines: Mapping[str, Recent]) -> Board:
+    """`engines`: pages of Triton's metrics by HOST:PORT, for replicas of which no gateway speaks."""
+    there = [one.recent for one in gateways if not one.problem]
+    replicas = believed(gateways) or seen(engines)
+    counted = _Counted(there)
+    return Board(
+        max((one.seconds for one in there), default=0.0),
+        [counted.row(name, [one for one in replicas if one.model == name]) for name in counted.models(replicas)],
+        replicas,
+        [_gateway(one) for one in gateways],
+    )
+
+
+class _Counted:
+    """Sums over gateways, by model."""
+
+    def __init__(self, gateways: Sequence[Recent]) -> None:
+        self._rates = {
+            name: self._sums(gateways, name, name.labels, rate=True)
+            for name in (names.ANSWERS, names.PROMPT_TOKENS, names.COMPLETION_TOKENS, names.CACHED, names.LOOKED_UP)
+        }
+        # rates of buckets and not their counts: gateways need not have been watched for equally long
+        self._buckets = {
+            name: self._sums(gateways, name, ("model", "le"), "_bucket", rate=True) for name in (names.TTFT, names.TPOT)
+        }
+        self._waiting = self._sums(gateways, names.QUEUE_DEPTH, ("model", "priority"))
+        self._active = self._sums(gateways, names.ACTIVE, ("model",))
+        self._states: dict[str, dict[str, int]] = defaultdict(dict)
+        for one in gateways:
+            self._see_states(one)
+        self._rated = any(one.seconds > 0 for one in gateways)
+
+    def models(self, replicas: Iterable[ReplicaRow]) -> list[str]:
+        """All that somebody names."""
+        found = {model for (model,) in self._active.values} | {model for model, _ in self._waiting.values}
+        return sorted(found | set(self._states) | {one.model for one in replicas})
+
+    def row(self, model: str, replicas: Sequence[ReplicaRow]) -> ModelRow:
+        outcomes, states = self._rates[names.ANSWERS].of(model), self._states.get(model)
+        troubles = {f"{one}_per_s": outcomes.get(one, 0.0) if self._rated else None for one in TROUBLES}
+        judged = sum(rate for outcome, rate in outcomes.items() if outcome != "aborted")
+        looked_up = self._rate(names.LOOKED_UP, model)
+        ready = [one for one in replicas if one.state in ("ready", "")]
+        ttft, tpot = (self._buckets[name].of(model) for name in (names.TTFT, names.TPOT))
+        return ModelRow(
+            model,
+            ready=None if states is None else states.get("ready", 0),
+            replicas=None if states is None else sum(states.values()),
+            requests_per_s=sum(outcomes.values()) if self._rated else None,
+            running=self._active.values.get((model,), 0.0),
+            waiting=self._waiting.of(model),
+            ttft_p50_s=quantile(0.5, ttft),
+            ttft_p95_s=quantile(0.95, ttft),
+            tpot_p50_ms=quantile(0.5, tpot),
+            tpot_p95_ms=quantile(0.95, tpot),
+            goodput=outcomes.get("good", 0.0) / judged if judged else None,
+            tokens_in_per_s=self._rate(names.PROMPT_TOKENS, model),
+            tokens_out_per_s=self._rate(names.COMPLETION_TOKENS, model),
+            prefix_hit_rate=(self._rate(names.CACHED, model) or 0.0) / looked_up if looked_up else None,
+            kv_use=max((one.kv_use for one in ready if one.kv_use is not None), default=None),
+            batch=_mean([one.running for one in ready if one.running is not None]),
+            **troubles,
+        )
+
+    def _rate(self, name: names.Name, model: str) -> float | None:
+        return self._rates[name].values.get((model,), 0.0) if self._rated else None
+
+    def _see_states(self, gateway: Recent) -> None:
+        """Each gateway sees the same replicas: the one that sees most of a state is believed."""
+        sums = Sums("model", "state")
+        if gateway.last is not None:
+            sums.add(gateway.last.series(names.REPLICAS.name))
+        for (model, state), count in sums.values.items():
+            if count or state == "ready":
+                known = self._states[model]
+                known[state] = max(known.get(state, 0), int(count))
+
+    @staticmethod
+    def _sums(
+        gateways: Sequence[Recent], name: names.Name, labels: Sequence[str], part: str = "", *, rate: bool = False
+    ) -> Sums:
+        sums = Sums(*labels)
+        for one in gateways:
+            if rate and one.seconds > 0:
+                sums.add(one.increases(name.name + part), 1 / one.seconds)
+            elif not rate and one.last is not None:
+                sums.add(one.last.series(name.name + part))
+        return sums
+
+
+def believed(gateways: Sequence[Asked]) -> list[ReplicaRow]:
+    """Each replica as the worker believes that heard of it last."""
+    lines: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for gateway in gateways:
+        for worker in gateway.beliefs:
+            for model, some in worker["models"].items():
+                for line in some:
+                    lines[model, line["replica"]].append(line)
+    return [_replica(model, some) for (model, _), some in sorted(lines.items())]
+
+
+def _replica(model: str, lines: Sequence[Mapping[str, Any]]) -> ReplicaRow:
+    def silence(line: Mapping[str, Any]) -> float:
+        heard = line.get("heard_seconds_ago")
+        return float("inf") if heard is None else float(heard)
+
+    last = min(lines, key=silence)
+    blocks, rate, step = (last.get(name) for name in ("kv_blocks", "prefill_tokens_per_second", "step_ms"))
+    return ReplicaRow(
+        model,
+        last["replica"],
+        last["state"],
+        sum(line["state"] != last["state"] for line in lines),
+        last.get("heard_seconds_ago"),
+        last.get("running"),
+        last.get("waiting"),
+        1 - last["kv_blocks_free"] / blocks if blocks else None,
+        step or None,
+        rate or None,
+        last.get("problem", ""),
+    )
+
+
+def seen(engines: Mapping[str, Recent]) -> list[ReplicaRow]:
+    """Replicas as Triton's own metrics show them."""
+    rows = []
+    for server, recent in sorted(engines.items()):
+        if recent.last is None:
+            continue
+        requests, blocks = Sums("model", "request_type"), Sums("model", "kv_cache_block_type")
+        requests.add(recent.last.series(REQUESTS))
+        blocks.add(recent.last.series(BLOCKS))
+        for engine in sorted({model for model, _ in requests.values}):
+            of, memory = requests.of(engine), blocks.of(engine)
+            rows.append(
+                ReplicaRow(
+                    engine.removesuffix(ENGINE),
+                    server,
+                    running=of.get("scheduled", of.get("active")),
+                    waiting=of.get("waiting"),
+                    kv_use=memory.get("fraction"),
+                )
+            )
+    return rows
+
+
+def _gateway(asked: Asked) -> GatewayRow:
+    recent = asked.recent
+    if asked.problem or recent.last is None:
+        return GatewayRow(asked.url, asked.problem)
+    gauges = {name: sum(value for _, value in recent.last.series(name.name)) for name in (names.ACTIVE, names.MEMORY)}
+    if not recent.seconds:
+        return GatewayRow(asked.url, streams=gauges[names.ACTIVE], memory_bytes=gauges[names.MEMORY])
+    by_status = Sums("status")
+    by_status.add(recent.increases(names.REQUESTS.name), 1 / recent.seconds)
+    held = sum(value for _, value in recent.increases(names.HELD.name)) / recent.seconds
+    statuses = by_status.of()
+    return GatewayRow(
+        asked.url,
+        "",
+        sum(statuses.values()),
+        {status: rate for status, rate in sorted(statuses.items()) if status >= "400" and rate},
+        gauges[names.ACTIVE],
+        held,
+        gauges[names.MEMORY],
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

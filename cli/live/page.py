@@ -1,0 +1,105 @@
+"""Pages of /metrics as numbers, and what was counted between two of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Labels = Mapping[str, str]
+_Series = dict[frozenset[tuple[str, str]], float]
+
+
+class Page:
+    """One exposition. `at`: when it came, by a monotonic clock (s)."""
+
+    def __init__(self, text: str, at: float) -> None:
+        """Raises ValueError for a text that is none of Prometheus'."""
+        self.at = at
+        self._series: dict[str, _Series] = defaultdict(dict)
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    self._series[sample.name][frozenset(sample.labels.items())] = sample.value
+        except (LookupError, TypeError) as error:
+            # what the parser stumbles over in other texts
+            raise ValueError(f"not metrics: {error!r}") from error
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._series
+
+    def series(self, name: str) -> Iterator[tuple[Labels, float]]:
+        """Labels and value of each."""
+        for labels, value in self._series.get(name, {}).items():
+            yield dict(labels), value
+
+    def increases(self, name: str, before: Page) -> Iterator[tuple[Labels, float]]:
+        """What each counter of that name was raised by since then. One that fell began anew, as its process did."""
+        known = before._series.get(name, {})
+        for labels, value in self._series.get(name, {}).items():
+            last = known.get(labels, 0.0)
+            yield dict(labels), value - last if value >= last else value
+
+
+class Recent:
+    """The pages of one process within a window: rates are between its first and its last."""
+
+    def __init__(self, window: float) -> None:
+        """`window` in seconds."""
+        self._window = window
+        self._pages: deque[Page] = deque()
+
+    def add(self, page: Page) -> None:
+        self._pages.append(page)
+        while len(self._pages) > 2 and self._pages[1].at <= page.at - self._window:
+            self._pages.popleft()
+
+    def clear(self) -> None:
+        """It was away: what it counts from now on may have another beginning."""
+        self._pages.clear()
+
+    @property
+    def last(self) -> Page | None:
+        return self._pages[-1] if self._pages else None
+
+    @property
+    def seconds(self) -> float:
+        """Between the two; 0 where there is one page alone."""
+        return self._pages[-1].at - self._pages[0].at if len(self._pages) > 1 else 0.0
+
+    def increases(self, name: str) -> Iterator[tuple[Labels, float]]:
+        if self.seconds > 0:
+            yield from self._pages[-1].increases(name, self._pages[0])
+
+
+class Sums:
+    """Values added up by a label, over any number of pages."""
+
+    def __init__(self, *labels: str) -> None:
+        self._labels = labels
+        self.values: dict[tuple[str, ...], float] = defaultdict(float)
+
+    def add(self, series: Iterator[tuple[Labels, float]], factor: float = 1.0) -> None:
+        for labels, value in series:
+            self.values[tuple(labels.get(name, "") for name in self._labels)] += value * factor
+
+    def of(self, *values: str) -> dict[str, float]:
+        """By the last label, where those before it have these values."""
+        return {key[-1]: value for key, value in self.values.items() if key[:-1] == values}
+
+
+def quantile(share: float, buckets: Mapping[str, float]) -> float | None:
+    """Of cumulative counts by upper bound (`le`), as PromQL's histogram_quantile has it: evenly within a bucket, and
+    the highest bound for what is above it. None where nothing was counted."""
+    bounds = sorted((float(bound), count) for bound, count in buckets.items())
+    if len(bounds) < 2 or not math.isinf(bounds[-1][0]) or bounds[-1][1] <= 0:
+        return None
+    rank = share * bounds[-1][1]
+    lower, below = 0.0, 0.0
+    for upper, count in bounds[:-1]:
+        if count >= rank:
+            return lower + (upper - lower) * (rank - below) / (count - below) if count > below else upper
+        lower, below = upper, count
+    return lower

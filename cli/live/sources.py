@@ -1,0 +1,141 @@
+"""Who is asked for `llmops top`: gateways, and the engines behind those that have one Triton alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from llmops.cli.live.board import Asked, Board, believed, board
+from llmops.cli.live.page import Page, Recent
+from llmops.errors import InputError
+from llmops.gateway.addresses import DNS, DnsName, parse_replica
+from llmops.gateway.fleet.discover import addresses_of
+from llmops.gateway.observability.names import SERVERS
+
+# what a connection may take, and an answer (s): a gateway asks its other workers for as long as Prometheus waits
+CONNECT, PATIENCE = 2.0, 10.0
+
+
+class Sources:
+    """Asked again and again. Nothing that is away is an error: it is a line."""
+
+    def __init__(self, gateways: Sequence[str], engines: Sequence[str], window: float, key: str | None) -> None:
+        """`gateways`: URLs, or dns:NAME:PORT for all addresses behind a name; `engines`: HOST:PORT of Triton's metrics,
+        port 8002 of the gateways' servers where there are none. Raises InputError."""
+        self._gateways = [_place(one) for one in gateways]
+        self._engines, self._window = engines, window
+        # gateways' alone: engines ask for no key, and are told none
+        self._key = {"authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.AsyncClient(timeout=httpx.Timeout(PATIENCE, connect=CONNECT))
+        self._recent: dict[str, Recent] = {}
+        self._workers: dict[str, frozenset[str]] = {}
+
+    async def look(self) -> Board:
+        """What all say now."""
+        urls, away = await self._found()
+        gateways = [*await asyncio.gather(*map(self._gateway, urls)), *away]
+        engines = {} if believed(gateways) else await self._engine_pages(gateways)
+        return board(gateways, engines)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _found(self) -> tuple[list[str], list[Asked]]:
+        """The URLs of the gateways, and the names that DNS knows nothing of."""
+        urls: dict[str, None] = {}
+        away = []
+        for one in self._gateways:
+            if isinstance(one, str):
+                urls[one] = None
+                continue
+            try:
+                found = await asyncio.wait_for(addresses_of(one.host, one.port), CONNECT)
+                urls.update({f"http://{address}": None for address in found})
+            except (OSError, asyncio.TimeoutError) as error:
+                why = getattr(error, "strerror", None) or "no answer"
+                away.append(Asked(f"{DNS}{one.host}:{one.port}", Recent(self._window), f"DNS: {why}"))
+        return list(urls), away
+
+    async def _gateway(self, url: str) -> Asked:
+        recent = self._recent.setdefault(url, Recent(self._window))
+        page, beliefs = await asyncio.gather(self._page(f"{url}/metrics", self._key), self._beliefs(url))
+        if isinstance(page, str):
+            recent.clear()
+            return Asked(url, recent, page)
+        workers = frozenset(str(worker.get("gateway")) for worker in beliefs)
+        problem = ""
+        if workers and not workers & self._workers.setdefault(url, workers):
+            # of two processes behind one address the differences mean nothing
+            recent.clear()
+            problem = "another process than before answers: it was started again, or this is a balancer"
+        self._workers[url] = workers or self._workers.get(url, workers)
+        recent.add(page)
+        return Asked(url, recent, problem, beliefs)
+
+    async def _beliefs(self, url: str) -> Sequence[Mapping[str, Any]]:
+        """Nothing where there is one Triton alone, or the key may not ask."""
+        try:
+            answer = await self._http.get(f"{url}/replicas", headers=self._key)
+            found = answer.raise_for_status().json()["gateways"]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return ()
+        return found if isinstance(found, list) else ()
+
+    async def _engine_pages(self, gateways: Sequence[Asked]) -> Mapping[str, Recent]:
+        """By HOST:PORT, of those that answer."""
+        wanted = list(self._engines) or _servers(gateways)
+        pages = await asyncio.gather(*(self._page(f"http://{one}/metrics") for one in wanted))
+        found = {}
+        for one, page in zip(wanted, pages, strict=True):
+            if isinstance(page, Page):
+                found[one] = self._recent.setdefault(one, Recent(self._window))
+                found[one].add(page)
+        return found
+
+    async def _page(self, url: str, headers: Mapping[str, str] = {}) -> Page | str:
+        """Or why there is none."""
+        try:
+            answer = await self._http.get(url, headers=headers)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            return "nothing answers there"
+        except httpx.TimeoutException:
+            return f"no answer within {PATIENCE:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return f"the connection broke ({error or type(error).__name__})"
+        if answer.status_code in (401, 403):
+            return "asks for a key with the scope metrics: set LLMOPS_API_KEY"
+        if not answer.is_success:
+            return f"answers {answer.status_code} to /metrics"
+        try:
+            return Page(answer.text, time.monotonic())
+        except ValueError:
+            return "does not answer like a gateway of llmops"
+
+
+def _place(text: str) -> str | DnsName:
+    if text.startswith(DNS):
+        try:
+            name = parse_replica(text)
+        except ValueError as error:
+            raise InputError(f"--url {text}: write dns:NAME:PORT, such as dns:llm-gateway-each:9000.") from error
+        assert isinstance(name, DnsName)
+        return name
+    url = text.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"--url {text} is not a URL: write http://HOST:PORT, or dns:NAME:PORT for several.")
+    return url
+
+
+def _servers(gateways: Sequence[Asked]) -> list[str]:
+    """Port 8002 of the hosts that gateways have their Triton on."""
+    hosts = {
+        labels["server"].rpartition(":")[0]
+        for one in gateways
+        if one.recent.last is not None
+        for labels, _ in one.recent.last.series(SERVERS.name)
+    }
+    return sorted(f"{host}:8002" for host in hosts if host)

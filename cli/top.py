@@ -1,0 +1,113 @@
+"""`llmops top`: how gateways, models and replicas are, live."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmops.cli.live.orders import ORDERS, View
+from llmops.errors import ServerError
+
+if TYPE_CHECKING:
+    from llmops.cli.live.board import Board
+    from llmops.cli.live.sources import Sources
+
+# a pipe has no width, and a line that is cut would be noticed by nobody
+PIPED = 400
+
+
+@click.command("top")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    default=("http://127.0.0.1:9000",),
+    show_default=True,
+    help="A gateway, or dns:NAME:PORT for all behind a name; may be repeated.",
+)
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Triton's metrics, for gateways with one Triton.  [default: port 8002 of its host]",
+)
+@click.option("-i", "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds.")
+@click.option(
+    "--window", type=click.FloatRange(0.1), default=15.0, show_default=True, help="Seconds that rates are over."
+)
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="requests", show_default=True)
+@click.option("--replicas/--no-replicas", default=True, show_default=True, help="A line for each replica.")
+@click.option("--once", is_flag=True, help="Look twice, --interval apart, print it and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
+def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **given: Any) -> None:
+    """How gateways, their models and replicas are: the numbers of /metrics, live.
+
+    Without a terminal it prints one table after another. Name each gateway, and not a balancer before them. Where keys
+    are asked for, LLMOPS_API_KEY has one with the scope metrics. With --once, exit code 1 if no gateway answers.
+    """
+    asyncio.run(_top(urls, engines, window, given, View(given["sort"], given["replicas"])))
+
+
+async def _top(
+    urls: tuple[str, ...], engines: tuple[str, ...], window: float, given: dict[str, Any], view: View
+) -> None:
+    from llmops.cli.live.sources import Sources
+    from llmops.cli.openai_client import api_key
+
+    sources = Sources(urls, engines, window, api_key())
+    show = _once if given["once"] else _again_and_again
+    try:
+        await show(sources, given["interval"], given["as_json"], view)
+    finally:
+        await sources.close()
+
+
+async def _once(sources: Sources, interval: float, as_json: bool, view: View) -> None:
+    """Raises ServerError where nobody answered."""
+    board = await sources.look()
+    if any(not one.problem for one in board.gateways):
+        await asyncio.sleep(interval)
+        board = await sources.look()
+    _print(board, as_json, view)
+    if all(one.problem for one in board.gateways):
+        raise ServerError("No gateway answers; is `llmops gateway` running there?")
+
+
+async def _again_and_again(sources: Sources, interval: float, as_json: bool, view: View) -> None:
+    from llmops.cli.live.terminal import looks, show_live
+
+    console = _console()
+    if console.is_terminal and not console.is_dumb_terminal and not as_json:
+        await show_live(sources, view, interval, console)
+        return
+    async for board in looks(sources, interval):
+        _print(board, as_json, view)
+        if not as_json:
+            click.echo()
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, markup=False, width=PIPED if piped else None)
+
+
+def _print(board: Board, as_json: bool, view: View) -> None:
+    if as_json:
+        import json
+        from dataclasses import asdict
+        from datetime import datetime, timezone
+
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        click.echo(json.dumps({"at": now, **asdict(board)}, ensure_ascii=False))
+        return
+    from llmops.cli.live.screen import screen
+
+    console = _console()
+    console.print(screen(board, view, console.width))

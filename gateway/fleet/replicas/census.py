@@ -1,0 +1,44 @@
+"""How many replicas each model has, and in which state: counted when it is scraped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import get_args
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from llmops.gateway.fleet.catalogue import Catalogue, Place
+from llmops.gateway.fleet.replicas.team import Fleets
+from llmops.gateway.messages import ReplicaState
+from llmops.gateway.observability.names import REPLICAS
+
+STATES: tuple[ReplicaState, ...] = get_args(ReplicaState)
+
+
+class Census(Collector):
+    """Of the models of a catalogue; adapters are part of their base model."""
+
+    def __init__(self, catalogue: Catalogue, fleets: Fleets | None) -> None:
+        """Without `fleets` a replica is what its Triton says: ready, or gone."""
+        self._catalogue, self._fleets = catalogue, fleets
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(REPLICAS.name, REPLICAS.meaning, labels=REPLICAS.labels)
+        for found in self._catalogue.all():
+            if found.model.parent is None:
+                count = Counter(self._states(found))
+                # those without one too: a model without a ready replica is 0, and not no series
+                for state in STATES:
+                    family.add_metric([found.model.name, state], count[state])
+        yield family
+
+    def _states(self, found: Place) -> Iterator[ReplicaState]:
+        model = found.model
+        fleet = self._fleets.fleets.get(model.name) if self._fleets is not None else None
+        if fleet is not None:
+            yield from (view.state for view in fleet.views)
+            return
+        for place in self._catalogue.places(model.name, type(model)):
+            yield "ready" if place.ready else "gone"

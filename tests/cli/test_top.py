@@ -1,0 +1,407 @@
+"""`llmops top`: exact numbers from pages that are made up, the terminal as it was, and nobody there."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import pty
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from llmops.cli.live.board import Asked, board
+from llmops.cli.live.orders import ORDERS, View
+from llmops.cli.live.page import Page, Recent, quantile
+from llmops.cli.live.screen import number, screen, seconds, share
+from llmops.cli.main import cli
+from tests.deploy.conftest import promtool
+
+__all__ = ["promtool"]
+WINDOW = 15.0
+
+
+def metrics(
+    good: int = 0, late: int = 0, aborted: int = 0, ttft: tuple[int, ...] = (), waiting: int = 0, active: int = 0
+) -> str:
+    """A page of a gateway with the model `m`; `ttft`: answers in the buckets up to 0.1, 0.5 and any number of s."""
+    lines = [
+        f'llmops_answers_total{{model="m",outcome="good"}} {good}',
+        f'llmops_answers_total{{model="m",outcome="late"}} {late}',
+        f'llmops_answers_total{{model="m",outcome="aborted"}} {aborted}',
+        f'llmops_answers_total{{model="m",outcome="failed"}} {late}',
+        f'llmops_prompt_tokens_total{{model="m"}} {100 * good}',
+        f'llmops_completion_tokens_total{{model="m"}} {20 * good}',
+        f'llmops_prefix_lookup_tokens_total{{model="m"}} {100 * good}',
+        f'llmops_prefix_cached_tokens_total{{model="m"}} {60 * good}',
+        f'llm_queue_depth{{model="m",priority="default"}} {waiting}',
+        f'llm_queue_depth{{model="m",priority="batch"}} {2 * waiting}',
+        f'llmops_active_streams{{model="m"}} {active}',
+        f'llmops_requests_total{{route="/v1/x",status="200"}} {good}',
+        f'llmops_requests_total{{route="/v1/x",status="429"}} {late}',
+        f'llmops_requests_total{{route="/v1/y",status="429"}} {late}',
+        f"llmops_event_loop_held_seconds_total {good / 1000}",
+        f"process_resident_memory_bytes {300 * 2**20}",
+        'llmops_replicas{model="m",state="ready"} 2',
+        'llmops_replicas{model="m",state="gone"} 1',
+        'llmops_replicas{model="m",state="suspect"} 0',
+        'llmops_server_reached{server="gpu-1:8001"} 1',
+    ]
+    running = 0
+    for bound, count in zip(("0.1", "0.5", "+Inf"), ttft or (0, 0, 0), strict=True):
+        running += count
+        lines.append(f'llm_ttft_seconds_bucket{{model="m",le="{bound}"}} {running}')
+    return "\n".join(lines) + "\n"
+
+
+def recent(*pages: tuple[float, str], window: float = WINDOW) -> Recent:
+    found = Recent(window)
+    for at, text in pages:
+        found.add(Page(text, at))
+    return found
+
+
+def model(*gateways: Asked):
+    (row,) = board(gateways, {}).models
+    return row
+
+
+def test_rates_are_what_was_counted_between_two_looks():
+    before, after = metrics(good=100, late=10, aborted=7), metrics(good=190, late=20, aborted=17, waiting=3, active=5)
+    row = model(Asked("a", recent((50.0, before), (60.0, after))))
+    # 90 good, 10 late and 10 failed, 10 whose client left, in 10 s
+    assert row.requests_per_s == 12.0
+    assert row.goodput == 90 / 110
+    assert (row.failed_per_s, row.shed_per_s, row.aborted_per_s) == (1.0, 0.0, 1.0)
+    assert (row.tokens_in_per_s, row.tokens_out_per_s) == (900.0, 180.0)
+    assert row.prefix_hit_rate == 0.6
+    assert (row.running, dict(row.waiting)) == (5.0, {"default": 3.0, "batch": 6.0})
+    assert (row.ready, row.replicas) == (2, 3)
+
+
+def test_quantiles_are_of_the_answers_between_two_looks():
+    row = model(Asked("a", recent((0.0, metrics(ttft=(5, 5, 0))), (10.0, metrics(ttft=(15, 15, 0))))))
+    # 10 up to 0.1 s and 10 from there to 0.5 s: evenly spread
+    assert row.ttft_p50_s == pytest.approx(0.1)
+    assert row.ttft_p95_s == pytest.approx(0.1 + 0.4 * 0.9)
+    assert row.tpot_p95_ms is None
+
+
+def test_gateways_add_up_whatever_they_counted_before_and_however_long_they_were_watched():
+    one = Asked("a", recent((0.0, metrics(good=1000)), (10.0, metrics(good=1100, active=2, waiting=1))))
+    other = Asked("b", recent((5.0, metrics(good=7)), (10.0, metrics(good=17, active=3))))
+    found = board([one, other], {})
+    (row,) = found.models
+    assert (row.requests_per_s, row.running, row.waiting["batch"]) == (12.0, 5.0, 2.0)
+    # both see the same replicas
+    assert (row.ready, row.replicas) == (2, 3)
+    assert [gateway.requests_per_s for gateway in found.gateways] == [10.0, 2.0]
+    assert found.seconds == 10.0
+
+
+def test_a_gateway_that_began_anew_counts_from_nothing():
+    row = model(Asked("a", recent((0.0, metrics(good=1000)), (10.0, metrics(good=30)))))
+    assert row.requests_per_s == 3.0
+
+
+def test_without_two_looks_there_are_no_rates_and_without_traffic_no_shares():
+    first = model(Asked("a", recent((0.0, metrics(good=10, active=1)))))
+    assert (first.requests_per_s, first.goodput, first.ttft_p95_s, first.running) == (None, None, None, 1.0)
+    idle = model(Asked("a", recent((0.0, metrics(good=10)), (2.0, metrics(good=10)))))
+    assert (idle.requests_per_s, idle.goodput, idle.prefix_hit_rate, idle.ttft_p95_s) == (0.0, None, None, None)
+
+
+def test_a_window_is_as_long_as_it_says():
+    pages = [(float(at), metrics(good=at * at)) for at in range(0, 40, 2)]
+    found = recent(*pages, window=10.0)
+    assert found.seconds == 10.0
+    assert model(Asked("a", found)).requests_per_s == pytest.approx((38**2 - 28**2) / 10)
+
+
+def test_a_gateway_says_what_it_refused_and_how_it_is():
+    asked = Asked("a", recent((0.0, metrics()), (10.0, metrics(good=40, late=5, active=4))))
+    (gateway,) = board([asked], {}).gateways
+    assert gateway.requests_per_s == 5.0
+    assert dict(gateway.refused_per_s) == {"429": 1.0}
+    assert (gateway.streams, gateway.loop_held, gateway.memory_bytes) == (4.0, 0.004, 300 * 2**20)
+
+
+def belief(replica: str, heard: float | None, state: str = "ready", **more: object) -> dict:
+    blocks = {"kv_blocks_free": 25, "kv_blocks": 100}
+    return {"replica": replica, "state": state, "heard_seconds_ago": heard, "problem": "", **blocks, **more}
+
+
+def test_a_replica_is_as_the_gateway_believes_that_heard_of_it_last():
+    worker = {"gateway": "a/1", "models": {"m": [belief("gpu-1:8001", 4.0, "suspect", running=1)]}}
+    other = {"gateway": "b/2", "models": {"m": [belief("gpu-1:8001", 0.2, running=9, waiting=2, step_ms=31.5)]}}
+    third = {"gateway": "c/3", "models": {"m": [belief("gpu-1:8001", None, "starting"), belief("gpu-2:8001", None)]}}
+    asked = [Asked("x", recent((0.0, metrics())), beliefs=[worker, other]), Asked("y", recent(), beliefs=[third])]
+    found = board(asked, {"gpu-9:8002": recent((0.0, ENGINE))})
+    first, second = found.replicas
+    assert (first.replica, first.state, first.doubts, first.running, first.waiting) == ("gpu-1:8001", "ready", 2, 9, 2)
+    assert (first.kv_use, first.step_ms) == (0.75, 31.5)
+    assert (second.replica, second.state, second.heard_seconds_ago) == ("gpu-2:8001", "ready", None)
+    (row,) = found.models
+    assert (row.kv_use, row.batch) == (0.75, 9)
+
+
+ENGINE = """
+nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="active"} 12
+nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="scheduled"} 10
+nv_trt_llm_request_metrics{model="m-tensorrt_llm",version="1",request_type="waiting"} 3
+nv_trt_llm_kv_cache_block_metrics{model="m-tensorrt_llm",version="1",kv_cache_block_type="fraction"} 0.93
+"""
+
+
+def test_where_no_gateway_speaks_of_replicas_triton_does():
+    found = board([Asked("a", recent((0.0, metrics())))], {"gpu-1:8002": recent((0.0, ENGINE))})
+    (replica,) = found.replicas
+    assert (replica.model, replica.replica, replica.running, replica.waiting) == ("m", "gpu-1:8002", 10, 3)
+    (row,) = found.models
+    assert (row.kv_use, row.batch) == (0.93, 10)
+
+
+def test_quantiles_are_prometheus_own(promtool, tmp_path):
+    """Fifty histograms, each as promtool evaluates `histogram_quantile` of it."""
+    chance, bounds = random.Random(5), ["0.01", "0.1", "0.5", "2", "30", "+Inf"]
+    series, cases = [], []
+    for which in range(50):
+        counts = [0 if chance.random() < 0.3 else chance.randrange(1000) for _ in bounds]
+        if which == 0:
+            counts = [0] * len(bounds)
+        cumulative = {bound: sum(counts[: at + 1]) for at, bound in enumerate(bounds)}
+        labels = f'n="{which}"'
+        series += [{"series": f'h{{{labels},le="{le}"}}', "values": str(count)} for le, count in cumulative.items()]
+        for q in (0.5, 0.95):
+            found, theirs = quantile(q, cumulative), f"histogram_quantile({q}, h{{{labels}}})"
+            # of nothing it is no number, which is the only one that is not like itself
+            same = f"abs({theirs} - {found!r}) < bool 1e-12" if found is not None else f"{theirs} != bool {theirs}"
+            cases.append({"expr": same, "eval_time": "0", "exp_samples": [{"labels": f"{{{labels}}}", "value": 1}]})
+    test = {"rule_files": [], "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": cases}]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+    done = subprocess.run([*promtool, "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0"), (0.25, "0.2"), (12.0, "12"), (123.4, "123"), (9999.0, "9999"), (12345.0, "12.3k"),
+     (2.5e6, "2.5M")],
+)  # fmt: skip
+def test_numbers_are_short(value, text):
+    assert number(value) == text
+
+
+def test_shares_and_times_are_short():
+    assert [share(one) for one in (None, 0.0, 0.333, 0.986, 1.0)] == ["-", "0%", "33%", "98.6%", "100%"]
+    assert [seconds(one) for one in (None, 0.0415, 0.9999, 1.234, 61.0)] == ["-", "42 ms", "1000 ms", "1.23 s", "61 s"]
+
+
+def drawn(found, view: View = View(), width: int = 200, height: int | None = None) -> list[str]:
+    from rich.console import Console
+
+    console = Console(width=width, highlight=False)
+    with console.capture() as taken:
+        console.print(screen(found, view, width, height))
+    return [line.rstrip() for line in taken.get().splitlines()]
+
+
+def several():
+    """Models `a`, with the most requests, and `b`, with the most that wait; forty replicas."""
+    before = metrics(good=1).replace('"m"', '"a"') + metrics().replace('"m"', '"b"')
+    after = metrics(good=101).replace('"m"', '"a"') + metrics(good=10, late=10, waiting=9).replace('"m"', '"b"')
+    lines = [belief(f"gpu-{at:02}:8001", 0.1, "gone" if at == 7 else "ready") for at in range(40)]
+    worker = {"gateway": "a/1", "models": {"a": lines}}
+    return board([Asked("http://x", recent((0.0, before), (10.0, after)), beliefs=[worker])], {})
+
+
+def order(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines if re.match(r"[ab] ", line)]
+
+
+def test_what_is_most_worth_a_look_comes_first():
+    found = several()
+    assert order(drawn(found)) == ["a", "b"]
+    assert order(drawn(found, View("waiting"))) == ["b", "a"]
+    assert order(drawn(found, View("goodput"))) == ["b", "a"]
+    assert View("name").next_order() == View("requests")
+    assert all(len(order(drawn(found, View(name)))) == 2 for name in ORDERS)
+
+
+def test_what_wakes_somebody_is_red():
+    from rich.console import Console
+
+    bad = board([Asked("x", recent((0.0, metrics()), (10.0, metrics(good=80, late=10, ttft=(0, 0, 100)))))], {})
+    console = Console(width=200, force_terminal=True, color_system="standard")
+    with console.capture() as taken:
+        console.print(screen(bad, View(), 200))
+    # 80 of 100 good; the first tokens of all came after the last bound, 500 ms, which is not above the first limit
+    colours = {text: style for style, text in re.findall(r"\x1b\[([\d;]+)m *([^\x1b]+?) *\x1b\[0m", taken.get())}
+    assert (colours["80%"], colours["2/3"]) == ("1;31", "33")
+    assert "500 ms" in taken.get()
+    assert "500 ms" not in colours
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_a_screen_is_no_wider_and_no_longer_than_the_terminal(width):
+    lines = drawn(several(), width=width, height=24)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= width
+    # nothing of what is shown is cut but the first line
+    assert not any("…" in line and "more replicas" not in line for line in lines[1:])
+    replicas = [line for line in lines if "gpu-" in line]
+    # the one in trouble is the first of them
+    assert replicas[0].startswith("gpu-07:8001")
+    assert f"… and {40 - len(replicas)} more replicas" in lines
+    assert not any("gpu-" in line for line in drawn(several(), View(replicas=False), width=width))
+
+
+class Gateway:
+    """Answers /metrics and /replicas with what it was told."""
+
+    def __init__(self) -> None:
+        self.page, self.workers, self.keys = metrics(), None, []
+        answer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answer.keys.append(self.headers.get("authorization"))
+                text = answer.page if self.path == "/metrics" else answer.beliefs()
+                self.send_response(404 if text is None else 200)
+                self.end_headers()
+                self.wfile.write((text or "").encode())
+
+            def log_message(self, *args: object) -> None:
+                return
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def close(self) -> None:
+        """May be called again."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    def beliefs(self) -> str | None:
+        return None if self.workers is None else json.dumps({"gateways": self.workers()})
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    one = Gateway()
+    yield one
+    one.close()
+
+
+def top(*arguments: str):
+    return CliRunner().invoke(cli, ["top", "--interval", "0.1", *arguments], env={"LLMOPS_API_KEY": "sk-1"})
+
+
+def test_scripts_get_json_and_a_gateway_that_is_away_is_a_line(gateway):
+    gone = "http://127.0.0.1:1"
+    done = top("--once", "--json", "--url", gateway.url, "--url", gone)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert [(one["url"], one["problem"]) for one in found["gateways"]] == [
+        (gateway.url, ""), (gone, "nothing answers there"),
+    ]  # fmt: skip
+    assert found["models"][0]["model"] == "m"
+    assert found["models"][0]["requests_per_s"] == 0.0
+    assert set(gateway.keys) == {"Bearer sk-1"}
+    done = top("--once", "--url", gateway.url + "/v1", "--url", gone)
+    assert "1 away" in done.output
+    assert f"{gone}  nothing answers there" in done.output
+
+
+def test_nobody_there_is_an_exit_code():
+    done = top("--once", "--url", "http://127.0.0.1:1", "--url", "dns:nobody.invalid:9000")
+    assert done.exit_code == 1
+    assert "dns:nobody.invalid:9000  DNS: " in done.output
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [("<html>not metrics</html>", "does not answer like a gateway of llmops"), (None, "answers 404 to /metrics")],
+)
+def test_what_is_no_gateway_is_said(gateway, page, problem):
+    gateway.page = page
+    assert problem in top("--once", "--url", gateway.url).output
+
+
+def test_a_balancer_is_no_gateway(gateway):
+    """Two processes that answer in turn: what the one counted has nothing to do with the other's."""
+    turns = iter(range(1000))
+    gateway.workers = lambda: [{"gateway": f"host/{next(turns) % 2}", "models": {}}]
+    done = top("--once", "--json", "--url", gateway.url)
+    assert "balancer" in json.loads(done.stdout)["gateways"][0]["problem"]
+    assert json.loads(done.stdout)["models"] == []
+
+
+def test_an_address_that_is_none_is_refused():
+    for url in ("gateway:9000", "dns:name"):
+        done = top("--once", "--url", url)
+        assert f"--url {url}" in str(done.exception)
+
+
+class Terminal:
+    """`llmops top` in a terminal of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.seen = b""
+        self.master, self.slave = pty.openpty()
+        self.before = termios.tcgetattr(self.slave)
+        command = [sys.executable, "-m", "llmops.cli", "top", "--url", url, "--interval", "0.2"]
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "30"}
+        self.process = subprocess.Popen(
+            command, stdin=self.slave, stdout=self.slave, stderr=self.slave, env=env, start_new_session=True
+        )
+
+    def until(self, text: bytes) -> None:
+        while text not in self.seen:
+            ready, _, _ = select.select([self.master], [], [], 120)
+            assert ready, self.seen
+            self.seen += os.read(self.master, 65536)
+
+    def end(self) -> int:
+        code = self.process.wait(60)
+        while select.select([self.master], [], [], 0)[0]:
+            self.seen += os.read(self.master, 65536)
+        return code
+
+
+@pytest.mark.parametrize("way", ["q", signal.SIGINT, signal.SIGTERM])
+def test_the_terminal_is_left_as_it_was(gateway, way):
+    terminal = Terminal(gateway.url)
+    try:
+        terminal.until(b"by requests")
+        assert b"\x1b[?1049h" in terminal.seen
+        os.write(terminal.master, b"\x1b[As")
+        terminal.until(b"by waiting")
+        gateway.close()
+        terminal.until(b"nothing answers there")
+        if way == "q":
+            os.write(terminal.master, b"q")
+        else:
+            terminal.process.send_signal(way)
+        assert terminal.end() == 0
+        # the other screen and the cursor are back, and so is what the terminal does with keys
+        assert terminal.seen.rindex(b"\x1b[?1049l") > terminal.seen.rindex(b"\x1b[?1049h")
+        assert terminal.seen.rindex(b"\x1b[?25h") > terminal.seen.rindex(b"\x1b[?25l")
+        assert termios.tcgetattr(terminal.slave) == terminal.before
+        assert b"Traceback" not in terminal.seen
+    finally:
+        terminal.process.kill()
+        terminal.process.wait(60)
+        os.close(terminal.master)
+        os.close(terminal.slave)
