@@ -197,7 +197,9 @@ def test_who_brings_many_heavy_grammars_waits_for_them_alone(start: Callable[...
     engine.ask(8).finish()  # the engine has taken those before it
     lane.let_go.set()
     assert quick.finish().error is None
-    assert lane.kinds.index("regex") == 1, "it waited for the one that was being measured and not for the others"
+    assert lane.kinds.index("regex") <= 2, (
+        "it waited for the one that was being measured, one turn, and not for the others"
+    )
     assert sum(sink.over.is_set() for sink in heavy) < 5
     for sink in heavy:
         sink.cancelled = True
