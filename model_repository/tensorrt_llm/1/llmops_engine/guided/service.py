@@ -1,10 +1,10 @@
 """Grammars are made ready beside the engine thread, so that no step waits for a compiler.
 
-Two lanes, each a thread with a probe process. A grammar is measured in the quick lane's process; one that takes longer
-than a moment goes on to the slow lane, so that it does not hold up others. What passes is compiled once more in this
-process, into the memory that the engine's own pipeline looks in. Everything runs at a low priority. In each lane those
-who ask take turns, so whoever brings many waits for them alone; and no more than so many wait. Each grammar that is not
-quick costs the quick lane its process: while the slow lane has three of somebody, the rest of the same goes there too.
+Two lanes, each a thread with a probe process. A grammar is measured in the quick lane first; one that takes longer than
+a moment moves to the slow lane, so that it does not hold up others. What passes is compiled again in this process, into
+the cache that the engine's own pipeline uses. Everything runs at a low priority. Callers take turns in each lane, so
+that whoever brings many grammars waits for them alone, and the number that may wait is bounded. Every slow grammar
+costs the quick lane its process: while the slow lane has three of one caller, the caller's others go straight there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..request import Refused
 from ..runtime import Preparation
 from .probe import GrammarLimits, GrammarProbe, Measured, OverLimitError
 
-# grammars whose fate is remembered
+# grammars whose outcome is remembered
 REMEMBERED = 1000
 # how long a grammar may take in the quick lane (CPU seconds), and how long an idle lane keeps its process (s)
 _MOMENT, _IDLE = 0.25, 120.0
@@ -196,7 +196,7 @@ class _Lane:
             self._settle(task)
 
     def _next(self) -> _Task | None:
-        """None when there was nothing to do for long, and when the lane ends."""
+        """None after a long time without work, and when the lane ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._tasks.size or not self._open, _IDLE)
             return self._tasks.take() if self._tasks.size and self._open else None
@@ -211,7 +211,7 @@ class _Lane:
             refusal = str(error)
         except Exception as error:  # noqa: BLE001 - whatever happens, the requests that wait must hear of it
             refusal = f"the grammar could not be compiled: {error}"
-            task.dropped = True  # it may go better the next time
+            task.dropped = True  # it may work the next time
         task.finish(f"{GUIDE}: {refusal}" if refusal else "")
         self._wake()
 
