@@ -131,6 +131,17 @@ def test_the_size_of_what_becomes_text(value, size):
     assert texted(value) is value
 
 
+class Unread(str):
+    def __len__(self) -> int:
+        raise AssertionError("it was looked at")
+
+
+def test_one_value_has_two_to_the_25_characters_and_longer_lists_are_not_even_read():
+    assert LONGEST == 33_554_432
+    with pytest.raises(SecurityError, match="a text or list it produces is too long"):
+        texted([Unread()] * (2**20 + 1))
+
+
 def test_what_holds_itself_or_too_much_is_refused():
     endless: list = []
     endless.append(endless)

@@ -155,3 +155,20 @@ async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
     for count in held:
         places.leave(count)
     await asyncio.wait_for(places.enter(["d"], 4), 60)
+
+
+async def test_a_place_that_came_to_whoever_was_leaving_goes_to_the_next():
+    places = Places(1)
+    await places.enter(["a"])
+    gone, waits = (asyncio.ensure_future(places.enter([name])) for name in "bc")
+    await settle()
+    assert not gone.done() and not waits.done(), "one place unless more are asked for"
+    places.leave()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    await asyncio.wait_for(waits, 60)
+    fourth = asyncio.ensure_future(places.enter(["d"]))
+    await settle()
+    assert not fourth.done(), "the place came back once"
+    fourth.cancel()
