@@ -1,1 +1,4 @@
-"""`llmops top`: what gateways and engines say of themselves at /metrics, as one screen."""
+"""`llmops top`: what gateways and engines say about themselves at /metrics, as one screen.
+
+What is measured belongs to `gateway/observability/` and to the engine model.
+"""

@@ -162,7 +162,7 @@ async def test_a_place_that_came_to_whoever_was_leaving_goes_to_the_next():
     await places.enter(["a"])
     gone, waits = (asyncio.ensure_future(places.enter([name])) for name in "bc")
     await settle()
-    assert not gone.done() and not waits.done(), "one place unless more are asked for"
+    assert [gone.done(), waits.done()] == [False, False], "one place unless more are asked for"
     places.leave()
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
