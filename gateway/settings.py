@@ -383,16 +383,19 @@ class _File(YamlConfigSettingsSource):
 
 @dataclass(frozen=True)
 class Layers:
-    """Settings in place of a file's: each mapping is over those after it. `place` is where they come from."""
+    """Settings in place of a file's: each mapping is over those after it. `place` is where they come from. `alone`:
+    without those of the environment, which is not the one that they are for."""
 
     place: str
     mappings: tuple[Mapping[str, Any], ...]
+    alone: bool = False
 
 
 def load_settings(config: Path | Layers | None = None, **flags: Any) -> GatewaySettings:
     """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key."""
     _refuse_misspelt_environment()
     path, layers = (config, ()) if not isinstance(config, Layers) else (None, config.mappings)
+    alone = isinstance(config, Layers) and config.alone
 
     class Configured(GatewaySettings):
         model_config = SettingsConfigDict(yaml_file=path)
@@ -401,7 +404,7 @@ def load_settings(config: Path | Layers | None = None, **flags: Any) -> GatewayS
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], *sources: Any, **named: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            usual = super().settings_customise_sources(settings_cls, *sources, **named)
+            usual = () if alone else super().settings_customise_sources(settings_cls, *sources, **named)
             return *usual, *(InitSettingsSource(settings_cls, init_kwargs=dict(layer)) for layer in layers)
 
     place = config.place if isinstance(config, Layers) else config

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from llmops.cli.service.description import Described, Model
 from llmops.cli.service.flags import of_build
 from llmops.errors import InputError
+from llmops.gateway.settings import load_settings
 
 # GPUs of a node
 PER_NODE = 8
@@ -25,8 +27,10 @@ def values_of(described: Described, mounted: str, planned: Callable[[str], int])
         pool = name.replace(".", "-").replace("_", "-").lower()
         engines[pool] = _pool(name, model, root / name / "repository", planned)
         builds[pool] = _build(described, name, root / name, engines[pool]["gpus"])
-    settings = described.settings.model_dump(mode="json", exclude_defaults=True, exclude=_CHARTS)
-    return {"engines": engines, "builds": builds, "gateway": {"settings": settings}}
+    # not those of this machine's environment
+    settings = load_settings(replace(described.layers, alone=True))
+    said = settings.model_dump(mode="json", exclude_defaults=True, exclude=_CHARTS)
+    return {"engines": engines, "builds": builds, "gateway": {"settings": said}}
 
 
 def _pool(name: str, model: Model, repository: PurePosixPath, planned: Callable[[str], int]) -> dict[str, Any]:

@@ -58,7 +58,11 @@ VALUES: dict[str, dict] = {
         },
     },
     "long answers": {
-        **KEYS, "gateway": {"drainSeconds": 300, "settings": {"timeouts": {"idle": 120}, "slo": {"ttft_p95": "1s"}}},
+        **KEYS,
+        "gateway": {
+            "drainSeconds": 300,
+            "settings": {"workers": 4, "timeouts": {"idle": 120}, "slo": {"ttft_p95": "1s"}},
+        },
         "engines": {"one": {**ONE, "drainSeconds": 600, "startupMinutes": 5}},
     },
 }  # fmt: skip

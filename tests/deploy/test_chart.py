@@ -32,6 +32,17 @@ FIELDS = {
     "PrometheusRule": {"spec": {"groups"}},
 }
 
+REFUSED: list[tuple[dict, str]] = [
+    ({"engines": {"one": {"repository": "/models/r"}}}, "set secrets.store.name, or control.enabled=false"),
+    ({"control": {"enabled": False}, "engines": {"one": {"repository": "/r"}}}, "or open=true"),
+    ({"open": True, "control": {"enabled": False}}, "there is nothing to serve: name a pool in engines"),
+    ({"open": True, "control": {"enabled": False}, "engines": {"a": {}}}, "engines.a needs its repository"),
+    (
+        {"open": True, "control": {"enabled": False}, "engines": {"a": {"repository": "/r", "nodes": 2}}},
+        "engines.a has several nodes: set leaderScript",
+    ),
+]
+
 
 def helm(*arguments: str, values: dict | None = None) -> subprocess.CompletedProcess:
     program = shutil.which("helm", path=str(Path(sys.executable).parent))
@@ -78,6 +89,49 @@ def test_helm_finds_nothing(name):
     assert done.returncode == 0, done.stdout
     assert "0 chart(s) failed" in done.stdout
     assert "[WARNING]" not in done.stdout
+
+
+# apart from the tests: a library in Go brings its own handlers of signals
+HELM_4 = """
+import json, sys
+import helm_python
+chart, values = sys.argv[1], json.load(sys.stdin)
+found = {}
+with helm_python.Chart.load(chart) as loaded:
+    for name, one in values.items():
+        report = helm_python.lint(chart, one, strict=True)
+        worse = [message for message in report["messages"] if message["severity"] > 1]
+        try:
+            made = loaded.render(one, name="release", namespace="serving")
+        except helm_python.HelmRenderError as error:
+            made = str(error)
+        found[name] = {"faults": worse, "made": made}
+json.dump(found, sys.stdout)
+"""
+
+
+@functools.cache
+def helm_4() -> dict[str, dict]:
+    """All ways, and those that cannot be, by the library that Helm 4 is made of."""
+    pytest.importorskip("helm_python")
+    asked = {**VALUES, **{words: values for values, words in REFUSED}}
+    command = [sys.executable, "-c", HELM_4, str(CHART)]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@each
+def test_helm_4_finds_nothing_and_makes_the_same(name):
+    found = helm_4()[name]
+    assert found["faults"] == []
+    texts = [text for path, text in found["made"].items() if path.endswith(".yaml")]
+    made = [one for text in texts for one in yaml.safe_load_all(text) if one]
+
+    def in_order(objects: list[dict]) -> list[str]:
+        return sorted(json.dumps(one, sort_keys=True) for one in objects)
+
+    assert in_order(made) == in_order(rendered(name))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -140,6 +194,30 @@ def test_the_gateway_takes_its_settings_and_finds_the_engines(name, tmp_path):
 
 def settings_text(config: dict) -> dict:
     return yaml.safe_load(config["data"]["gateway.yaml"])
+
+
+def mebibytes(quantity: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)(Mi|Gi)", quantity).groups()
+    return int(number) * {"Mi": 1, "Gi": 1024}[unit]
+
+
+@each
+def test_the_journal_outlives_its_container(name):
+    """A disk of the pod that its user may write, larger than all that gateways write there: a pod that fills its disk
+    is evicted, and the journal goes with it."""
+    (settings,) = [one for one in kind(name, "ConfigMap") if "gateway.yaml" in one["data"]]
+    found = settings_text(settings)
+    if "LLMOPS_STORE" not in json.dumps(rendered(name)):
+        assert "usage" not in found
+        return
+    (template,) = [template for label, template in pods(name) if label == "Deployment release-gateway"]
+    spec, place = template["spec"], Path(found["usage"]["journal"])
+    (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if Path(one["mountPath"]) in place.parents]
+    (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+    assert not mount.get("readOnly")
+    assert set(volume["emptyDir"]) == {"sizeLimit"}
+    assert mebibytes(volume["emptyDir"]["sizeLimit"]) > found.get("workers", 1) * found["usage"]["bytes"] / 2**20
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
 
 
 @each
@@ -289,6 +367,16 @@ def test_who_may_reach_whom():
     }
 
 
+@each
+def test_every_gateway_has_an_address_of_its_own(name):
+    """For `llmops top`, which must not ask a balancer."""
+    (service,) = [one for one in kind(name, "Service") if one["metadata"]["name"] == "release-gateway-each"]
+    (template,) = [template for label, template in pods(name) if label == "Deployment release-gateway"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert matches({"matchLabels": service["spec"]["selector"]}, template["metadata"]["labels"])
+    assert service["spec"]["ports"][0]["port"] == template["spec"]["containers"][0]["ports"][0]["containerPort"]
+
+
 def test_the_rules_and_dashboards_are_those_of_deploy():
     (rule,) = kind("watched", "PrometheusRule")
     files = [
@@ -320,26 +408,15 @@ def test_kedas_queries_are_of_metrics_that_exist():
         assert re.match(r"sum\((\w+)\{", query)[1] in known
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"engines": {"one": {"repository": "/models/r"}}}, "set secrets.store.name, or control.enabled=false"),
-        ({"control": {"enabled": False}, "engines": {"one": {"repository": "/r"}}}, "or open=true"),
-        ({"open": True, "control": {"enabled": False}}, "there is nothing to serve: name a pool in engines"),
-        ({"open": True, "control": {"enabled": False}, "engines": {"a": {}}}, "engines.a needs its repository"),
-        (
-            {"open": True, "control": {"enabled": False}, "engines": {"a": {"repository": "/r", "nodes": 2}}},
-            "engines.a has several nodes: set leaderScript",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("values", "words"), REFUSED)
 def test_values_that_cannot_be_are_refused(values, words):
     done = helm("template", "release", str(CHART), values=values)
     assert done.returncode != 0
     assert words in done.stderr
+    assert words in helm_4()[words]["made"]
 
 
-def test_a_description_becomes_values_that_the_chart_takes(tmp_path):
+def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch):
     from click.testing import CliRunner
 
     from llmops.cli.main import cli
@@ -355,6 +432,8 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path):
     big = {"checkpoint": "meta-llama/Llama-3.1-405B", "build": {"target": "tensorrt", "tp": 8, "pp": 2}, "replicas": 3}
     described = {"models": {"llama-8b": model, "big": big}, "gateway": {"timeouts": {"idle": 90}, "port": 9777}}
     file.write_text(yaml.safe_dump(described))
+    # this machine's, and none of the cluster's
+    monkeypatch.setenv("LLMOPS_TIMEOUTS__DRAIN", "7")
     result = CliRunner().invoke(cli, ["chart", "-f", str(file), "-o", str(output)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     values = yaml.safe_load(output.read_text())
