@@ -516,11 +516,12 @@ class Ticket:
 
 class Room(NamedTuple):
     """What a replica can take: `tokens` of prompt and answer, of the tickets that it `takes`; those whose home it is
-    (`replica_id`) come first among equals."""
+    (`replica_id`) come first among equals, and those that are to leave it to others (`left`) do not come at all."""
 
     tokens: float = math.inf
     replica_id: str = ""
     takes: Callable[[Ticket], bool] | None = None
+    left: Callable[[Ticket], bool] | None = None
 
 
 class Order(Protocol):

@@ -60,6 +60,48 @@ def test_a_batch_is_filled_and_nothing_waits_behind_it() -> None:
     assert (views[0].unseen, len(door.order)) == (1, 1)
 
 
+def at_once(door: Gate, place: ReplicaView, *tickets: Ticket) -> list[str]:
+    """Whose tickets found a place; the replica runs what it was sent."""
+    tenants = []
+    for one in tickets:
+        if door.at_once(one, [place], 0.0) is not None:
+            tenants.append(one.tenant)
+        place.running, place.unseen, place.unseen_tokens = place.running + place.unseen, 0, 0
+    return tenants
+
+
+def many(count: int, **fields: str) -> list[Ticket]:
+    return [ticket("many", **fields) for _ in range(count)]
+
+
+def test_the_last_places_are_left_to_tenants_with_less_than_their_part() -> None:
+    door, place = gate(), view("a", max_batch_size=32)
+    few = ticket("few")
+    assert at_once(door, place, few, *many(40)) == ["few", *29 * ["many"]]
+    wait_in(door, [place], *many(2))
+    assert placed(door, [place]) == []
+    # it came later, and goes
+    later = ticket("few")
+    wait_in(door, [place], later)
+    assert placed(door, [place]) == [("few", "a")]
+    # nobody is left for whom to leave them
+    place.running, place.unseen, place.unseen_tokens = 30, 0, 0
+    door.ended(few, 10)
+    assert placed(door, [place]) == []
+    door.ended(later, 10)
+    assert placed(door, [place]) == 2 * [("many", "a")]
+
+
+def test_a_tenant_that_is_alone_has_all_places() -> None:
+    assert at_once(gate(), view("a", max_batch_size=32), *many(40)) == 32 * ["many"]
+
+
+def test_a_lower_tier_leaves_the_last_places_to_a_higher_one_that_is_there() -> None:
+    door, place = gate(), view("a", max_batch_size=32)
+    chat = [ticket("chat", tier="interactive") for _ in range(5)]
+    assert at_once(door, place, chat[0], *many(40, tier="batch"), *chat[1:]) == ["chat", *29 * ["many"], "chat", "chat"]
+
+
 def test_a_replica_whose_steps_are_too_long_for_its_answers_gets_no_more() -> None:
     door, views = gate(Bounds(tpot=0.045)), [view("a", running=5, step_seconds=0.046)]
     wait_in(door, views, ticket("x"))

@@ -8,10 +8,10 @@ probably cost is charged when its turn comes, and put right when it ends (their 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import islice
 
 from llmops.gateway.messages import Room, Ticket
 
@@ -110,7 +110,7 @@ class Fair:
         fallback: Ticket | None = None
         without_room: list[Ticket] = []
         with closing(self._in_order()) as backlogs:
-            for ticket in islice(chain.from_iterable(one.tickets for one in backlogs), LOOKED_AT):
+            for ticket in islice(_entitled(backlogs, room.left), LOOKED_AT):
                 if ticket.size > room.tokens or (room.takes is not None and not room.takes(ticket)):
                     if fallback is None:
                         without_room.append(ticket)
@@ -189,3 +189,10 @@ class Fair:
         idle = sorted((c, name) for name, c in self._counters.items() if name not in self._waiting)
         for _, name in idle[: len(idle) // 2]:
             del self._counters[name]
+
+
+def _entitled(backlogs: Iterable[Backlog], left: Callable[[Ticket], bool] | None) -> Iterator[Ticket]:
+    """All who wait, but for tenants that leave the room to others."""
+    for backlog in backlogs:
+        if left is None or not left(next(iter(backlog.tickets))):
+            yield from backlog.tickets

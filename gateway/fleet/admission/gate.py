@@ -16,6 +16,7 @@ from llmops.gateway.fleet.admission.fair import cost_of
 from llmops.gateway.fleet.admission.order import Tiers
 from llmops.gateway.fleet.admission.predict import Drain
 from llmops.gateway.fleet.admission.ramp import Ramps
+from llmops.gateway.fleet.admission.shares import Shares
 from llmops.gateway.fleet.cost import PREFILL_RATE, STEP_SECONDS, first_token, kv_load, occupancy, takes
 from llmops.gateway.messages import Policy, ReplicaView, Room, Ticket
 
@@ -28,6 +29,8 @@ LONGEST_STEP = 0.05
 # To wait for what is cached is worth this part of the time in which it could be read again: more of it costs those who
 # wait more than it spares the engines (docs/decisions/1105).
 STAYS = 0.25
+# The last of a replica's places, of all, which are left to those who have less than their part.
+LAST = 1 / 16
 # The share of the newest in the mean length of answers.
 NEWEST = 0.02
 
@@ -62,7 +65,7 @@ class Gate:
     ) -> None:
         self.order, self.policy, self.bounds = order, policy, bounds or Bounds()
         self._rng = rng or random.Random()
-        self._drain, self._ramps = Drain(), Ramps()
+        self._drain, self._ramps, self._shares = Drain(), Ramps(), Shares(order.rank)
         # when a replica was this gateway's turn, of several that share it
         self._turns: dict[str, tuple[int, bool]] = {}
         self._answer = 0.0
@@ -83,6 +86,8 @@ class Gate:
         view = views[place]
         ticket.home = view.replica_id
         if self.order or not self._has_room(view, ticket.weight, now) or ticket.size > self.kv_room(view):
+            return None
+        if self._is_last(view) and self._shares.leaves(ticket):
             return None
         self.order.take(ticket)
         self._send(ticket, view)
@@ -174,6 +179,7 @@ class Gate:
 
     def unsent(self, ticket: Ticket, view: ReplicaView) -> None:
         """It was placed and did not go: nothing of it is charged."""
+        self._shares.gave(ticket)
         view.unseen = max(view.unseen - 1, 0)
         uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
         view.unseen_tokens = max(view.unseen_tokens - uncached, 0)
@@ -181,6 +187,7 @@ class Gate:
 
     def ended(self, ticket: Ticket, answer: int) -> None:
         """Its answer had so many tokens: what it was charged is put right."""
+        self._shares.gave(ticket)
         self.order.served(ticket, 0, answer - ticket.wanted.answer)
         self._answer += NEWEST * (answer - self._answer) if self._answer else answer
 
@@ -209,6 +216,11 @@ class Gate:
         if view.max_batch_size and view.running + view.waiting + view.unseen >= view.max_batch_size:
             return False
         return self._ramps.allows(view, now) and (not view.demand or self._is_my_turn(view, weight, int(now / step)))
+
+    def _is_last(self, view: ReplicaView) -> bool:
+        """Whether only the last of its places are free."""
+        size = view.max_batch_size
+        return size > 0 and view.running + view.waiting + view.unseen >= size - round(LAST * size)
 
     def _pace(self, view: ReplicaView, now: float) -> float:
         """The mean of a replica's steps over the last seconds: an answer feels that, and not a single long prompt."""
@@ -247,13 +259,16 @@ class Gate:
         return held
 
     def _pop(self, view: ReplicaView, now: float) -> Ticket | None:
-        return self.order.pop(Room(self.kv_room(view), view.replica_id, lambda ticket: takes(view, ticket.wanted)), now)
+        leaves = self._shares.leaves if self._is_last(view) else None
+        room = Room(self.kv_room(view), view.replica_id, lambda ticket: takes(view, ticket.wanted), leaves)
+        return self.order.pop(room, now)
 
     def _send(self, ticket: Ticket, view: ReplicaView) -> None:
         uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
         view.unseen += 1
         view.unseen_tokens += uncached
         self._ramps.sent(view, uncached)
+        self._shares.took(ticket)
         self.policy.sent(ticket.wanted, view)
 
 

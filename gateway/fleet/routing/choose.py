@@ -43,7 +43,7 @@ class Cheapest:
             held = self.index.held(hashes)
             self._found = (wanted, held)
             first = self._preferred(hashes, held, places, views)
-        candidates = [*first, *self._drawn(places)]
+        candidates = [*dict.fromkeys((*first, *self._drawn(places)))]
         best = self._cheapest(wanted, views, candidates, held)
         if best is None and len(places) > len(candidates):
             best = self._cheapest(wanted, views, places, held)

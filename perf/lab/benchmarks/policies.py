@@ -134,7 +134,7 @@ def _caches(section: Section) -> None:
     names = {"cheapest": "ours", "least-loaded": "least loaded", "affinity": "affinity alone"}
     for policy, name in names.items():
         found = tally(_fleet(PEERS, MOCKER, 4, policy=policy, tiers=()))
-        aims = (98.0, 1.1) if policy == "cheapest" else (None, None)
+        aims = (90.0, 1.3) if policy == "cheapest" else (None, None)
         section.add(
             f"hit rate of an endless cache's, {name}", 100 * found.hit_rate / found.ceiling, "%", aims[0], "least"
         )
