@@ -2,7 +2,7 @@
 
 Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree after 1.3.0rc29. Samplers:
 NVIDIA/TensorRT-LLM issue #9442 and pull requests #16485 (penalties), #16590 (min_p), #17172, #18232; log-probs: the
-`SamplingParams` of both; telemetry: #12384.
+`SamplingParams` of both; telemetry: #12384; `cache_salt`, which both take: #7106, and #13793 for 1.3's KV manager.
 """
 
 from __future__ import annotations

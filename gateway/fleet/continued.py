@@ -27,7 +27,7 @@ from llmops.gateway.messages import EngineRequest, TokenBatch, TokenSink, TokenS
 
 log = logging.getLogger(__name__)
 
-# of one sequence, whatever the reasons
+# of one sequence, whatever the reasons; those that go because others go first do not count: it is no fault of theirs
 MOST_MOVES = 3
 # replicas that may fail without a token of it: a request that ends whoever reads it is not passed on to the next
 MOST_IN_VAIN = 2
@@ -265,7 +265,7 @@ class Continued(TokenStream):
 
     async def _go(self, reason: Reason, error: ApiError) -> None:
         self._in_vain = self._in_vain + 1 if self._known == self._before and reason in ("lost", "failed") else 0
-        if self._moves >= MOST_MOVES or self._in_vain >= MOST_IN_VAIN:
+        if (self._moves >= MOST_MOVES and reason != "preempted") or self._in_vain >= MOST_IN_VAIN:
             raise error
         try:
             leg = await self._interruptible(self._elsewhere(reason))
@@ -320,7 +320,7 @@ class Continued(TokenStream):
             leg = await self._open_one(left[0], failed)
         else:
             leg = await self._open_all(left, failed)
-        self._failed, self._moves = failed, self._moves + 1
+        self._failed, self._moves = failed, self._moves + (reason != "preempted")
         self._home.moved(reason)
         return leg
 

@@ -83,7 +83,7 @@ def llm_api_capabilities(guided: bool, lora: bool, sampling: Sampling) -> dict[s
         "seed": sampling.seed,
         "penalties": sampling.penalties,
         "lora": lora,
-        "cache_salt": False,
+        "cache_salt": True,
     }
 
 

@@ -16,7 +16,7 @@ from llmops_engine.runtimes.script import Mixed
 
 from llmops.gateway import messages
 from llmops.gateway.answers.answer import Watchdog
-from llmops.gateway.errors import CancelledStreamError, DrainingError, EngineError, UnavailableError
+from llmops.gateway.errors import CancelledStreamError, DrainingError, EngineError, PreemptedError, UnavailableError
 from llmops.gateway.fleet import continued, continuing
 from llmops.gateway.fleet.continued import MOST_MOVES, Continued
 from llmops.gateway.fleet.continuing import Continuing
@@ -219,6 +219,7 @@ ERRORS = {
     "failed": EngineError("step failed"),
     "drain": DrainingError("The engine is shutting down."),
     "refused": UnavailableError("queue", code="overloaded"),
+    "preempted": PreemptedError("The engine's memory is needed for others."),
 }
 
 
@@ -290,6 +291,17 @@ async def test_where_it_failed_it_is_not_asked_again_unless_there_is_nowhere_els
     await fleet.run(reader)
     assert reader.task.exception() is LOST
     assert fleet.reasons == ["lost"] * MOST_MOVES
+
+
+async def test_who_makes_room_for_others_may_do_so_as_often_as_it_takes() -> None:
+    fleet = Fleet(1)
+    reader = await read(fleet, request(20))
+    for _ in range(MOST_MOVES + 2):
+        await fleet.run(reader, 3)
+        fleet.engines[0].fail(PreemptedError("The engine's memory is needed for others."))
+    await fleet.run(reader)
+    assert reader.tokens == {0: answer(request(20))}
+    assert fleet.reasons == ["preempted"] * (MOST_MOVES + 2)
 
 
 async def test_whoever_failed_before_is_passed_over_while_there_is_another() -> None:

@@ -89,13 +89,15 @@ def request(ids, tokens=4, **fields) -> GenerationRequest:
     return GenerationRequest(np.array(ids, np.int64), tokens, **fields)
 
 
-def run(runtime) -> dict[int, tuple[list[int], str]]:
-    """The tokens of each key and how it ended."""
+def run(runtime, paused: list[int] | None = None) -> dict[int, tuple[list[int], str]]:
+    """The tokens of each key and how it ended; `paused` gets what each step says of that."""
     found: dict[int, tuple[list[int], str]] = {}
     while runtime.has_work():
         for output in runtime.step():
             ids, _ = found.get(output.key, ([], ""))
             found[output.key] = (ids + output.token_ids, output.finish)
+        if paused is not None:
+            paused.append(runtime.stats().paused)
     return found
 
 
@@ -118,8 +120,11 @@ def test_a_full_cache_makes_the_youngest_start_over(tmp_path) -> None:
     runtime = engine(tmp_path, blocks=6)
     runtime.submit(1, request(range(8), 12), 0)
     runtime.submit(2, request(range(50, 58), 12), 0)
-    assert {key: len(ids) for key, (ids, _) in run(runtime).items()} == {1: 12, 2: 12}
-    assert runtime.stats().paused > 0
+    paused = []
+    assert {key: len(ids) for key, (ids, _) in run(runtime, paused).items()} == {1: 12, 2: 12}
+    # a figure of each step, as TensorRT-LLM has it
+    assert paused.count(1) == 1
+    assert set(paused) == {0, 1}
 
 
 def test_a_prompt_seen_before_is_read_from_its_last_whole_block_on(tmp_path) -> None:

@@ -380,6 +380,7 @@ class LLM:
         self.arguments = _arguments(self.later)(model=model, tensor_parallel_size=tensor_parallel_size, **kwargs)
         self.sampler = kwargs.get("sampler_type") or "TorchSampler"
         self.results: list[RequestOutput] = []
+        self.salts: list[str | None] = []
         self.down = self.dead = False
         self.asked_too_early = 0
         self.events: list[dict[str, Any]] = []
@@ -390,8 +391,9 @@ class LLM:
     def generate_async(
         self, inputs: Any, sampling_params: Any = None, lora_request: Any = None, prompt_adapter_request: Any = None,
         streaming: bool = False, kv_cache_retention_config: Any = None, disaggregated_params: Any = None,
-        trace_headers: Any = None, scheduling_params: Any = None,
+        trace_headers: Any = None, scheduling_params: Any = None, cache_salt: str | None = None,
     ) -> RequestOutput:  # fmt: skip
+        self.salts.append(cache_salt)
         if self.dead:
             raise EngineDeadError("worker 0 exited") if self.later else RuntimeError("LLM is shutting down")
         if len(inputs) > 100:

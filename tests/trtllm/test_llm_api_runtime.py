@@ -157,6 +157,13 @@ def test_a_schema_that_is_not_json_is_refused(engine):
         engine.sampling_params(standin, ask(engine, [1], 7, guide=("json_schema", "{")), 0, 1)
 
 
+def test_prefixes_of_different_salts_are_kept_apart_by_the_library(engine, runtime):
+    for key, salt in ((1, 2**63), (2, 0)):
+        runtime.submit(key, ask(engine, [5, 10], 2, cache_salt=salt), 0)
+    collect(runtime)
+    assert standin.LLM.made[-1].salts == ["9223372036854775808", None]
+
+
 def test_statistics_come_from_the_loop_of_the_requests(engine, runtime):
     library = standin.LLM.made[-1]
     first = runtime.stats()

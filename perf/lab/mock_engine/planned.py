@@ -45,11 +45,12 @@ class Paged:
         return fields
 
 
-def constant(step: float, per_prompt_token: float, blocks: int, **limits: int) -> Paged:
-    """Steps of `step` seconds, and so much more for each token of a prompt that is read."""
-    chunks = (0, 1000)
-    read = [[1000 * per_prompt_token * at] for at in (0, 1)]
-    table = StepTable((1,), (1,), [[step]], chunks, (0,), [[step + row[0]] for row in read], read)
+def constant(step: float, per_prompt_token: float, blocks: int, per_sequence: float = 0.0, **limits: int) -> Paged:
+    """Steps of `step` seconds, and so much more for each token of a prompt that is read and each sequence beside."""
+    batches, chunks = (0, 1000), (0, 1000)
+    decode = [[step + batch * per_sequence] for batch in batches]
+    read = [[chunk * per_prompt_token] for chunk in chunks]
+    table = StepTable(batches, (1,), decode, chunks, (0,), [[step + row[0]] for row in read], read)
     return Paged(table, blocks, **limits)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,13 @@ def make_mock_engine(
     text: str = TEXT,
     paged: Paged | None = None,
     faults: Path | None = None,
+    names: Sequence[str] = (NAME,),
 ) -> Path:
     """Write the repository to `output`; tokenizer, chat template and limits are those of the `engine` folder.
 
     `period` and `first` in seconds, see MockRuntime; `transports` as in the card, all that there are by default;
     the tokens of `text` come over and over. `paged`: with a KV cache, at its own pace, and the tokens in no order.
-    `faults`: the file in which `command_faults` says what is wrong with the engine.
+    `faults`: the file in which `command_faults` says what is wrong with the engine. `names`: of as many equal ones.
     """
     manifest = EngineManifest.load(engine)
     batch, length = max_batch_size, 262_144
@@ -87,10 +89,11 @@ def make_mock_engine(
         "paged": paged.options() if paged else None,
         "faults": str(faults.resolve()) if faults else "",
     }
-    entry = EngineEntry(NAME, engine.resolve(), manifest, MockTarget(options, transports))
-    generate_repository([entry], output)
-    package = output / f"{NAME}{ENGINE}" / "1" / "llmops_engine"
-    shutil.copytree(MODEL_FILES, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    entries = [EngineEntry(name, engine.resolve(), manifest, MockTarget(options, transports)) for name in names]
+    generate_repository(entries, output)
+    for name in names:
+        package = output / f"{name}{ENGINE}" / "1" / "llmops_engine"
+        shutil.copytree(MODEL_FILES, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return output
 
 

@@ -38,7 +38,8 @@ class KvChange(NamedTuple):
 
 
 class EngineStats(NamedTuple):
-    """Sequences and KV-cache blocks after a step. `scheduled`: in the last step; `context`: of these, in prefill.
+    """Sequences and KV-cache blocks after a step. `scheduled`: in the last step; `context`: of these, in prefill;
+    `paused`: those that it put back for want of cache.
 
     `memory` in bytes by kind (cpu, gpu, pinned); None and 0 blocks: not known. `ended`: (prompt, generated) tokens of
     each request that ended since the last report, added by the loop. `prefilled`: prompt tokens that the last step

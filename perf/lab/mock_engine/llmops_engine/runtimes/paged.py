@@ -87,7 +87,7 @@ class PagedMockRuntime(EngineRuntime):
         self._cache = KvCache(options.blocks)
         self._running: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
-        self._dropped = self._iteration = self._prefilled = self._preempted = self._reused = 0
+        self._dropped = self._iteration = self._prefilled = self._paused = self._reused = 0
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
         if self._faults.now().refuse:
@@ -116,6 +116,7 @@ class PagedMockRuntime(EngineRuntime):
             self._dropped = faults.drop_kv
             self._cache.drop()
         begun = time.perf_counter()
+        self._paused = 0
         if faults.stall:
             time.sleep(self._options.steps.seconds(1, 1))
             return []
@@ -170,7 +171,7 @@ class PagedMockRuntime(EngineRuntime):
         return self._blocks_of(one.computed + chunk) - len(one.names) - one.unnamed
 
     def _preempt(self, one: _Sequence) -> None:
-        self._preempted += 1
+        self._paused += 1
         self._running.remove(one)
         self._free(one)
         self._waiting.appendleft(one)
@@ -236,7 +237,7 @@ class PagedMockRuntime(EngineRuntime):
             tokens_per_block=self._options.tokens_per_block,
             max_requests=self._options.max_batch_size,
             kv_blocks_reused=self._reused,
-            paused=self._preempted,
+            paused=self._paused,
             prefilled=self._prefilled,
         )
         return stats._replace(**self._faults.now().lie)
