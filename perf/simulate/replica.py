@@ -167,8 +167,7 @@ class Replica:
         if version != self._version:
             return
         self.busy += self._count * self._seconds
-        share = 1 - (1 - NEWEST) ** self._count
-        self._step += share * (self._seconds - self._step) if self._step else self._seconds
+        self._step = self._mean_step()
         batch = len(self._running)
         self._steps += self._count
         self._context += self._count * batch
@@ -203,16 +202,24 @@ class Replica:
         job.made, job.end = job.answer, self.clock.now
         self._done(job)
 
+    def _mean_step(self) -> float:
+        """As a gateway has it when the steps under way are over: it hears each."""
+        if not self._step:
+            return self._seconds
+        return self._step + (1 - (1 - NEWEST) ** self._count) * (self._seconds - self._step)
+
     def _tell(self) -> None:
-        """Its state and its cache's news, to all gateways."""
+        """Its state and its cache's news, to all gateways. Of steps that are all alike it would soon believe what it
+        is told at once."""
         waiting = len(self.queue)
         self.longest_queue = max(self.longest_queue, waiting)
-        tokens = sum(job.tokens for job in self.queue) if waiting else 0
+        tokens = sum(job.tokens for job in self.queue) + sum(job.left for job in self._reading)
+        step = self._step if self._idle else self._mean_step()
         for view in self.views:
             view.running = len(self._running) + len(self._reading)
             view.waiting, view.waiting_tokens = waiting, tokens
             view.free_blocks = self.cache.free
             view.prefill_rate = self._rate
-            view.step_seconds = self._step
+            view.step_seconds = step
             view.unseen = view.unseen_tokens = 0
         self._changed(self)
