@@ -40,5 +40,5 @@ class Shares:
         rank = self._rank(ticket)
         if any(count > 0 for higher, count in self._all.items() if higher < rank):
             return True
-        running = self._running.get(rank)
-        return bool(running) and running[ticket.tenant] * len(running) > self._all[rank]
+        running = self._running.get(rank, Counter())
+        return running[ticket.tenant] * len(running) > self._all[rank]

@@ -7,6 +7,7 @@ answer to the same question from before the faults.
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import tempfile
 from pathlib import Path
@@ -48,9 +49,12 @@ def questions(model: str, streams: int, tokens: int) -> list[Question]:
 @click.option("--kills", default=100, show_default=True, help="How often a replica gets SIGKILL.")
 @click.option("--stops", default=3, show_default=True, help="How often one gets SIGSTOP.")
 @click.option("--restarts", default=4, show_default=True, help="How often one is restarted with SIGTERM.")
+@click.option("--minutes", type=float, default=math.inf, help="Of each fault at most.  [default: no limit]")
 @click.option("--streams", default=64, show_default=True)
 @click.option("--tokens", default=150, show_default=True, help="Of each answer.")
-def main(engine: Path, real: bool, kills: int, stops: int, restarts: int, streams: int, tokens: int) -> None:
+def main(
+    engine: Path, real: bool, kills: int, stops: int, restarts: int, minutes: float, streams: int, tokens: int
+) -> None:
     """Figures of every fault, one after the other on the same two replicas."""
     what = "the engine itself" if real else "the mock engine"
     text = f"{streams} streams of {tokens} tokens, two replicas on the real Triton, {what}."
@@ -59,20 +63,23 @@ def main(engine: Path, real: bool, kills: int, stops: int, restarts: int, stream
         paths, model = repositories(engine, Path(place), real)
         asked = questions(model, streams, tokens)
         with pair(paths, Path(place)) as both:
-            asyncio.run(_measure(section, both, asked, {killed: kills, stopped: stops, restarted: restarts}))
+            times: dict[Fault, int] = {killed: kills, stopped: stops, restarted: restarts}
+            asyncio.run(_measure(section, both, asked, times, 60 * minutes))
 
 
-async def _measure(section: Section, both: Pair, asked: list[Question], times: dict[Fault, int]) -> None:
+async def _measure(
+    section: Section, both: Pair, asked: list[Question], times: dict[Fault, int], seconds: float
+) -> None:
     await both.all_ready()
     right = await reference(both.url, asked)
     section.add("the longest pause while nothing is wrong, p95", _p95([one.pause() for one in right.values()]), "s")
     for fault, count in times.items():
         if count:
-            _add(section, fault.__name__, count, await rounds(both, fault, count, right))
+            _add(section, fault.__name__, await rounds(both, fault, count, right, seconds=seconds))
 
 
-def _add(section: Section, fault: str, times: int, seen: Seen) -> None:
-    name = f"{times} x {fault}"
+def _add(section: Section, fault: str, seen: Seen) -> None:
+    name = f"{seen.times} x {fault}"
     section.add(f"{name}: answers", seen.answers, "")
     section.add(f"{name}: answers that failed", len(seen.failed), "", 0)
     section.add(f"{name}: answers with another text or bill", len(seen.different), "", 0)

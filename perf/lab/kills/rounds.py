@@ -19,9 +19,11 @@ SPREAD = 1.0
 
 @dataclass
 class Seen:
-    """`failed`, `different`: answers, with the first of each; `moved`: those that went on elsewhere, and the `pauses`
-    (s) in these; `moves`: as the gateway counts, by reason; `drains`: seconds from SIGTERM to the end of a replica."""
+    """`times`: of the fault. `failed`, `different`: answers, with the first of each; `moved`: those that went on
+    elsewhere, and the `pauses` (s) in these; `moves`: as the gateway counts, by reason; `drains`: seconds from SIGTERM
+    to the end of a replica."""
 
+    times: int = 0
     answers: int = 0
     failed: list[str] = field(default_factory=list)
     different: list[tuple[Question, Told]] = field(default_factory=list)
@@ -72,13 +74,24 @@ async def restarted(pair: Pair, replica: Replica, seen: Seen, load: Load) -> Non
     replica.start()
 
 
-async def rounds(pair: Pair, fault: Fault, times: int, right: Mapping[Question, Told], seed: int = 0) -> Seen:
-    """One replica after the other that has streams, `times` in all, under one stream per question."""
+async def rounds(
+    pair: Pair,
+    fault: Fault,
+    times: int,
+    right: Mapping[Question, Told],
+    seed: int = 0,
+    seconds: float = float("inf"),
+) -> Seen:
+    """One replica after the other that has streams, under one stream per question: `times` in all, or as often as
+    `seconds` allow."""
     seen, chance = Seen(), random.Random(seed)
-    before = _moves(pair)
+    before, until = _moves(pair), time.monotonic() + seconds
     async with Load(pair.url, list(right)) as load:
         for turn in range(times):
             await pair.all_ready()
+            if time.monotonic() > until:
+                break
+            seen.times += 1
             await load.in_flight()
             await asyncio.sleep(chance.uniform(0, SPREAD))
             own = await asyncio.to_thread(pair.own)

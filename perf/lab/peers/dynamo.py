@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.load import options, window
 from llmops.perf.lab.harness.processes import CpuMeter
 from llmops.perf.lab.harness.script import script
+from llmops.perf.lab.harness.servers import free_port
 from llmops.perf.lab.harness.stack import Service, gateway, process, triton
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from llmops.perf.lab.peers.environment import peer_python
@@ -35,28 +35,28 @@ SETTLE, WINDOW = 4.0, 6.0  # seconds: until all streams are open, and over which
 
 
 @contextlib.contextmanager
-def dynamo(engine: Path) -> Iterator[tuple[Service, Service]]:
-    """(frontend, mocker), ready. The frontend's `address` ends in /v1."""
+def dynamo(
+    engine: Path, workers: int = 1, mocker: Sequence[str] = (), router: Sequence[str] = ()
+) -> Iterator[tuple[Service, list[Service]]]:
+    """(frontend, mockers), ready; more options for each. The frontend's `address` ends in /v1."""
     python = str(peer_python("dynamo"))
-    port = _free_port()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = _model_folder(engine, Path(folder, "model"))
         env = {"DYN_FILE_KV": str(Path(folder, "store")), "DYN_LOG": "warn"}
         planes = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
-        mocker = [python, "-u", "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", "mock", *planes]
-        address = ["--http-host", "127.0.0.1", "--http-port", str(port)]
-        frontend = [python, "-u", "-m", "dynamo.frontend", *address, *planes]
-        mocker_pid, _ = stack.enter_context(process(mocker, None, env))
+        command = [python, "-u", "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", "mock", *planes]
+        mockers = []
+        for _ in range(workers):
+            port = str(free_port())
+            pid, _ = stack.enter_context(process([*command, *mocker], None, {**env, "DYN_SYSTEM_PORT": port}))
+            mockers.append(Service("", pid, f"http://127.0.0.1:{port}/metrics"))
+        port = str(free_port())
+        address = ["--http-host", "127.0.0.1", "--http-port", port, "--router-min-initial-workers", str(workers)]
+        frontend = [python, "-u", "-m", "dynamo.frontend", *address, *planes, *router]
         frontend_pid, _ = stack.enter_context(process(frontend, None, env))
         url = f"http://127.0.0.1:{port}/v1"
         _wait_model(url)
-        yield Service(url, frontend_pid), Service("", mocker_pid)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        yield Service(url, frontend_pid), mockers
 
 
 def _model_folder(engine: Path, folder: Path) -> Path:

@@ -30,6 +30,7 @@ WHEELS: dict[str, list[list[str]]] = {
         ["aiohttp", "msgspec", "prometheus-client", "pyzmq", "transformers>=4.56,<5.6", "zstandard", "redis<9"],
         ["uvloop"],
     ],
+    "smg": [["--no-deps", "smg==1.13.0"], ["setproctitle", "grpcio", "grpcio-health-checking", "pyyaml"]],
     "aiperf": [["aiperf==0.13.0"]],
     # without --no-deps pip looks for a certifi and extras that are not on every registry; what clouds need is left out
     "litellm": [

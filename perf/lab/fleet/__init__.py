@@ -1,0 +1,1 @@
+"""Several mock engines as one model on the real Triton, and what is asked of them."""
