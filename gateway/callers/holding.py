@@ -25,7 +25,7 @@ class Holding(Check):
         """So many more bytes of the request. Raises UnavailableError; a request alone is never too large."""
         held = self._bytes
         held.free = self._free if held.taken > context.held else context.held + size
-        if not held.take(context.caller.share.split("/", 1), size):
+        if not held.take(context.caller.share, size):
             raise UnavailableError(
                 "The gateway is holding as many requests as it can, or as many of one client as it may; try again.",
                 code="overloaded",
@@ -35,5 +35,5 @@ class Holding(Check):
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         if context.held:
-            self._bytes.give_back(context.caller.share.split("/", 1), context.held)
+            self._bytes.give_back(context.caller.share, context.held)
             context.held = 0

@@ -16,32 +16,32 @@ class Shares:
     def __init__(self, places: int, free: int = 0) -> None:
         self.free, self.taken = free, 0
         self._places = places
-        self._taken: dict[tuple[str, ...], int] = {}
+        self._taken: dict[str, int] = {}
 
-    def take(self, path: Sequence[str], count: int = 1) -> bool:
-        """`count` places for `path`, an address and perhaps a key. False when there are none."""
-        levels = _levels(tuple(path))
+    def take(self, share: str, count: int = 1) -> bool:
+        """`count` places for `share`, as a Caller has it: an address, or `address/key`. False when there are none."""
+        levels = _levels(share)
         if self.taken + count > self.free and not self._has_room(levels, count):
             return False
         self.taken += count
-        for names in levels:
-            self._taken[names] = self._taken.get(names, 0) + count
+        for name in levels:
+            self._taken[name] = self._taken.get(name, 0) + count
         return True
 
-    def give_back(self, path: Sequence[str], count: int = 1) -> None:
+    def give_back(self, share: str, count: int = 1) -> None:
         self.taken -= count
-        for names in _levels(tuple(path)):
-            self._taken[names] -= count
-            if not self._taken[names]:
-                del self._taken[names]
+        for name in _levels(share):
+            left = self._taken[name] = self._taken[name] - count
+            if not left:
+                del self._taken[name]
 
-    def _has_room(self, levels: Sequence[tuple[str, ...]], count: int) -> bool:
+    def _has_room(self, levels: Sequence[str], count: int) -> bool:
         before, after = max(self.taken - self.free, 0), self.taken + count - self.free
         if after > self._places:
             return False
         left = self._places - before
-        for names in levels:
-            mine = self._taken.get(names, 0)
+        for name in levels:
+            mine = self._taken.get(name, 0)
             if min(mine + count, after) > left:
                 return False
             left -= min(mine, before)
@@ -49,5 +49,6 @@ class Shares:
 
 
 @lru_cache(maxsize=4096)
-def _levels(path: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple(path[: size + 1] for size in range(len(path)))
+def _levels(share: str) -> tuple[str, ...]:
+    address, slash, _ = share.partition("/")
+    return (address, share) if slash else (share,)

@@ -30,8 +30,7 @@ class Queues:
         name = model.parent or model.name
         places = self._engines.get(name) or self._engines.setdefault(name, Shares(self._queued))
         places.free = model.card.max_batch_size if places.taken else sequences
-        path = caller.split("/", 1)
-        if not places.take(path, sequences):
+        if not places.take(caller, sequences):
             raise UnavailableError(_full(model, places.taken, self._queued), code="overloaded", retry_after=_spread())
         left = False
 
@@ -39,7 +38,7 @@ class Queues:
             nonlocal left
             if not left:
                 left = True
-                places.give_back(path, sequences)
+                places.give_back(caller, sequences)
 
         return leave
 

@@ -69,17 +69,23 @@ class Intake:
         parts: list[bytes] = []
         size, more, started, limit = 0, True, monotonic(), self.limits.body_bytes
         while more:
-            left = self._left(monotonic() - started, size)
-            try:
-                part, more = await (_part(request) if is_here(request) else _part_within(left, request))
-            except asyncio.TimeoutError:
-                raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
+            if is_here(request):
+                part, more = await _part(request)
+            else:
+                part, more = await self._awaited(request, size, monotonic() - started)
             size += len(part)
             self.hold(len(part), context)
             if size > limit:
                 raise _too_large(limit)
             parts.append(part)
         return b"".join(parts)
+
+    async def _awaited(self, request: Request, size: int, passed: float) -> tuple[bytes, bool]:
+        """What comes after `size` bytes and `passed` seconds."""
+        try:
+            return await _part_within(self._left(passed, size), request)
+        except asyncio.TimeoutError:
+            raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
 
     def _left(self, passed: float, size: int) -> float:
         """Seconds in which more has to come: what came fast must not buy hours of silence."""

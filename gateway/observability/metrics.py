@@ -165,7 +165,7 @@ class Meter:
             self._metrics.ttft.observe(now - self._started)
             self._waits_no_more()
         elif count:
-            self._metrics.itl.observe((now - self.last) / count, count)
+            self._metrics.itl.observe_each((now - self.last) / count, count)
         self.last = now
         self.total += count
 

@@ -43,7 +43,12 @@ class Buckets:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float, times: int = 1) -> None:
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def observe_each(self, value: float, times: int) -> None:
+        """`value`, so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 

@@ -11,7 +11,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -57,15 +57,14 @@ class TextThreads:
         """
         if size <= INLINE_CHARACTERS:
             return work()
-        path = caller.split("/", 1)
-        if not self._places.take(path):
+        if not self._places.take(caller):
             raise UnavailableError("Too many long prompts are being prepared; try again.", code="overloaded")
         try:
-            return await self._brief.run(lambda: _briefly(work), path)
+            return await self._brief.run(lambda: _briefly(work), caller)
         except TooLongError:
-            return await self._long.run(work, path)
+            return await self._long.run(work, caller)
         finally:
-            self._places.give_back(path)
+            self._places.give_back(caller)
 
     def close(self) -> None:
         self._brief.close()
@@ -121,8 +120,8 @@ class _Lane:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._idle = Places(threads)
 
-    async def run(self, work: Callable[[], T], path: Sequence[str]) -> T:
-        await self._idle.enter(path)
+    async def run(self, work: Callable[[], T], caller: str) -> T:
+        await self._idle.enter(caller.split("/", 1))
         # a client that leaves does not end its thread: the next turn is when that is over
         _interpreter.begin()
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)

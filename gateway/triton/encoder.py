@@ -73,7 +73,7 @@ class TritonEncoder:
         """
         queued, size, path = self._queued, self._card.max_batch_size, caller.split("/", 1)
         queued.free = self._at_once if queued.taken else len(rows)
-        if not queued.take(path, len(rows)):
+        if not queued.take(caller, len(rows)):
             raise UnavailableError(
                 f"Too many inputs wait for the model '{self._card.name}'; try again.", code="overloaded", retry_after=1
             )
@@ -88,7 +88,7 @@ class TritonEncoder:
         finally:
             for batch in batches:
                 batch.cancel()
-            queued.give_back(path, len(rows))
+            queued.give_back(caller, len(rows))
 
     async def _in_turn(self, path: Sequence[str], rows: Rows, types: Rows | None) -> service_pb2.ModelInferResponse:
         await self._places.enter(path, len(rows))

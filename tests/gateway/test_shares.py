@@ -7,53 +7,53 @@ import pytest
 from llmops.gateway.callers.shares import Shares
 
 
-def taken(shares: Shares, path: list[str]) -> int:
-    """How many places `path` gets before it is refused."""
+def taken(shares: Shares, share: str) -> int:
+    """How many places `share` gets before it is refused."""
     count = 0
-    while shares.take(path):
+    while shares.take(share):
         count += 1
     return count
 
 
 def test_one_address_gets_half_and_each_that_comes_later_half_of_what_is_left():
     shares = Shares(96)
-    assert [taken(shares, [name]) for name in "abcdef"] == [48, 24, 12, 6, 3, 2]
+    assert [taken(shares, name) for name in "abcdef"] == [48, 24, 12, 6, 3, 2]
 
 
 def test_two_that_take_turns_get_a_third_each():
     shares = Shares(90)
-    turns = [shares.take([name]) for _ in range(90) for name in "ab"]
+    turns = [shares.take(name) for _ in range(90) for name in "ab"]
     assert turns.count(True) == 60
 
 
 def test_a_key_gets_half_of_what_its_address_may_have():
     shares = Shares(90)
-    assert taken(shares, ["a", "one"]) == 30
-    assert taken(shares, ["a", "two"]) == 10
-    assert taken(shares, ["b"]) == 25
+    assert taken(shares, "a/one") == 30
+    assert taken(shares, "a/two") == 10
+    assert taken(shares, "b") == 25
 
 
-@pytest.mark.parametrize("path", [["a"], ["a", "one"]])
-def test_places_given_back_can_be_taken_again_and_leave_nothing_behind(path):
+@pytest.mark.parametrize("share", ["a", "a/one"])
+def test_places_given_back_can_be_taken_again_and_leave_nothing_behind(share):
     shares = Shares(90)
-    first = taken(shares, path)
+    first = taken(shares, share)
     for _ in range(first):
-        shares.give_back(path)
-    assert taken(shares, path) == first
-    shares.give_back(path)
-    assert shares.take(path)
-    assert not shares.take(path)
+        shares.give_back(share)
+    assert taken(shares, share) == first
+    shares.give_back(share)
+    assert shares.take(share)
+    assert not shares.take(share)
     for _ in range(first):
-        shares.give_back(path)
+        shares.give_back(share)
     assert not shares._taken
 
 
 def test_no_places():
-    assert not Shares(0).take(["a"])
-    assert Shares(1).take(["a"])
+    assert not Shares(0).take("a")
+    assert Shares(1).take("a")
 
 
 def test_free_places_come_before_those_that_are_shared():
     """All four free ones and half of two; all ten and half of 96."""
-    assert taken(Shares(2, free=4), ["a"]) == 5
-    assert taken(Shares(96, free=10), ["a"]) == 58
+    assert taken(Shares(2, free=4), "a") == 5
+    assert taken(Shares(96, free=10), "a") == 58

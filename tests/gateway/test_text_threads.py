@@ -94,21 +94,21 @@ async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_
 
 async def test_one_key_behind_an_address_leaves_room_for_others_behind_it():
     shares = Shares(90)
-    assert [shares.take(["proxy", "greedy"]) for _ in range(40)].count(True) == 30
-    assert shares.take(["proxy", "modest"])
-    assert shares.take(["elsewhere"])
+    assert [shares.take("proxy/greedy") for _ in range(40)].count(True) == 30
+    assert shares.take("proxy/modest")
+    assert shares.take("elsewhere")
 
 
 async def test_free_places_are_anybody_s_and_count_once_others_wait_behind_them():
     shares = Shares(8, free=4)
-    assert [shares.take(["a"]) for _ in range(12)].count(True) == 4 + 4, "all that is free, and half of the rest"
-    assert [shares.take(["b"]) for _ in range(12)].count(True) == 2
-    assert [shares.take(["c"]) for _ in range(12)].count(True) == 1
+    assert [shares.take("a") for _ in range(12)].count(True) == 4 + 4, "all that is free, and half of the rest"
+    assert [shares.take("b") for _ in range(12)].count(True) == 2
+    assert [shares.take("c") for _ in range(12)].count(True) == 1
     assert shares.taken == 11
-    shares.give_back(["a"], 8)
-    assert shares.take(["d"]), "three have them all, so one of the four that are free is left"
-    assert not Shares(8, free=4).take(["a"], 13)
-    assert Shares(8, free=4).take(["a"], 12), "alone, all at once"
+    shares.give_back("a", 8)
+    assert shares.take("d"), "three have them all, so one of the four that are free is left"
+    assert not Shares(8, free=4).take("a", 13)
+    assert Shares(8, free=4).take("a", 12), "alone, all at once"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), max_size=60), st.integers(0, 6))
@@ -118,15 +118,15 @@ def test_shares_are_never_more_than_there_are_and_all_come_back(steps, free):
         if leave and held:
             shares.give_back(*held.pop(0))
         before = shares.taken
-        if shares.take([name, "key"], count):
-            held.append(([name, "key"], count))
+        if shares.take(f"{name}/key", count):
+            held.append((f"{name}/key", count))
         else:
             assert before + count > free, "what is free is refused to nobody"
         assert shares.taken == sum(count for _, count in held) <= 9 + free
-    for path, count in held:
-        shares.give_back(path, count)
+    for share, count in held:
+        shares.give_back(share, count)
     assert shares.taken == 0
-    assert shares.take(["new"])
+    assert shares.take("new")
 
 
 async def test_what_is_not_brief_goes_on_elsewhere_and_holds_up_only_its_like(workers):
