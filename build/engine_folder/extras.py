@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from llmops.build.target_names import TARGETS, TargetName
+from llmops.build.target_names import TargetName
 
 
 class Extra(BaseModel):
@@ -91,17 +91,16 @@ class PytorchExtra(NvidiaExtra):
     llm_args: dict[str, Any]
 
 
-EXTRAS: dict[TargetName, type[Extra]] = {
+# a target that is not here has nothing beyond what all have
+_EXTRAS: dict[TargetName, type[Extra]] = {
     "openvino": OpenVinoExtra,
     "tensorrt": TensorrtExtra,
     "pytorch": PytorchExtra,
 }
-if EXTRAS.keys() != TARGETS.keys():
-    raise ImportError(f"EXTRAS lacks {', '.join(sorted(TARGETS.keys() ^ EXTRAS.keys()))}.")
 
 
 def extra_type(target: TargetName, given: Mapping[str, Any]) -> type[Extra]:
     """Encoders are engines of target openvino with another pipeline."""
     if target == "openvino" and ("embedding" in given or "score" in given):
         return CrossEncoderExtra if "score" in given else EncoderExtra
-    return EXTRAS[target]
+    return _EXTRAS.get(target, Extra)

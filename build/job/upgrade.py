@@ -13,6 +13,7 @@ from llmops.build.engine_folder.extras import PytorchExtra
 from llmops.build.engine_folder.lock import sole_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.formats import buildable, dropped
+from llmops.build.target_names import TARGETS
 from llmops.build.targets.pytorch import ARGS_FILE
 from llmops.build.trtllm.llm_args import FieldError, neutral, resolve
 from llmops.build.trtllm.llm_releases import CHECKED, profile_of
@@ -39,8 +40,10 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
     VersionMismatchError for a release that llmops does not know."""
     manifest = EngineManifest.load(directory)
     version = _known(to)
-    if manifest.target == "openvino":
-        raise InputError(f"{directory} is an OpenVINO engine, which no TensorRT-LLM runs: there is nothing to upgrade.")
+    if TARGETS[manifest.target].library != "tensorrt_llm":
+        raise InputError(
+            f"{directory} is of target {manifest.target}, which TensorRT-LLM does not run: there is nothing to upgrade."
+        )
     if manifest.target == "tensorrt":
         raise InputError(
             f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.tensorrt_llm} only, and 1.3 "

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-EVERY_TARGET = frozenset({"openvino", "tensorrt", "pytorch"})
+from llmops.build.target_names import NAMES
+
+EVERY_TARGET = frozenset(NAMES)
 NO_ENGINE = frozenset({"openvino", "pytorch"})
 PYTORCH_ONLY = frozenset({"pytorch"})
 

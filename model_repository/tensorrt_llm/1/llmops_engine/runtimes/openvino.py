@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -47,6 +48,25 @@ class OpenVINOOptions:
     properties: dict[str, Any]
     kv_cache: dict[str, int]
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
+
+
+def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
+    own = json.loads(parameters["openvino"])
+    cache = parameters.get("max_tokens_in_paged_kv_cache")
+    return OpenVINORuntime(
+        OpenVINOOptions(
+            model_path=Path(parameters["gpt_model_path"]),
+            max_batch_size=card["max_batch_size"],
+            max_seq_len=card["max_seq_len"],
+            vocab_size=card["vocab_size"],
+            max_num_tokens=int(parameters["max_num_tokens"]),
+            cache_tokens=int(cache) if cache else None,
+            device=own.get("device", "CPU"),
+            properties=own.get("properties", {}),
+            kv_cache=own["kv_cache"],
+            grammars=GrammarLimits(**own.get("grammars", {})),
+        )
+    )
 
 
 class _Sequence:

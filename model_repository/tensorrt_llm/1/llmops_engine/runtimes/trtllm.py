@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import queue
 import sys
 import threading
@@ -21,6 +22,7 @@ import llmops_contract as contract
 
 from ..request import GenerationRequest, Refused
 from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
+from .remote import PYTHON_VARIABLE, RemoteRuntime
 from .stop_words import StopWordMatcher
 from .trtllm_library import EVENTS, Library, check_announced, choose_profile, final_arguments, load_library
 
@@ -50,6 +52,22 @@ class TrtllmOptions:
     end_ids: tuple[int, ...] = ()
     capabilities: dict[str, Any] = field(default_factory=dict)
     adapters: tuple[dict[str, Any], ...] = ()
+
+
+def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
+    """In this process, or under the Python that has the library."""
+    options = TrtllmOptions(
+        model=parameters["gpt_model_path"],
+        tokenizer=card["tokenizer_dir"],
+        profiles=json.loads(parameters["llm_profiles"]),
+        engine=parameters[contract.RUNTIME] == "tensorrt",
+        max_batch_size=card["max_batch_size"],
+        end_ids=tuple(card["end_ids"]),
+        capabilities=card["capabilities"],
+        adapters=tuple(json.loads(parameters.get("lora_adapters", "[]"))),
+    )
+    python = os.environ.get(PYTHON_VARIABLE)
+    return RemoteRuntime(python, options) if python else TrtllmRuntime(options)
 
 
 class _Sequence:
