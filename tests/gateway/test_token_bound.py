@@ -62,10 +62,10 @@ def lacking_and_composed() -> Tokenizer:
     return tokenizer
 
 
-def greedy_added() -> Tokenizer:
-    """An added token that takes all white space beside it."""
+def greedy_added(**sides: bool) -> Tokenizer:
+    """An added token that takes all white space on these sides of it."""
     tokenizer = byte_level()
-    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True, rstrip=True), "a rather long added token"])
+    tokenizer.add_tokens([AddedToken("<mask>", **sides), "a rather long added token"])
     return tokenizer
 
 
@@ -93,7 +93,8 @@ BOUNDED = {
     "digits apart": digits_apart,
     "bytes that are lacking": lacking,
     "lacking and composed": lacking_and_composed,
-    "greedy added token": greedy_added,
+    "greedy added token": lambda: greedy_added(lstrip=True, rstrip=True),
+    "added token that takes what is before it": lambda: greedy_added(lstrip=True),
     "SentencePiece BPE": lambda: sentencepiece("bpe"),
     "SentencePiece unigram": lambda: sentencepiece("unigram"),
     "unknown characters": unknown_characters,
@@ -140,7 +141,13 @@ def test_it_stops_when_it_knows_enough(smollm2_tokenizer) -> None:
     assert 8192 < smollm2_tokenizer.least_tokens("7" * 16_000_000, 8192) < 1_000_000
 
 
+def before_bytes(first: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    return byte_level(pre_tokenizer=pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False)]))
+
+
 REMOVING = {
+    "white space before bytes are made": lambda: before_bytes(pre_tokenizers.WhitespaceSplit()),
+    "a split that removes before bytes are made": lambda: before_bytes(pre_tokenizers.Split(" ", "removed")),
     "white space between words": lambda: byte_level(pre_tokenizer=pre_tokenizers.Whitespace()),
     "a split that removes": lambda: byte_level(pre_tokenizer=pre_tokenizers.Split(Regex(r"\d"), "removed")),
     "a normaliser that removes": lambda: byte_level(normalizer=normalizers.Replace("a", "")),
