@@ -25,6 +25,7 @@ from llmops.control.own import OwnUsage, OwnUsageEndpoint, OwnWanted
 from llmops.control.reading import json_answer
 from llmops.control.schema import documented
 from llmops.control.shared import SharedStore
+from llmops.control.spending import Spending
 from llmops.gateway.callers.access.check import access_of
 from llmops.gateway.http.express import ExpressApp
 from llmops.gateway.http.failures import add_handlers
@@ -42,13 +43,12 @@ class Control:
 
     def __init__(
         self,
-        settings: GatewaySettings,
+        store: SharedStore,
         duties: Duties,
         gateway: httpx.AsyncClient | None,
         leads: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        assert settings.store is not None
-        self._store, self._gateway = SharedStore(settings.store), gateway
+        self._store, self._gateway = store, gateway
         self._duties, self._leads = duties, leads
 
     def add_to(self, app: FastAPI) -> None:
@@ -88,9 +88,11 @@ class Control:
 
 def create_app(settings: GatewaySettings, duties: Duties, gateway: str | None = None) -> ExpressApp:
     """An application of its own. `gateway`: the URL of one."""
-    meters, access = Meters(), access_of(settings)
+    assert settings.store is not None
+    store, access = SharedStore(settings.store), access_of(settings)
+    meters = Meters(Spending(store))
     client = httpx.AsyncClient(base_url=gateway, timeout=10.0) if gateway else None
-    control = Control(settings, duties, client, meters.leads)
+    control = Control(store, duties, client, meters.leads)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -121,7 +123,8 @@ def guest(settings: GatewaySettings, duties: Duties) -> Callable[[FastAPI], Abst
     def enter(app: FastAPI) -> AbstractAsyncContextManager[None]:
         # asked as a client would: what a key may see is decided in one place
         gateway = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
-        control = Control(settings, duties, gateway)
+        assert settings.store is not None
+        control = Control(SharedStore(settings.store), duties, gateway)
         control.add_to(app)
         return control.living()
 

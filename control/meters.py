@@ -6,16 +6,19 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmops.control.spending import Spending
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
 from llmops.gateway.messages import Outcome
 
 
 class Meters(Check):
-    """Requests by route and status, and whether this process leads."""
+    """Requests by route and status, whether this process leads, and what tenants spend."""
 
-    def __init__(self) -> None:
+    def __init__(self, spending: Spending) -> None:
         self.registry = CollectorRegistry()
+        self._spending = spending
+        self.registry.register(spending)
         self._requests = Counter(
             "llmops_control_requests", "Requests to the control process.", ("route", "status"), registry=self.registry
         )
@@ -31,4 +34,5 @@ class Meters(Check):
         self._leads.set(leads)
 
     async def show(self, request: Request) -> Response:
+        await self._spending.look()
         return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)

@@ -180,25 +180,61 @@ ENGINES = Dashboard(
                     f"{engine('general_metrics', 'general_type', 'iteration_counter')}[$__rate_interval]))"
                 },
             ),
-            Panel(
-                "Servers that gateways reach",
-                {"{{server}}": "sum by (server) (llmops_server_reached)"},
-                meaning="Workers of all gateways; 0 for 30 s is a node that failed.",
-            ),
         ],
     },
 )
 
-CALLERS = Dashboard(
-    "callers",
-    "llmops: callers",
+TENANTS = Dashboard(
+    "tenants",
+    "llmops: tenants and money",
     {
+        "Money": [
+            Panel(
+                "This month",
+                {"spent": "sum(max by (tenant) (llmops_spent_dollars))"},
+                "currencyUSD",
+                "Since the 1st (UTC), by the ledger.",
+                kind="stat",
+            ),
+            Panel(
+                "By tenant, this month",
+                {"{{tenant}}": "max by (tenant) (llmops_spent_dollars)"},
+                "currencyUSD",
+                "The 20 that spend most, and all others together. Users and keys are for `llmops usage`.",
+            ),
+            Panel(
+                "In an hour",
+                {"{{tenant}}": "max by (tenant) (increase(llmops_spent_dollars[1h]))"},
+                "currencyUSD",
+            ),
+        ],
+        "Where it goes": [
+            Panel(
+                "By model, this month",
+                {"{{model}}": "max by (model) (llmops_spent_on_model_dollars)"},
+                "currencyUSD",
+            ),
+            Panel(
+                "Budgets",
+                {"{{tenant}}": "max by (tenant) (llmops_budget_used_ratio)"},
+                "percentunit",
+                "What the present period has used of them; at 100 % requests are refused with 429.",
+                (0.8, 1.0),
+            ),
+            Panel(
+                "Usage that is not in the ledger",
+                {"age of the oldest": "max(llmops_usage_lag_seconds)"},
+                "s",
+                "Above 5 minutes somebody looks at it this week: nothing is lost, but budgets see money late.",
+                (60.0, 300.0),
+            ),
+        ],
         "Who is refused": [
             Panel(
                 "Refused",
                 {"{{status}}": rate("llmops_requests_total", "status", '{status=~"4..|503"}') + " or vector(0)"},
                 "reqps",
-                "401, 403: keys; 429: limits and budgets; 503: no place. No series has a tenant: `llmops usage` does.",
+                "401, 403: keys; 429: limits and budgets; 503: no place. No series has a key: `llmops audit` does.",
             ),
             Panel(
                 "Requests by route",
@@ -218,29 +254,69 @@ CALLERS = Dashboard(
                 {"{{priority}}": f"sum by (priority) (llm_queue_depth{MODEL})"},
             ),
             Panel(
-                "Tokens in the last 24 h",
-                {
-                    "{{model}} read": f"sum by (model) (increase(llmops_prompt_tokens_total{MODEL}[24h]))",
-                    "{{model}} generated": f"sum by (model) (increase(llmops_completion_tokens_total{MODEL}[24h]))",
-                },
-                kind="stat",
+                "Tokens, this month",
+                {"{{tenant}} {{kind}}": "max by (tenant, kind) (llmops_spent_tokens)"},
+                meaning="cached is read at a lower price.",
             ),
             Panel(
-                "Usage that is not in the ledger",
-                {"age of the oldest": "max(llmops_usage_lag_seconds)"},
-                "s",
-                "Above 5 minutes somebody looks at it this week: nothing is lost, but budgets see money late.",
-                (60.0, 300.0),
+                "Prompts that change at their beginning",
+                {"{{tenant}}": "max by (tenant) (llmops_prefix_unstable) or vector(0)"},
+                "percentunit",
+                "They cost their tenant the prefix cache: a date belongs at the end.",
             ),
         ],
     },
 )
 
-GATEWAYS = Dashboard(
-    "gateways",
-    "llmops: gateways",
+READY = 'max by (model) (llmops_replicas{state="ready", model=~"$model"})'
+
+FLEET = Dashboard(
+    "fleet",
+    "llmops: fleet",
     {
-        "Time of their own": [
+        "Replicas": [
+            Panel(
+                "By state",
+                {"{{model}} {{state}}": 'max by (model, state) (llmops_replicas{model=~"$model"}) > 0'},
+                meaning="As the gateways believe; `llmops replicas` and `llmops top` show each.",
+            ),
+            Panel(
+                "Answers that went on elsewhere",
+                {"{{reason}}": rate("llmops_migrations_total", "reason") + " or vector(0)"},
+                "reqps",
+                "lost, failed: a replica broke; drain: a roll-out; preempted: its cache was full.",
+            ),
+            Panel(
+                "Servers that gateways reach",
+                {"{{server}}": "sum by (server) (llmops_server_reached)"},
+                meaning="Workers of all gateways; 0 for 30 s is a node that failed.",
+            ),
+        ],
+        "Is it enough?": [
+            Panel(
+                "Waiting for each ready replica",
+                {"{{model}}": f"sum by (model) (llm_queue_depth{MODEL}) / ({READY} > 0)"},
+                meaning="What autoscaling looks at.",
+            ),
+            Panel(
+                "KV cache, fullest and mean",
+                {
+                    "{{model}} fullest": f"max by (model) (gpu_kv_cache_utilization{ENGINE})",
+                    "{{model}} mean": f"avg by (model) (gpu_kv_cache_utilization{ENGINE})",
+                },
+                "percentunit",
+                "Far apart: requests that share a beginning are on few replicas.",
+                (0.9, 0.95),
+            ),
+            Panel(
+                "Batch, largest and smallest",
+                {
+                    "{{model}} largest": f"max by (model) (gpu_batch_size{ENGINE})",
+                    "{{model}} smallest": f"min by (model) (gpu_batch_size{ENGINE})",
+                },
+            ),
+        ],
+        "Gateways' own time": [
             Panel(
                 "Until the answer begins, without the engine",
                 {
@@ -266,7 +342,7 @@ GATEWAYS = Dashboard(
                 (0.01, 0.05),
             ),
         ],
-        "Resources": [
+        "Gateways' resources": [
             Panel("Memory", {"{{instance}}": "sum by (instance) (process_resident_memory_bytes)"}, "bytes"),
             Panel("Streams", {"{{instance}}": "sum by (instance) (llmops_active_streams)"}),
             Panel(
@@ -281,7 +357,7 @@ GATEWAYS = Dashboard(
     },
 )
 
-DASHBOARDS = (OVERVIEW, ENGINES, CALLERS, GATEWAYS)
+DASHBOARDS = (OVERVIEW, ENGINES, TENANTS, FLEET)
 
 
 def rendered(dashboard: Dashboard) -> dict[str, Any]:

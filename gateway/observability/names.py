@@ -111,10 +111,23 @@ HELD = _g.counter(
 )
 MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of all workers, in bytes.")
 
-# What is told by who has it: the room of usage, or an evaluation in a file for the node exporter.
+# What is told by who has it: the room of usage, control, or an evaluation in a file for the node exporter.
 ROOMS = Table()
 USAGE_LAG = ROOMS.gauge(
     "llmops_usage_lag_seconds", "Age of the oldest usage event that the ledger does not have; 0 without one."
+)
+_SPENT = "since the 1st of the month (UTC), by the ledger"
+SPENT = ROOMS.gauge(
+    "llmops_spent_dollars",
+    f"What tenants used {_SPENT}, in dollars. Control has it; beyond the 20 that spend most they share `other`.",
+    "tenant",
+)
+SPENT_TOKENS = ROOMS.gauge(
+    "llmops_spent_tokens", f"The same in tokens: input (not cached), cached, output; {_SPENT}.", "tenant", "kind"
+)
+SPENT_ON = ROOMS.gauge("llmops_spent_on_model_dollars", f"What was used of each model {_SPENT}, in dollars.", "model")
+BUDGET_USED = ROOMS.gauge(
+    "llmops_budget_used_ratio", "Share of a tenant's budget that its present period has used.", "tenant"
 )
 EVAL_SCORE = ROOMS.gauge(
     "llm_eval_score", "What an evaluation of the model says now; higher is better.", "model", "eval"

@@ -21,9 +21,10 @@ import yaml
 from click.testing import CliRunner
 
 from llmops.cli.live.board import Asked, board
+from llmops.cli.live.columns import number, seconds, share
 from llmops.cli.live.orders import ORDERS, View
 from llmops.cli.live.page import Page, Recent, quantile
-from llmops.cli.live.screen import number, screen, seconds, share
+from llmops.cli.live.screen import screen
 from llmops.cli.main import cli
 from tests.deploy.conftest import promtool
 

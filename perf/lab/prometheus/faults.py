@@ -25,6 +25,13 @@ CLIENTS, BLOCKS = 6, 4096
 # seconds per step, and per token of a prompt; a slow engine takes so many times as long
 STEP, READ, SLOW = 0.005, 1e-6, 250.0
 SECONDS = 90.0
+# as control would tell it
+MONEY = {
+    'llmops_spent_dollars{tenant="acme"}': 412.5,
+    'llmops_spent_tokens{tenant="acme",kind="input"}': 3.1e8,
+    'llmops_spent_on_model_dollars{model="mock"}': 412.5,
+    'llmops_budget_used_ratio{tenant="acme"}': 0.41,
+}
 SERVER_LOST = "GpuNodeFailure"
 # the alerts that fire while Triton runs
 PLANTED = {
@@ -55,6 +62,7 @@ class Watched:
             f'llm_eval_score{{model="{MODEL}",eval="top1"}}': 0.99,
             f'llm_eval_baseline{{model="{MODEL}",eval="top1"}}': 0.99,
             "llmops_usage_lag_seconds": 0.5,
+            **MONEY,
         }
         command_faults(self.faults)
         self.habits.alike, self.habits.leaving = True, False
