@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from llmops.cli.service.command import file_options, for_each_model
 from llmops.cli.service.flags import of_verify
 from llmops.errors import InputError
 from llmops.perf.verify.base import PARTS
+
+if TYPE_CHECKING:
+    from llmops.perf.verify.report import Report
 
 
 @click.command(name="verify", cls=for_each_model(of_verify))
@@ -34,8 +37,14 @@ from llmops.perf.verify.base import PARTS
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to this file.")
+@click.option(
+    "--textfile",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="FOLDER",
+    help="Write llm_eval_score for Prometheus into this folder of the node exporter.",
+)
 @click.option("--api-key", envvar="LLMOPS_API_KEY", help="Bearer token for --url; also $LLMOPS_API_KEY.")
-def command(as_json: bool, html: Path | None, calibrate: Path | None, **given: Any) -> None:
+def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: Path | None, **given: Any) -> None:
     """Does a deployment do what its contract, its checkpoint and its plan promised.
 
     Without --engine, --triton and --url: on the embedded default, the bundled SmolLM2 as `llmops up` builds it.
@@ -54,6 +63,10 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, **given: A
         given["engine"] = _embedded_default()
     options = VerifyOptions(**given, calibrate=calibrate is not None)
     options.check()
+    if textfile is not None and (options.url or not options.has("answers")):
+        raise InputError(
+            "--textfile needs the part `answers`, which asks Triton: give --engine or --triton, not --url."
+        )
     console = Console(stderr=as_json, highlight=False)
     with Lines(console) as lines:
         report, measured = run_async(verify(options, lines))
@@ -61,6 +74,8 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, **given: A
     if calibrate is not None and measured is not None:
         measured.save(calibrate)
         click.echo(f"Wrote {calibrate}: {len(measured.steps)} step times of {measured.device}", err=as_json)
+    if textfile is not None:
+        _write_textfile(report, textfile, as_json)
     if html is not None:
         from llmops.perf.verify.page import write_page
 
@@ -70,6 +85,14 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, **given: A
         click.echo(json.dumps(report.to_json(), indent=2))
     if report.faults:
         click.get_current_context().exit(1)
+
+
+def _write_textfile(report: Report, folder: Path, as_json: bool) -> None:
+    from llmops.perf.verify.textfile import write_textfile
+
+    written = write_textfile(report, folder)
+    said = f"Wrote {written}" if written else "No llm_eval_score: the greedy answers were not compared."
+    click.echo(said, err=as_json or written is None)
 
 
 def _embedded_default() -> Path:

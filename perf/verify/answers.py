@@ -155,7 +155,12 @@ async def greedy(desk: Desk) -> Finding:
         return unseen(_NO_GOLDEN)
     found = await agreement(desk, golden)
     least, most = limits(manifest, found.total)
-    figures = {"agreement": found.share, "log_prob_difference": found.mean_off}
+    built = _measured(manifest)
+    figures = {
+        "agreement": found.share,
+        "agreement_when_built": 1.0 if built is None else built,
+        "log_prob_difference": found.mean_off,
+    }
     what = f"{found.share:.1%} of {found.total} tokens are the source's"
     if found.share < least:
         return wrong(f"{what}, {least:.1%} is the least for {_format(manifest)}: {_suspects(found.share)}", **figures)
@@ -204,11 +209,16 @@ def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
     assert gates.min_top1 is not None
     assert gates.max_mean_kl is not None
     least = gates.min_top1 - 2 * _scatter(gates.min_top1, tokens)
-    measured = Quality(**manifest.quality).golden_agreement if manifest.quality else None
+    measured = _measured(manifest)
     if measured is not None:
         least = max(least, measured - 3 * _scatter(measured, tokens) - 0.02)
     # Pinsker's bound on what a divergence can move, doubled
     return least, 2 * math.sqrt(2 * gates.max_mean_kl)
+
+
+def _measured(manifest: EngineManifest) -> float | None:
+    """What the build found of its own weights; None where it changed none."""
+    return Quality(**manifest.quality).golden_agreement if manifest.quality else None
 
 
 def _scatter(share: float, tokens: int) -> float:

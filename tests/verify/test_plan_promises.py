@@ -84,6 +84,7 @@ def test_step_times_that_plan_can_read(verify, served, engine_dir: Path, tmp_pat
         (["--triton", "a:1", "--url", "http://b"], 2, "--triton and --url exclude each other"),
         (["--triton", "a:1", "--only", "gateway"], 2, "--only gateway cannot be checked through Triton"),
         (["--url", "http://b", "--calibrate", "host.json"], 2, "--calibrate measures an engine"),
+        (["--url", "http://b", "--textfile", "."], 2, "--textfile needs the part `answers`"),
         (["--triton", "a:1", "--html", "/nowhere/r.html"], 2, "The folder of /nowhere/r.html does not exist"),
     ],
 )

@@ -22,9 +22,8 @@ GUIDES = {f"guided: {kind}" for kind in ("json", "json_schema", "regex", "ebnf_g
 
 def test_the_embedded_engine(verify, engine_dir: Path, triton, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    found = verify(
-        "--engine", engine_dir, "--triton", triton.grpc_address, "--metrics", triton.metrics_url, "--html", page
-    )
+    where = ("--triton", triton.grpc_address, "--metrics", triton.metrics_url)
+    found = verify("--engine", engine_dir, *where, "--html", page, "--textfile", tmp_path)
     assert found.report["faults"] == []
     assert found.code == 0
     assert found.named("refused") == {"bad words", "logit bias", "adapters"}
@@ -34,6 +33,10 @@ def test_the_embedded_engine(verify, engine_dir: Path, triton, tmp_path: Path) -
     # float32 against float32: what differs is paged attention's rounding
     assert answers["figures"]["agreement"] >= 0.99
     assert answers["figures"]["log_prob_difference"] < 0.005
+    assert (tmp_path / "llmops_eval_smollm2.prom").read_text().splitlines()[2::3] == [
+        f'llm_eval_score{{eval="greedy",model="smollm2"}} {answers["figures"]["agreement"]}',
+        'llm_eval_baseline{eval="greedy",model="smollm2"} 1.0',
+    ]
     text = page.read_text()
     assert "This deployment does what it promised." in text
     assert text.count("<tr") >= len(found.report["results"])
