@@ -19,11 +19,11 @@ from llmops.gateway.callers.limits.buckets import (
     NEVER,
     PLACES,
     RATE,
-    Bucket,
     Change,
     Want,
     decide,
     divided,
+    refilled,
 )
 from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.expected import FIRST, Expected
@@ -35,25 +35,23 @@ def rate(limit, amount, key="a"):
 
 
 def test_a_bucket_refills_without_steps_up_to_its_limit():
-    empty = Bucket(0, 100.0)
-    assert empty.at(100.5, 60) == Bucket(0.5, 100.5)
-    assert empty.at(160.0, 60) == Bucket(60, 160.0)
-    assert empty.at(1e6, 60) == Bucket(60, 1e6)
+    assert refilled(0, 100.0, 100.5, 60) == (0.5, 100.5)
+    assert refilled(0, 100.0, 160.0, 60) == (60, 160.0)
+    assert refilled(0, 100.0, 1e6, 60) == (60, 1e6)
 
 
 def test_debt_is_paid_back_first():
-    assert Bucket(-30, 0.0).at(20.0, 60) == Bucket(-10, 20.0)
+    assert refilled(-30, 0.0, 20.0, 60) == (-10, 20.0)
 
 
 @pytest.mark.parametrize(("back", "dated"), [(0.5, 100.0), (3600.0, 100.0 - 3600)])
 def test_a_clock_that_goes_back_neither_refills_nor_stops_refilling(back, dated):
-    bucket = Bucket(5, 100.0).at(100.0 - back, 60)
-    assert bucket == Bucket(5, dated)
-    assert bucket.at(dated + 2, 60).level == 7
+    assert refilled(5, 100.0, 100.0 - back, 60) == (5, dated)
+    assert refilled(5, dated, dated + 2, 60) == (7, dated + 2)
 
 
 def test_a_limit_that_was_lowered_holds_at_once():
-    assert Bucket(1000, 0.0).at(0.0, 10).level == 10
+    assert refilled(1000, 0.0, 0.0, 10) == (10, 0.0)
 
 
 def test_all_or_none_and_the_longest_wait():
@@ -68,7 +66,7 @@ def test_all_or_none_and_the_longest_wait():
 def test_waiting_as_long_as_told_is_enough():
     want = rate(7, 3)
     wait = decide([want], [0.1]).wait
-    assert decide([want], [Bucket(0.1, 0.0).at(wait, 7).level]).lacking is None
+    assert decide([want], [refilled(0.1, 0.0, wait, 7)[0]]).lacking is None
 
 
 def test_more_than_a_bucket_holds_is_given_by_a_full_one_as_debt():

@@ -51,17 +51,25 @@ class Budgets:
     def check(self, model: str) -> None:
         self._costs.check(model)
 
-    async def key_of(self, quota: Quota) -> str:
+    def known(self, quota: Quota) -> str | None:
+        """The key of the period that is now; None where `look` must come first."""
         assert quota.budget is not None
         key, since = self._period(quota, quota.budget)
         looked = self._looked.get(key)
         if looked is None:
-            await self._look(key, quota, since)
-        elif self._clock() - looked >= LOOK:
+            return None
+        if self._clock() - looked >= LOOK:
             self._looked[key] = self._clock()
             look = asyncio.create_task(self._look(key, quota, since), name="budget")
             self._looks.add(look)
             look.add_done_callback(self._looks.discard)
+        return key
+
+    async def look(self, quota: Quota) -> str:
+        """The same, once the ledger has been asked."""
+        assert quota.budget is not None
+        key, since = self._period(quota, quota.budget)
+        await self._look(key, quota, since)
         return key
 
     def _period(self, quota: Quota, budget: Budget) -> tuple[str, datetime]:

@@ -13,28 +13,33 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
-from llmops.gateway.callers.limits.buckets import MINUTE, MONEY, RATE, Bucket, Change, Decision, Want, decide
-from llmops.gateway.callers.limits.table import PATIENCE, Table
+from llmops.gateway.callers.limits.buckets import MINUTE, MONEY, RATE, Change, Decision, Want, decide, refilled
+from llmops.gateway.callers.limits.table import PATIENCE, Row, Table
 
 log = logging.getLogger(__name__)
 
 # Seconds for which a row is worth its place: a hold as long as requests last, what was spent as long as periods do.
 _HELD, _OVER = 7200.0, 40 * 86_400.0
+# Seconds between two looks at which processes live.
+LOOK = 1.0
 _MEMORY, _LONG_AGO = ":memory:", float("-inf")
 # that wait for a table which cannot be used
 _MOST_CHANGES = 10_000
-_MOST_NAMES = 10_000
+_MOST_ROWS = 10_000
 
 
-class _Names(NamedTuple):
-    """The rows of a hold: of each living process, of this one, and of what is spent."""
+class _Hold:
+    """What this process holds, which nobody else writes: kept here as well as in its row (`mine`). `others`: the rows
+    of those of `alive`. `spent`: that of what is spent for good, of money."""
 
-    held: Sequence[str]
-    mine: str
-    spent: str
+    __slots__ = ("alive", "held", "mine", "others", "spent")
+
+    def __init__(self, mine: Row, spent: Row | None) -> None:
+        self.mine, self.spent, self.held = mine, spent, 0.0
+        self.others: Sequence[Row] = ()
+        self.alive: Sequence[bytes] = ()
 
 
 def folder() -> Path:
@@ -57,8 +62,9 @@ class Embedded(Limiter):
     ) -> None:
         self._path, self._clock, self._patience = str(path), clock, patience
         self.process = secrets.token_bytes(16)
-        self._alive: Sequence[str] = ()
-        self._known: dict[tuple[str, str], _Names] = {}
+        self._alive: Sequence[bytes] = ()
+        self._rates: dict[str, Row] = {}
+        self._holds: dict[tuple[str, str], _Hold] = {}
         self._seen, self._changes_seen = _LONG_AGO, -1
         self._spare: Embedded | None = None
         self._broken_until = 0.0
@@ -96,15 +102,15 @@ class Embedded(Limiter):
         table = self._locked()
         if table is None:
             return
-        name, now = f"{MONEY}:{key}", self._clock()
-        at, _, spent = table.find(name)
-        table.write(name, at, now, max(spent, at_least), now + _OVER)
+        now = self._clock()
+        row = self._hold(MONEY, key).spent
+        assert row is not None
+        table.write(row, now, max(_amount(table, row), at_least), now + _OVER)
         table.unlock()
 
     def beat(self) -> None:
         table = self._locked()
         if table is not None:
-            self._live(table, self._clock(), 0.0)
             table.unlock()
 
     async def close(self) -> None:
@@ -118,70 +124,69 @@ class Embedded(Limiter):
 
     def _reserve(self, table: Table, wants: Sequence[Want], now: float) -> Decision:
         left: list[float] = []
-        stamps: list[tuple[int, float]] = []
-        for want in wants:
-            if want.kind == RATE:
-                at, bucket = _bucket(table, want, now)
-                left.append(bucket.level)
-                stamps.append((at, bucket.stamp))
+        # of each want where it is kept, and of when its level is
+        kept: list[tuple[Row | _Hold, float]] = []
+        for kind, key, limit, _, _ in wants:
+            if kind == RATE:
+                row = self._rate(key)
+                found = table.find(row)
+                level, stamp = refilled(found[1], found[0], now, limit) if found else (limit, now)
+                left.append(level)
+                kept.append((row, stamp))
             else:
-                left.append(self._room(table, want, now))
-                stamps.append((0, now))
+                hold = self._hold(kind, key)
+                left.append(_room(table, hold, limit))
+                kept.append((hold, now))
         decision = decide(wants, left)
         if decision.lacking is None:
-            for want, given, level, (at, stamp) in zip(wants, decision.given, decision.left, stamps, strict=True):
-                if want.kind == RATE:
-                    _keep(table, want, at, level, stamp)
+            for want, given, level, (one, stamp) in zip(wants, decision.given, decision.left, kept, strict=True):
+                if isinstance(one, Row):
+                    _keep(table, one, level, stamp, want.limit)
                 else:
-                    _hold(table, self._names(want).mine, given, now)
+                    _add(table, one, given, now)
         return decision
 
     def _settle(self, table: Table, changes: Sequence[Change], now: float) -> None:
-        for change in changes:
-            if change.kind == RATE:
-                at, bucket = _bucket(table, change, now)
-                level, stamp = bucket.less(change.used, change.limit)
-                _keep(table, change, at, level, stamp)
+        for kind, key, limit, held, used in changes:
+            if kind == RATE:
+                row = self._rate(key)
+                found = table.find(row)
+                level, stamp = refilled(found[1], found[0], now, limit) if found else (limit, now)
+                _keep(table, row, min(level - used, limit), stamp, limit)
                 continue
-            names = self._names(change)
-            _hold(table, names.mine, -change.held, now)
-            if change.used:
-                at, _, spent = table.find(names.spent)
-                table.write(names.spent, at, now, spent + change.used, now + _OVER)
+            hold = self._hold(kind, key)
+            _add(table, hold, -held, now)
+            if used and hold.spent:
+                table.write(hold.spent, now, _amount(table, hold.spent) + used, now + _OVER)
 
-    def _room(self, table: Table, want: Want, now: float) -> float:
-        """What is left of a hold: without what living processes have of it and, of money, without what is spent."""
-        self._live(table, now, 1.0)
-        room: float = want.limit
-        names = self._names(want)
-        for name in names.held:
-            room -= table.find(name)[2]
-        return room - table.find(names.spent)[2] if want.kind == MONEY else room
+    def _rate(self, key: str) -> Row:
+        row = self._rates.get(key)
+        if row is None:
+            if len(self._rates) > _MOST_ROWS:
+                self._rates.clear()
+            row = self._rates[key] = Row(key)
+        return row
 
-    def _live(self, table: Table, now: float, every: float) -> None:
-        """Say that this process lives, and look who else does, each `every` seconds; at once when one came or went."""
-        if self._seen <= now < self._seen + every and table.changes == self._changes_seen:
-            return
+    def _hold(self, kind: str, key: str) -> _Hold:
+        hold = self._holds.get((kind, key))
+        if hold is None:
+            if len(self._holds) > _MOST_ROWS:
+                self._holds = {name: one for name, one in self._holds.items() if one.held}
+            mine = Row(f"{kind}:{key}:{self.process.hex()}")
+            hold = self._holds[kind, key] = _Hold(mine, Row(f"{kind}:{key}") if kind == MONEY else None)
+        if hold.alive is not self._alive:
+            hold.alive = self._alive
+            hold.others = [Row(f"{kind}:{key}:{one.hex()}") for one in self._alive if one != self.process]
+        return hold
+
+    def _live(self, table: Table, now: float) -> None:
+        """Say that this process lives, and look who else does."""
         self._seen = now
         table.see(self.process, now, now - 4 * LEASE)
         living = [process for process, seen in table.processes().items() if now - LEASE < seen <= now + 1]
-        alive = [process.hex() for process in living]
-        if alive != self._alive:
-            self._alive = alive
-            self._known.clear()
+        if living != self._alive:
+            self._alive = living
         self._changes_seen = table.changes
-
-    def _names(self, of: Want | Change) -> _Names:
-        """What is kept of a hold, worked out once while the same processes live."""
-        known = self._known.get((of.kind, of.key))
-        if known is None:
-            if len(self._known) > _MOST_NAMES:
-                self._known.clear()
-            hold = f"{of.kind}:{of.key}"
-            held = [f"{hold}:{process}" for process in self._alive]
-            known = _Names(held, f"{hold}:{self.process.hex()}", f"{MONEY}:{of.key}")
-            self._known[of.kind, of.key] = known
-        return known
 
     # -- the table -------------------------------------------------------------------------------------------------
 
@@ -195,9 +200,12 @@ class Embedded(Limiter):
         except OSError as error:
             self._break(error)
             return None
+        now = self._clock()
+        if not self._seen <= now < self._seen + LOOK or self.table.changes != self._changes_seen:
+            self._live(self.table, now)
         if self._late:
             late, self._late = self._late, []
-            self._settle(self.table, late, self._clock())
+            self._settle(self.table, late, now)
         return self.table
 
     def _ready(self) -> bool:
@@ -209,7 +217,7 @@ class Embedded(Limiter):
             self.table = Table(None if self._path == _MEMORY else self._path)
             self.table.lock(self._patience)
             self._broken_until = 0.0
-            self._live(self.table, self._clock(), 0.0)
+            self._live(self.table, self._clock())
             self.table.unlock()
         except (OSError, ValueError) as error:
             self._break(error)
@@ -230,18 +238,26 @@ class Embedded(Limiter):
         return self._spare
 
 
-def _bucket(table: Table, of: Want | Change, now: float) -> tuple[int, Bucket]:
-    """Where the rate is, and what it has now."""
-    at, stamp, level = table.find(of.key)
-    return at, Bucket(level, stamp).at(now, of.limit) if at else Bucket(of.limit, now)
+def _room(table: Table, hold: _Hold, limit: int) -> float:
+    """What is left: without what living processes hold, and without what is spent."""
+    room = limit - hold.held
+    if hold.spent:
+        room -= _amount(table, hold.spent)
+    for row in hold.others:
+        room -= _amount(table, row)
+    return room
 
 
-def _keep(table: Table, of: Want | Change, at: int, level: float, stamp: float) -> None:
+def _amount(table: Table, row: Row) -> float:
+    found = table.find(row)
+    return found[1] if found else 0.0
+
+
+def _keep(table: Table, row: Row, level: float, stamp: float, limit: int) -> None:
     """Until it is full again: that is what no row says too."""
-    table.write(of.key, at, stamp, level, stamp + (of.limit - level) * MINUTE / of.limit)
+    table.write(row, stamp, level, stamp + (limit - level) * MINUTE / limit)
 
 
-def _hold(table: Table, name: str, more: int, now: float) -> None:
-    at, _, held = table.find(name)
-    held = max(held + more, 0.0)
-    table.write(name, at, now, held, now + _HELD if held else now)
+def _add(table: Table, hold: _Hold, more: int, now: float) -> None:
+    hold.held = held = max(hold.held + more, 0.0)
+    table.write(hold.mine, now, held, now + _HELD if held else now)

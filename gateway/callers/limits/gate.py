@@ -6,14 +6,16 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
+from itertools import repeat
 from time import monotonic
 
 from llmops.gateway.callers.limits.base import Limiter
-from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Want
+from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Decision, Want, change_of, want_of
 from llmops.gateway.callers.limits.budgets import Budgets, Costs
 from llmops.gateway.callers.limits.expected import Expected
 from llmops.gateway.callers.limits.headers import anthropic_headers, openai_headers
-from llmops.gateway.callers.limits.plan import Guesses, Part, Plan
+from llmops.gateway.callers.limits.plan import Guesses, Plan, Taken, Term
 from llmops.gateway.callers.limits.refusals import refusal, too_large
 from llmops.gateway.callers.limits.refused import Refused
 from llmops.gateway.messages import Grant, Outcome, Quota, Usage
@@ -27,8 +29,7 @@ _OWN_ENDS = frozenset({"stop", "tool_calls"})
 _ENTRY = frozenset({"requests", "places"})
 
 
-def utc_now() -> datetime:
-    return datetime.now(timezone.utc)
+utc_now = partial(datetime.now, timezone.utc)
 
 
 class Gate:
@@ -75,15 +76,15 @@ class Ticket(Grant):
     """Of one request: `enter`, then `tokens` as soon as its prompt is counted, then `close`, however it ended."""
 
     __slots__ = (
-        "_answers", "_anthropic", "_bounded", "_closed", "_entry", "_gate", "_model", "_parts", "_plan", "_size",
+        "_answers", "_anthropic", "_bounded", "_closed", "_gate", "_model", "_owes", "_plan", "_size", "_taken",
         "_usage",
     )  # fmt: skip
 
     def __init__(self, gate: Gate, plan: Plan, size: int, anthropic: bool) -> None:
         self._gate, self._plan, self._size, self._anthropic = gate, plan, size, anthropic
-        self._parts: list[Part] = []
-        # what is still to be asked for, or owed by a request that ends before it asks
-        self._entry: list[Part] = []
+        self._taken: list[Taken] = []
+        # its entry is still to be asked for, or owed by a request that ends before it asks
+        self._owes = False
         self._usage: Callable[[], Usage] | None = None
         self._model, self._answers, self._bounded = "", 1, True
         self._closed = False
@@ -93,26 +94,34 @@ class Ticket(Grant):
 
         Raises RateLimitError.
         """
-        known = self._gate.refused.find(self._plan.whose, self._size, self._gate.clock)
+        gate, before = self._gate, self._plan.before
+        known = gate.refused.find(self._plan.whose, self._size, gate.clock)
         if known is not None:
             left, error = known
             raise error.again(left)
-        parts = self._plan.before.entry()
-        if self._gate.guesses.wait(parts):
-            self._entry = parts
+        if not before.wants:
+            return
+        if gate.guesses.wait(before.wants):
+            self._owes = True
         else:
-            await self._reserve(parts)
+            await self._reserve(before.entry, before.wants)
 
     async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
-        asked = self._plan.of(model)
-        parts = [*self._entry, *asked.entry()]
+        asked, before = self._plan.of(model), self._plan.before
+        terms = [*before.entry, *asked.entry, *asked.rates] if self._owes else [*asked.entry, *asked.rates]
+        wants = [*before.wants, *asked.wants] if self._owes else [*asked.wants]
         if asked.smallest is not None:
-            parts += asked.tokens(self._amount(asked.smallest, prompt, most))
+            amount = self._amount(asked.smallest, prompt, most)
+            wants += [want_of((RATE, key, limit, amount, 0)) for _, _, key, limit in asked.rates]
         money = await self._money(asked.budgets, prompt, most) if asked.budgets else []
-        if parts or money:
-            await self._reserve([*parts, *money])
-        return min([self._affordable(part, prompt, most) for part in money], default=most)
+        if money:
+            terms += asked.budgets
+            wants += money
+        if not terms:
+            return most
+        taken = (await self._reserve(terms, wants)).taken
+        return min(map(self._affordable, money, taken[-len(money) :], repeat(prompt), repeat(most)), default=most)
 
     def follow(self, usage: Callable[[], Usage]) -> None:
         self._usage = usage
@@ -120,7 +129,7 @@ class Ticket(Grant):
             self._gate.watch(self)
 
     def headers(self) -> dict[str, str]:
-        levels = [part.level for part in self._parts if part.want.kind == RATE]
+        levels = [level for one in self._taken for level in one.levels()]
         return anthropic_headers(levels, self._gate.now()) if self._anthropic else openai_headers(levels)
 
     def extend(self) -> None:
@@ -128,72 +137,68 @@ class Ticket(Grant):
         if self._usage is None or self._bounded:
             return
         total = _total(self._usage())
-        for part in self._parts:
-            if part.of == "tokens" and part.by is not None and total > part.taken:
-                part.by.settle([Change(RATE, part.want.key, part.want.limit, 0, total - part.taken)])
-                part.taken = total
+        for one in self._taken:
+            for at, (term, want, taken) in enumerate(one):
+                if term.of == "tokens" and total > taken:
+                    one.by.settle([Change(RATE, want.key, want.limit, 0, total - taken)])
+                    one.taken[at] = total
 
     def close(self, outcome: Outcome) -> None:
         if self._closed:
             return
         self._closed, self._usage = True, None
-        self._gate.open.discard(self)
-        usage = outcome.usage
+        gate, usage = self._gate, outcome.usage
+        gate.open.discard(self)
         if usage is not None and not self._bounded and outcome.finish in _OWN_ENDS:
-            self._gate.expected.note(self._model, usage.completion_tokens // self._answers)
-        if usage is not None and not self._model:
-            # nothing was reserved for it, but it was used
-            unasked = self._plan.before.tokens(0)
-            for part in unasked:
-                part.by = self._gate.limiter
-            self._parts += unasked
-        changes: dict[Limiter, list[Change]] = {}
+            gate.expected.note(self._model, usage.completion_tokens // self._answers)
         total = _total(usage) if usage is not None else 0
-        spent: int | None = None
-        for part in self._parts:
-            if part.by is None:
-                continue
-            if spent is None and part.want.kind == MONEY:
-                spent = self._cost(usage)
-            change = self._change(part, total, spent or 0)
-            if change is not None:
-                changes.setdefault(part.by, []).append(change)
-        if self._entry:
-            self._gate.guesses.done(self._entry)
-            owed = [part.want for part in self._entry if part.want.kind == RATE]
-            changes.setdefault(self._gate.limiter, []).extend(Change(RATE, one.key, one.limit, 0, 1) for one in owed)
-        for by, settled in changes.items():
-            by.settle(settled)
+        owed: list[Change] = []
+        if self._owes:
+            gate.guesses.done(self._plan.before.wants)
+            owed += [Change(RATE, one.key, one.limit, 0, 1) for one in self._plan.before.wants if one.kind == RATE]
+        if total and not self._model:
+            # nothing was reserved for it, but it was used
+            owed += [Change(RATE, one.key, one.limit, 0, total) for one in self._plan.before.rates]
+        for taken in self._taken:
+            changes = self._changes(taken, usage, total)
+            if taken.by is gate.limiter:
+                owed += changes
+            elif changes:
+                taken.by.settle(changes)
+        if owed:
+            gate.limiter.settle(owed)
 
     # -- reserving -------------------------------------------------------------------------------------------------
 
-    async def _reserve(self, parts: list[Part]) -> None:
-        reserved = await self._gate.limiter.reserve([part.want for part in parts])
-        decision, wants = reserved.decision, reserved.wants
-        for part, want, left in zip(parts, wants, decision.left, strict=True):
-            # its limit may be a share
-            part.want, part.left = want, left
-            if part.of in _ENTRY:
-                self._gate.guesses.note(want, left)
-        self._parts += parts
-        lacking = None if decision.lacking is None else parts[decision.lacking]
+    async def _reserve(self, terms: Sequence[Term], wants: Sequence[Want]) -> Taken:
+        """Of the terms those of its entry come first."""
+        gate = self._gate
+        reserved = await gate.limiter.reserve(wants)
+        taken = Taken(terms, reserved)
+        self._taken.append(taken)
+        decision = reserved.decision
+        for term, want, left in zip(terms, reserved.wants, decision.left, strict=True):
+            if term.of not in _ENTRY:
+                break
+            gate.guesses.note(want, left)
+        lacking = None if decision.lacking is None else terms[decision.lacking]
         # who is refused for what it is as such has asked, who is for its size has sent a request
-        if self._entry and (lacking is None or lacking.of in _ENTRY):
-            self._gate.guesses.done(self._entry)
-            self._entry = []
-        if lacking is not None:
-            self._refuse(lacking, decision.wait)
-        for part, given in zip(parts, decision.given, strict=True):
-            part.taken, part.by = given, reserved.by
-            if part.want.kind != RATE:
-                self._gate.watch(self)
+        if self._owes and (lacking is None or lacking.of in _ENTRY):
+            gate.guesses.done(self._plan.before.wants)
+            self._owes = False
+        if decision.lacking is not None:
+            self._refuse(terms[decision.lacking], reserved.wants[decision.lacking], decision)
+        if self._plan.holds:
+            gate.watch(self)
+        return taken
 
-    def _refuse(self, part: Part, wait: float) -> None:
-        now = self._gate.now()
-        error = refusal(part.quota, part.of, part.want, part.left, wait, now)
-        size = 0 if part.of in _ENTRY else self._size
-        if part.quota.model is None and (size or part.of != "tokens"):
-            remembered = BUSY if part.want.kind == PLACES else min(wait, 1.0) if part.want.kind == MONEY else wait
+    def _refuse(self, term: Term, want: Want, decision: Decision) -> None:
+        assert decision.lacking is not None
+        now, wait = self._gate.now(), decision.wait
+        error = refusal(term.quota, term.of, want, decision.left[decision.lacking], wait, now)
+        size = 0 if term.of in _ENTRY else self._size
+        if term.quota.model is None and (size or term.of != "tokens"):
+            remembered = BUSY if want.kind == PLACES else min(wait, 1.0) if want.kind == MONEY else wait
             self._gate.refused.note(self._plan.whose, size, self._gate.clock() + remembered, error)
         raise error
 
@@ -207,43 +212,49 @@ class Ticket(Grant):
             return prompt + most
         return min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit)
 
-    async def _money(self, bound: Sequence[Quota], prompt: int, most: int) -> list[Part]:
+    async def _money(self, bound: Sequence[Term], prompt: int, most: int) -> list[Want]:
+        """One for each; none of what costs nothing."""
         budgets = self._gate.budgets
         if budgets is None:
             return []
         budgets.check(self._model)
-        least = budgets.cost(self._model, Usage(prompt, min(most, self._answers)))
         amount = budgets.cost(self._model, Usage(prompt, most))
-        return [
-            Part(quota, "money", Want(MONEY, await budgets.key_of(quota), quota.budget.micros, amount, least))
-            for quota in bound
-            if quota.budget is not None and amount
-        ]
+        if not amount:
+            return []
+        least = budgets.cost(self._model, Usage(prompt, min(most, self._answers)))
+        keys = [budgets.known(term.quota) or await budgets.look(term.quota) for term in bound]
+        return [want_of((MONEY, key, term.limit, amount, least)) for key, term in zip(keys, bound, strict=True)]
 
-    def _affordable(self, part: Part, prompt: int, most: int) -> int:
-        """The tokens of all answers that what `part` has taken pays for, at most `most`."""
+    def _affordable(self, want: Want, taken: int, prompt: int, most: int) -> int:
         budgets = self._gate.budgets
         assert budgets is not None
-        if part.taken >= part.want.amount:
+        if taken >= want.amount:
             return most
-        costs = _Costs(budgets, self._model, prompt, most)
-        return bisect_right(costs, part.taken) - 1
+        return bisect_right(_Costs(budgets, self._model, prompt, most), taken) - 1
 
-    def _cost(self, usage: Usage | None) -> int:
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def _changes(self, one: Taken, usage: Usage | None, total: int) -> list[Change]:
+        """What makes of the reservation what was used: `total` tokens."""
+        changes = []
+        spent: int | None = None
+        for term, (kind, key, limit, _, _), taken in one:
+            if kind == RATE:
+                if term.of == "tokens" and total != taken:
+                    changes.append(change_of((RATE, key, limit, 0, total - taken)))
+            elif kind == PLACES:
+                changes.append(change_of((PLACES, key, limit, taken, 0)))
+            else:
+                if spent is None:
+                    spent = self._spent(usage)
+                if self._gate.budgets is not None:
+                    self._gate.budgets.settled(key, spent)
+                changes.append(change_of((MONEY, key, limit, taken, spent)))
+        return changes
+
+    def _spent(self, usage: Usage | None) -> int:
         budgets = self._gate.budgets
         return budgets.cost(self._model, usage) if usage is not None and budgets is not None else 0
-
-    def _change(self, part: Part, total: int, spent: int) -> Change | None:
-        """`total`: tokens; `spent`: micro-dollars."""
-        want = part.want
-        if want.kind == RATE:
-            used = total - part.taken if part.of == "tokens" else 0
-            return Change(RATE, want.key, want.limit, 0, used) if used else None
-        if want.kind == PLACES:
-            return Change(PLACES, want.key, want.limit, part.taken, 0)
-        if self._gate.budgets is not None:
-            self._gate.budgets.settled(want.key, spent)
-        return Change(MONEY, want.key, want.limit, part.taken, spent)
 
 
 class _Costs(Sequence[int]):

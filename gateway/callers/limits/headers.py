@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 from llmops.gateway.callers.limits.buckets import MINUTE
@@ -20,6 +21,10 @@ class Level(NamedTuple):
     def reset(self) -> float:
         """Seconds until it is full."""
         return max(self.limit - self.left, 0.0) * MINUTE / self.limit
+
+
+# as those of buckets.py
+level_of: Callable[[tuple[str, int, float]], Level] = partial(tuple.__new__, Level)
 
 
 def tightest(levels: Iterable[Level]) -> dict[str, Level]:

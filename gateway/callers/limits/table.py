@@ -19,16 +19,26 @@ MAGIC = b"llmops limits 1\n"
 # a row's name is its digest, which is written last; its group has the rows among which it is looked for
 GROUPS, IN_GROUP, DIGEST = 8192, 16, 16
 _ROW, _NUMBERS, _READ = Struct("=16sddd"), Struct("=ddd"), Struct("=16sdd")
+_GROUP = IN_GROUP * _ROW.size
 _NOBODY = bytes(DIGEST)
 # the first page: magic, the machine's name, how often a process has come, and the processes with when they were seen
 _MACHINE, _CHANGES, _PROCESSES = slice(16, 32), Struct("=q"), 64
 _AT_CHANGES, _PROCESS, MOST_PROCESSES = 32, Struct("=16sd"), 160
 _HEADER = 4096
-SIZE = _HEADER + GROUPS * IN_GROUP * _ROW.size
+SIZE = _HEADER + GROUPS * _GROUP
 
 # Seconds for which others may hold the lock: a reservation takes some 0.00001, unless its process loses its turn.
 PATIENCE, _NAP = 0.05, 0.0001
-_MOST_KNOWN = 100_000
+
+
+class Row:
+    """A row by its name: where it can be, and where it was seen last."""
+
+    __slots__ = ("at", "digest", "first")
+
+    def __init__(self, name: str) -> None:
+        self.digest = blake2b(name.encode(), digest_size=DIGEST).digest()
+        self.at = self.first = _HEADER + int.from_bytes(self.digest[:4], "little") % GROUPS * _GROUP
 
 
 class Table:
@@ -40,8 +50,6 @@ class Table:
 
     def __init__(self, path: str | None) -> None:
         self._file = -1
-        # where rows were found, by name
-        self._known: dict[str, tuple[bytes, int]] = {}
         if path is None:
             self.map = mmap.mmap(-1, SIZE)
             self._begin()
@@ -92,46 +100,34 @@ class Table:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def find(self, name: str) -> tuple[int, float, float]:
-        """Where the row is, its stamp and its amount; zeros where there is none."""
-        digest, at = self._known.get(name) or self._place(name)
-        found, stamp, amount = _READ.unpack_from(self.map, at)
-        if found == digest:
-            return at, stamp, amount
-        first = at - (at - _HEADER) % (IN_GROUP * _ROW.size)
-        for at in range(first, first + IN_GROUP * _ROW.size, _ROW.size):
-            found, stamp, amount = _READ.unpack_from(self.map, at)
-            if found == digest:
-                self._known[name] = digest, at
-                return at, stamp, amount
-        return 0, 0.0, 0.0
+    def find(self, row: Row) -> tuple[float, float] | None:
+        """Its stamp and its amount, None where there is no such row."""
+        found, stamp, amount = _READ.unpack_from(self.map, row.at)
+        if found == row.digest:
+            return stamp, amount
+        at = self.map.find(row.digest, row.first, row.first + _GROUP)
+        if at < 0:
+            return None
+        row.at = at
+        return _READ.unpack_from(self.map, at)[1:]
 
-    def write(self, name: str, at: int, stamp: float, amount: float, until: float) -> None:
-        """The row at `at`, or (0) a new one, in the place of that which is missed least.
+    def write(self, row: Row, stamp: float, amount: float, until: float) -> None:
+        """After `find`: the row, or a new one in the place of that which is missed least.
 
         Of a rate that is killed in between the stamp comes first: what is lost is refill.
         """
-        if at:
+        at = row.at
+        if self.map[at : at + DIGEST] == row.digest:
             _NUMBERS.pack_into(self.map, at + DIGEST, stamp, amount, until)
             return
-        digest, at = self._place(name)
-        first = at - (at - _HEADER) % (IN_GROUP * _ROW.size)
-        at = min(range(first, first + IN_GROUP * _ROW.size, _ROW.size), key=self._until)
+        row.at = at = min(range(row.first, row.first + _GROUP, _ROW.size), key=self._until)
         self.map[at : at + DIGEST] = _NOBODY
         _NUMBERS.pack_into(self.map, at + DIGEST, stamp, amount, until)
-        self.map[at : at + DIGEST] = digest
-        self._known[name] = digest, at
+        self.map[at : at + DIGEST] = row.digest
 
     def _until(self, at: int) -> float:
         digest, _, _, until = _ROW.unpack_from(self.map, at)
         return until if digest != _NOBODY else float("-inf")
-
-    def _place(self, name: str) -> tuple[bytes, int]:
-        """Its digest, and the first row of its group."""
-        if len(self._known) > _MOST_KNOWN:
-            self._known.clear()
-        digest = blake2b(name.encode(), digest_size=DIGEST).digest()
-        return digest, _HEADER + int.from_bytes(digest[:4], "little") % GROUPS * IN_GROUP * _ROW.size
 
     # -- processes -------------------------------------------------------------------------------------------------
 
