@@ -34,7 +34,7 @@ def command(
     Of several on one store, one leads; when it ends, another takes over within seconds. All of them answer.
     """
     require_store_extra()
-    from llmops.control.duties_of import duties_of
+    from llmops.control.roster import duties_of
     from llmops.control.server import run
     from llmops.gateway.logs import configure_logging
     from llmops.gateway.settings import load_settings

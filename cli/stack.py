@@ -212,7 +212,7 @@ def _guests(settings: GatewaySettings) -> Sequence[Guest]:
     if settings.store is None:
         return ()
     from llmops.control.app import guest
-    from llmops.control.duties_of import duties_of
+    from llmops.control.roster import duties_of
 
     return (guest(settings, lambda: duties_of(settings)),)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
@@ -12,7 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from llmops.control.duties import Duty
 from llmops.errors import LlmopsError, ResourceError
-from llmops.gateway.callers.usage.direct import insert
+from llmops.gateway.callers.usage.base import pause
+from llmops.gateway.callers.usage.direct import write_events
 from llmops.gateway.callers.usage.events import from_cloud_event
 from llmops.gateway.callers.usage.kafka import connection, told
 from llmops.gateway.messages import UsageEvent
@@ -26,8 +28,6 @@ GROUP = "llmops-ledger"
 BATCH = 1000
 # after which Kafka takes a ledger for dead that it does not hear of
 SESSION_MS = 10_000
-# seconds between two tries while the store is away
-PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Ledger(Duty):
@@ -92,15 +92,14 @@ async def kept(store: Store, events: Sequence[UsageEvent]) -> None:
         except LlmopsError as error:
             if not failures:
                 log.error("The ledger waits. %s", error.message)
-            await asyncio.sleep(PAUSES[min(failures, len(PAUSES) - 1)])
+            await asyncio.sleep(pause(failures))
             failures += 1
 
 
 async def _insert(store: Store, events: Sequence[UsageEvent]) -> None:
     """One that the tables do not take is left out, alone. Raises LlmopsError for a store that is away."""
     try:
-        async with store.write() as connection:
-            await insert(connection, events)
+        await store.transact(partial(write_events, events=events))
     except (SQLAlchemyError, ValueError, TypeError) as error:
         if len(events) == 1:
             log.error("The event %s cannot be kept (%s).", events[0].id, type(error).__name__)

@@ -26,6 +26,15 @@ class UsageSink(ABC):
         return
 
 
+# seconds between two tries at a sink, or a store, that is away
+_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+def pause(failures: int) -> float:
+    """Seconds to wait when `failures` tries have failed before this one."""
+    return _PAUSES[min(failures, len(_PAUSES) - 1)]
+
+
 class Prices(Protocol):
     """What tokens cost."""
 

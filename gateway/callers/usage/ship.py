@@ -14,7 +14,7 @@ from datetime import datetime
 from time import monotonic
 
 from llmops.errors import LlmopsError
-from llmops.gateway.callers.usage.base import UsageSink
+from llmops.gateway.callers.usage.base import UsageSink, pause
 from llmops.gateway.callers.usage.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ LOOK = 0.5
 # seconds in which events become one transaction, unless there is a whole batch of them before
 GATHER = 1.0
 PATIENCE, LONGEST_PATIENCE = 10.0, 600.0
-PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Shipper:
@@ -78,7 +77,7 @@ class Shipper:
                 if not isinstance(error, LlmopsError):
                     log.exception("Usage cannot be shipped.")
                 self._say(error.message if isinstance(error, LlmopsError) else type(error).__name__)
-                await asyncio.sleep(PAUSES[min(failures, len(PAUSES) - 1)])
+                await asyncio.sleep(pause(failures))
                 failures += 1
             else:
                 failures = 0

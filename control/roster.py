@@ -1,4 +1,4 @@
-"""What the leader does, as the settings say."""
+"""The roster: which duties the leader has, as the settings say."""
 
 from __future__ import annotations
 
