@@ -79,13 +79,13 @@ def _serve(
     guests: Sequence[Guest] = (),
 ) -> bool:
     app = create_app(settings, siblings, guests=guests)
-    _calm_garbage_collector()
+    calm_garbage_collector()
     server = DrainingServer(server_config(app, settings), app.state.health.drain)
     server.run(sockets=sockets)
     return server.force_exit
 
 
-def _calm_garbage_collector() -> None:
+def calm_garbage_collector() -> None:
     """What was imported lives as long as the process, and tokens make short-lived objects without cycles: looking
     through all of it every 700 allocations costs CPU and finds nothing (docs/decisions/0003-garbage-collector.md)."""
     gc.collect()

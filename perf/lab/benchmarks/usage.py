@@ -23,7 +23,7 @@ import click
 from llmops.control.ledger import Ledger
 from llmops.errors import LlmopsError
 from llmops.gateway.callers.usage.base import Unpriced
-from llmops.gateway.callers.usage.direct import Direct, insert
+from llmops.gateway.callers.usage.direct import Direct, write_events
 from llmops.gateway.callers.usage.events import cloud_event, from_cloud_event
 from llmops.gateway.callers.usage.journal import Journal
 from llmops.gateway.callers.usage.kafka import Kafka
@@ -98,8 +98,7 @@ async def _ledger(url: str, name: str, section: Section, server: Callable[[], fl
             messages = [cloud_event(_event(batch * BATCH + at)) for at in range(BATCH)]
             before, theirs = time.process_time(), server()
             found = [from_cloud_event(message) for message in messages]
-            async with store.write() as connection:
-                await insert(connection, found)
+            await store.transact(partial(write_events, events=found))
             # the first one compiles the statements
             if batch:
                 own.append(time.process_time() - before)

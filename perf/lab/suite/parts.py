@@ -46,6 +46,7 @@ def parts() -> list[Part]:
         Part("usage API", 900, _usage_api, included=False),
         Part("start-up", 160, _start_up),
         Part("accounts", 240, _accounts),
+        Part("door", 60, _door),
         Part("LiteLLM", 240, _litellm, peer="litellm"),
         Part("planner", 120, _planner),
         Part("policies", 240, _policies),
@@ -129,6 +130,12 @@ def _accounts(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import accounts
 
     return accounts.measure(engine)
+
+
+def _door(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import door
+
+    return door.measure()
 
 
 def _litellm(engine: Path) -> Section:
