@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from llmops.errors import MissingDependencyError
@@ -20,13 +20,15 @@ OLDEST_SQLITE = (3, 35)
 BUSY_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
 _WRITES = "llmops_writes"
+Answer = TypeVar("Answer")
 
 
 class Store:
     """One database. Queries take a connection, so that several can be one transaction."""
 
-    def __init__(self, place: Place, engine: AsyncEngine) -> None:
-        self.place = place
+    def __init__(self, place: Place, engine: AsyncEngine, alone: Engine | None = None) -> None:
+        """`alone`: what `transact` has on SQLite."""
+        self.place, self._alone = place, alone
         self._reading = engine
         self._writing = engine.execution_options(**{_WRITES: True})
         # SQLite has one writer, and lets others look again and again whether it is done: here they wait in a line
@@ -46,7 +48,19 @@ class Store:
             async with self._turn, self._writing.begin() as connection:
                 yield connection
 
+    async def transact(self, work: Callable[[Connection], Answer]) -> Answer:
+        """`write` for what is many statements: the driver of SQLite would send each of them to a thread and back, and
+        here all of `work` is done in one."""
+        if self._alone is None:
+            async with self.write() as connection:
+                return await connection.run_sync(work)
+        with explained(self.place):
+            async with self._turn:
+                return await asyncio.to_thread(_transacted, self._alone, work)
+
     async def close(self) -> None:
+        if self._alone is not None:
+            await asyncio.to_thread(self._alone.dispose)
         await self._reading.dispose()
 
     async def __aenter__(self) -> Store:
@@ -58,8 +72,9 @@ class Store:
 
 def connect(place: Place, pool_size: int = 5, busy_seconds: float = BUSY_SECONDS) -> Store:
     """The database as it is. `busy_seconds`: how long a SQLite writer waits for another one. Nothing is opened yet."""
-    engine = _sqlite_engine(place, pool_size, busy_seconds) if place.file else _postgres_engine(place, pool_size)
-    return Store(place, engine)
+    if place.file is None:
+        return Store(place, _postgres_engine(place, pool_size))
+    return Store(place, *_sqlite_engines(place, pool_size, busy_seconds))
 
 
 def _postgres_engine(place: Place, pool_size: int) -> AsyncEngine:
@@ -70,33 +85,42 @@ def _postgres_engine(place: Place, pool_size: int) -> AsyncEngine:
         )
 
 
-def _sqlite_engine(place: Place, pool_size: int, busy_seconds: float) -> AsyncEngine:
+def _sqlite_engines(place: Place, pool_size: int, busy_seconds: float) -> tuple[AsyncEngine, Engine]:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise MissingDependencyError(
             f"This Python has SQLite {sqlite3.sqlite_version}, and a store needs 3.35 or later; use another Python, or "
             "PostgreSQL."
         )
     # isolation_level None: Python's driver begins transactions late and commits before DDL; we begin them ourselves
-    engine = create_async_engine(
-        place.url, pool_size=pool_size, connect_args={"isolation_level": None, "timeout": busy_seconds}
+    options = {"isolation_level": None, "timeout": busy_seconds}
+    engine = create_async_engine(place.url, pool_size=pool_size, connect_args=options)
+    alone = create_engine(
+        place.url.set(drivername="sqlite"), pool_size=1, connect_args=options, execution_options={_WRITES: True}
     )
+    for one in (engine.sync_engine, alone):
+        event.listen(one, "connect", _opened)
+        event.listen(one, "begin", _begin)
+    return engine, alone
 
-    @event.listens_for(engine.sync_engine, "connect")
-    def opened(connection: Any, _: object) -> None:
-        try:
-            _set_up(connection)
-        except BaseException:
-            # nobody else closes it, and its thread would keep the process from ending
-            connection.close()
-            raise
 
-    @event.listens_for(engine.sync_engine, "begin")
-    def begin(connection: Connection) -> None:
-        # a transaction that reads first and then writes would fail, and not wait, when another wrote in between
-        immediate = connection.get_execution_options().get(_WRITES)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+def _opened(connection: Any, _: object) -> None:
+    try:
+        _set_up(connection)
+    except BaseException:
+        # nobody else closes it, and its thread would keep the process from ending
+        connection.close()
+        raise
 
-    return engine
+
+def _begin(connection: Connection) -> None:
+    # a transaction that reads first and then writes would fail, and not wait, when another wrote in between
+    immediate = connection.get_execution_options().get(_WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _transacted(engine: Engine, work: Callable[[Connection], Answer]) -> Answer:
+    with engine.begin() as connection:
+        return work(connection)
 
 
 def _set_up(connection: Any) -> None:

@@ -28,3 +28,8 @@ class Moment(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+
+
+def sqlite_text(moment: datetime) -> str:
+    """What SQLite keeps of it, for rows that go to the driver as they are."""
+    return moment.astimezone(timezone.utc).isoformat(" ", "microseconds")[:-6]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.database import Store, connect
+from llmops.store.database import Answer, Store, connect
 from llmops.store.migrate import migrate
 from llmops.store.place import Place
 
@@ -49,6 +50,10 @@ class LazyStore:
         """As Store's. Raises as `open_store` does, too."""
         async with (await self._opened()).write() as connection:
             yield connection
+
+    async def transact(self, work: Callable[[Connection], Answer]) -> Answer:
+        """As Store's. Raises as `open_store` does, too."""
+        return await (await self._opened()).transact(work)
 
     async def close(self) -> None:
         if self._store is not None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError
@@ -79,7 +79,10 @@ async def set_price(connection: AsyncConnection, price: Price, by: By) -> None:
 
 def in_force(known: Sequence[Price], at: datetime) -> Price | None:
     """Of one model's prices, the oldest first: that of `at`; None where there is none."""
-    return next((price for price in reversed(known) if price.valid_from <= at), None)
+    for price in reversed(known):
+        if price.valid_from <= at:
+            return price
+    return None
 
 
 async def prices_at(connection: AsyncConnection, at: datetime) -> dict[str, Price]:
@@ -99,7 +102,12 @@ async def prices_at(connection: AsyncConnection, at: datetime) -> dict[str, Pric
 
 async def list_prices(connection: AsyncConnection, model: str | None = None) -> Sequence[Price]:
     """All there were and will be, by model, the oldest first."""
+    return await connection.run_sync(prices_of, model)
+
+
+def prices_of(connection: Connection, model: str | None) -> Sequence[Price]:
+    """The same, where queries wait."""
     wanted = select(prices).order_by(prices.c.model, prices.c.valid_from)
     if model is not None:
         wanted = wanted.where(prices.c.model == model)
-    return [Price(**row) for row in (await connection.execute(wanted)).mappings()]
+    return [Price(**row) for row in connection.execute(wanted).mappings()]

@@ -21,7 +21,7 @@ from llmops.store.audit import By
 from llmops.store.open import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
-from llmops.store.usage import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord, insert_usage
 
 CHAT = "/v1/chat/completions"
 # micro-dollars a token: $1,000 per million, and $2,000 per million

@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmops.gateway.callers.usage import journal as journals
 from llmops.gateway.callers.usage.base import Unpriced, UsageSink
 from llmops.gateway.callers.usage.events import cloud_event, event_of, from_cloud_event, id_text, line_of, new_id
 from llmops.gateway.callers.usage.folders import abandoned, claim
@@ -43,6 +44,12 @@ def event(seq: int, gateway: str = "gw-1", **changes) -> UsageEvent:
         37,
     )
     return made._replace(output_tokens=seq, **changes)
+
+
+@pytest.fixture(autouse=True)
+def read_from_the_disk(monkeypatch):
+    """What is also in memory would hide what is not in the files."""
+    monkeypatch.setattr(journals, "NEWEST", 0)
 
 
 async def all_of(journal: Journal, since: int = 0) -> list[UsageEvent]:
@@ -194,6 +201,34 @@ async def test_lines_that_the_disk_lost_are_told_and_hold_up_nobody(tmp_path, ca
     assert [one.id for one in steps] == [one.id for one in found]
     assert f"The line of event {damaged[0]} of {tmp_path.name} is damaged" in caplog.text
     journal.close()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["append", "sync", "read", "forget"]), st.integers(0, 30)), max_size=40)
+)
+def test_the_newest_are_what_is_in_the_files(steps, monkeypatch):
+    """Whatever was appended, synced and forgotten before: read from anywhere, only what is on the disk, in order."""
+
+    async def run(folder: Path) -> None:
+        journal = Journal(folder, segment=2000)
+        for what, number in steps:
+            if what == "append":
+                for seq in range(journal.next_seq, journal.next_seq + number % 5):
+                    journal.append(event(seq, gateway=folder.name))
+            elif what == "sync":
+                await journal.sync()
+            elif what == "forget":
+                journal.forget(min(number, journal.synced))
+            else:
+                since = max(number, journal.first_seq)
+                wanted = range(since, min(since + 7, journal.synced))
+                assert await journal.read(since, 7) == [event(seq, gateway=folder.name) for seq in wanted]
+        journal.close()
+
+    monkeypatch.setattr(journals, "NEWEST", 6)
+    with TemporaryDirectory() as folder:
+        asyncio.run(run(Path(folder)))
 
 
 async def test_what_is_not_on_the_disk_is_not_shipped(tmp_path):
@@ -427,6 +462,8 @@ async def test_a_ledger_that_forgot_cannot_be_given_what_is_gone(tmp_path):
     await shipping.turns(3)
     first = shipping.journal.first_seq
     assert first > 0
+    shipping.journal.append(event(3 * BATCH))
+    await shipping.journal.sync()
     shipping.ledger.had.clear()
     again = Shipper(Journal(tmp_path, segment=20_000), shipping.ledger)
     for _ in range(3):

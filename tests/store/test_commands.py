@@ -41,7 +41,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts.keys import find_key
 from llmops.store.accounts.secrets import hash_secret, is_secret
 from llmops.store.open import open_store
-from llmops.store.usage import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord, insert_usage
 
 
 @dataclass

@@ -19,7 +19,7 @@ from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
 from llmops.store.open import open_store
 from llmops.store.prices import Price, set_price
-from llmops.store.usage import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord, insert_usage
 
 # $0.60, $0.30 and $0.90 per million tokens
 CENTS = (600_000, 300_000, 900_000)

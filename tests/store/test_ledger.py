@@ -15,8 +15,8 @@ from sqlalchemy import select
 
 from llmops.control import ledger as ledger_module
 from llmops.control.duties import keep
-from llmops.control.duties_of import duties_of
 from llmops.control.ledger import Ledger
+from llmops.control.roster import duties_of
 from llmops.errors import InputError, ResourceError
 from llmops.gateway.callers.usage.check import usage_of
 from llmops.gateway.callers.usage.direct import ANONYMOUS, Direct

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from datetime import date, timedelta, timezone
 from uuid import UUID
 from zlib import crc32
@@ -14,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from llmops.store import usage
+from llmops.store import usage_writes
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
@@ -23,14 +22,13 @@ from llmops.store.tables import usage_records
 from llmops.store.usage import (
     Gap,
     UsageFilter,
-    UsageRecord,
     UsageSum,
     gaps,
-    insert_usage,
     next_seq,
     spent_micros,
     sum_usage,
 )
+from llmops.store.usage_writes import UsageRecord, insert_usage
 
 USER = str(UUID(int=1))
 
@@ -50,7 +48,7 @@ def event(by, seq, gateway="g1", **changes):
         output_tokens=7,
         cost_micros=12,
     )
-    return replace(made, **changes)
+    return made._replace(**changes)
 
 
 async def test_every_field_of_an_event_is_kept(store, by):
@@ -71,7 +69,7 @@ async def test_an_event_that_comes_again_changes_nothing(store, by):
     async with store.write() as connection:
         assert await insert_usage(connection, [*events[:3], events[0]]) == 3
     async with store.write() as connection:
-        assert await insert_usage(connection, [*events, replace(events[1], id=events[1].id.upper())]) == 2
+        assert await insert_usage(connection, [*events, events[1]._replace(id=events[1].id.upper())]) == 2
         assert await insert_usage(connection, []) == 0
         assert (await sum_usage(connection, UsageFilter()))[0] == UsageSum({}, 5, 185, 160, 35, 0, 60)
         assert await next_seq(connection, "g1") == 5
@@ -193,7 +191,7 @@ def test_in_whatever_batches_events_come_the_books_are_the_same(data, by, newest
         assert holes == [seq for seq in range(max(arrived, default=0)) if seq not in arrived]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(usage, "PAGE", 3)
+        patch.setattr(usage_writes, "PAGE", 3)
         asyncio.run(run())
 
 

@@ -17,7 +17,7 @@ from llmops.gateway.messages import Caller
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.open import open_store
 from llmops.store.prices import Price, set_price
-from llmops.store.usage import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import BY, bearer, control, make_key
 
 ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])

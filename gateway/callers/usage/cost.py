@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -34,8 +35,7 @@ class Bill(NamedTuple):
     price_id: str | None
 
 
-def utc_now() -> datetime:
-    return datetime.now(timezone.utc)
+utc_now = partial(datetime.now, timezone.utc)
 
 
 class Billing:
@@ -112,7 +112,8 @@ class Billing:
             await self.look()
 
     def _price(self, model: str, at: datetime) -> Price | None:
-        return in_force((self._prices or {}).get(model, ()), at)
+        known = self._prices.get(model) if self._prices else None
+        return in_force(known, at) if known else None
 
     def _warn(self, model: str) -> None:
         if model not in self._unpriced and self._prices is not None:

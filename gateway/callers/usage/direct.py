@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import ResourceError
 from llmops.gateway.callers.usage.base import UsageSink
 from llmops.gateway.callers.usage.cost import micros
 from llmops.gateway.messages import Usage, UsageEvent
 from llmops.store.open import LazyStore
-from llmops.store.prices import Price, in_force, list_prices
+from llmops.store.prices import Price, in_force, prices_of
 from llmops.store.tables import usage_records
-from llmops.store.usage import UsageRecord, insert_usage, next_seq
+from llmops.store.usage import next_seq
+from llmops.store.usage_writes import UsageRecord, Written, write_usage
 
 Answer = TypeVar("Answer")
 
@@ -26,7 +27,7 @@ Answer = TypeVar("Answer")
 ANONYMOUS = str(UUID(int=0))
 # a store that has not answered by then counts as away
 PATIENCE_SECONDS = 30.0
-_LENGTHS = {column.name: getattr(column.type, "length", None) for column in usage_records.columns}
+_LENGTHS = {column.name: getattr(column.type, "length", None) or 0 for column in usage_records.columns}
 _HIGHEST = 2**31 - 1
 
 
@@ -39,7 +40,8 @@ class Direct(UsageSink):
         self._marks: dict[str, int] = {}
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
-        self._marks |= await _answered(self._write(events))
+        written = await _answered(self._store.transact(partial(write_events, events=events)))
+        self._marks |= written.marks
 
     async def arrived(self, gateway_id: str) -> int:
         if gateway_id in self._marks:
@@ -48,11 +50,6 @@ class Direct(UsageSink):
 
     async def close(self) -> None:
         await self._store.close()
-
-    async def _write(self, events: Sequence[UsageEvent]) -> dict[str, int]:
-        async with self._store.write() as connection:
-            await insert(connection, events)
-            return {one: await next_seq(connection, one) for one in {event.gateway_id for event in events}}
 
     async def _mark(self, gateway_id: str) -> int:
         async with self._store.read() as connection:
@@ -70,11 +67,11 @@ async def _answered(work: Awaitable[Answer]) -> Answer:
         raise ResourceError(f"The store did not answer within {PATIENCE_SECONDS:g} s.") from error
 
 
-async def insert(connection: AsyncConnection, events: Sequence[UsageEvent]) -> int:
-    """Those that are not there yet, with the price of their time where they have none; how many were new."""
+def write_events(connection: Connection, events: Sequence[UsageEvent]) -> Written:
+    """Those that are not there yet, with the price of their time where they have none."""
     unpriced = {event.model for event in events if event.price_id is None}
-    prices = {model: await list_prices(connection, model) for model in sorted(unpriced)}
-    return await insert_usage(connection, [_record(_priced(event, prices)) for event in events])
+    prices = {model: prices_of(connection, model) for model in sorted(unpriced)}
+    return write_usage(connection, [_record(_priced(event, prices)) for event in events])
 
 
 def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent:
@@ -89,18 +86,46 @@ def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent
 
 def _record(event: UsageEvent) -> UsageRecord:
     """A row that the tables take, whatever the event says: one that they refused would stop all behind it."""
-    fields = event._asdict()
-    tenant, user, fields["created_at"] = fields.pop("tenant_id"), fields.pop("user_id"), fields.pop("at")
-    fields["key_id"] = event.key_id or None
-    for name, value in fields.items():
-        if isinstance(value, str):
-            length = _LENGTHS[name]
-            if not value.isascii() or "\0" in value or len(value) > (length or len(value)):
-                # a database without an encoding counts bytes
-                fields[name] = value.replace("\0", "").encode("utf-8", "replace")[:length].decode("utf-8", "ignore")
-        elif isinstance(value, int) and value > _HIGHEST and name not in ("seq", "cost_micros"):
-            fields[name] = _HIGHEST
-    return UsageRecord(**fields, user_id=_user(tenant, user))
+    return UsageRecord(
+        event.id,
+        event.gateway_id,
+        event.seq,
+        event.at,
+        _text("request_id", event.request_id),
+        _user(event.tenant_id, event.user_id),
+        _known_text("model", event.model),
+        min(event.input_tokens, _HIGHEST),
+        min(event.output_tokens, _HIGHEST),
+        event.cost_micros,
+        min(event.cached_tokens, _HIGHEST),
+        min(event.reasoning_tokens, _HIGHEST),
+        _known_text("key_id", event.key_id) or None,
+        _known_text("price_id", event.price_id),
+        _known_text("version", event.version),
+        _known_text("replica", event.replica),
+        event.status,
+        _known_text("finish_reason", event.finish_reason),
+        _count(event.ttft_ms),
+        _count(event.latency_ms),
+        _known_text("priority", event.priority),
+        event.migrations,
+    )
+
+
+def _count(value: int | None) -> int | None:
+    return value if value is None else min(value, _HIGHEST)
+
+
+def _text(name: str, value: str | None) -> str | None:
+    """As much of it as its column takes."""
+    if value is None or (value.isascii() and "\0" not in value and len(value) <= _LENGTHS[name]):
+        return value
+    # a database without an encoding counts bytes
+    return value.replace("\0", "").encode("utf-8", "replace")[: _LENGTHS[name]].decode("utf-8", "ignore")
+
+
+# of what many events have in common
+_known_text = lru_cache(maxsize=4096)(_text)
 
 
 @lru_cache(maxsize=4096)

@@ -12,8 +12,10 @@ import errno
 import logging
 import os
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 * 2**20
 MOST_BYTES = 2**30
+# the newest events, which need not be read again as long as a ledger keeps up
+NEWEST = 1024
 _SUFFIX = ".journal"
 DAMAGED = "damaged"
 
@@ -53,9 +57,10 @@ class Journal:
         self._size, self._before = 0, sum(_path(folder, first).stat().st_size for first in self._firsts[:-1])
         self._rotated: list[int] = []
         self._place = Place(-1, 0, 0)
+        self._newest: deque[UsageEvent] = deque(maxlen=NEWEST)
         self._file = self._open(self.next_seq)
-        # of its last segment, as it was found
-        self.found: list[UsageEvent] = []
+        # ids of what was in its last segment, for who takes it up
+        self.found: set[str] = set()
         self._take_up()
         os.fsync(self._file)
         self._sync_folder()
@@ -78,6 +83,7 @@ class Journal:
         if self.size + len(line) > self._most:
             raise OSError(errno.EDQUOT, f"the ledger lacks {self.size:,} bytes, and the journal may hold no more")
         self._write(line)
+        self._newest.append(event)
         self.next_seq += 1
 
     async def sync(self) -> None:
@@ -88,10 +94,15 @@ class Journal:
 
     async def read(self, seq: int, most: int) -> list[UsageEvent]:
         """Up to `most` events from the number `seq` on, of those that are on the disk."""
-        return await asyncio.to_thread(self._read, seq, min(seq + most, self.synced), list(self._firsts))
+        end, oldest = min(seq + most, self.synced), self.next_seq - len(self._newest)
+        if seq >= oldest:
+            return list(islice(self._newest, seq - oldest, max(end, seq) - oldest))
+        return await asyncio.to_thread(self._read, seq, end, list(self._firsts))
 
     def forget(self, seq: int) -> None:
         """Events before `seq` are needed no more; segments that hold no other are deleted."""
+        while self._newest and self._newest[0].seq < seq:
+            self._newest.popleft()
         if seq >= self.next_seq and self._size > self._segment // 2:
             self._rotate()
         while len(self._firsts) > 1 and self._firsts[1] <= seq:
@@ -153,7 +164,7 @@ class Journal:
         for line in lines:
             event = _whole(line)
             if event is not None and not torn and event.seq == self.next_seq:
-                self.found.append(event)
+                self.found.add(event.id)
                 self._size += len(line)
                 self.next_seq += 1
             else:
@@ -164,7 +175,7 @@ class Journal:
         for event in again:
             moved = event._replace(seq=self.next_seq)
             self.append(moved)
-            self.found.append(moved)
+            self.found.add(moved.id)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
