@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, String, Table, bindparam, select
+from sqlalchemy import Connection, Dialect, String, Table, bindparam, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -107,7 +107,7 @@ def _insert_alone(connection: Connection, offered: Mapping[str, UsageRecord]) ->
     new = [one for one in ids if one not in known]
     if new:
         values = ((one, offered[one]) for one in new)
-        rows = [(one, *of[1:_AT], sqlite_text(of[_AT]), *of[_AT + 1 :]) for one, of in values]
+        rows = [(one, *of[1:_AT], sqlite_text(of.created_at), *of[_AT + 1 :]) for one, of in values]
         connection.exec_driver_sql(_INSERT_ALONE, rows)
     return new
 
@@ -121,10 +121,13 @@ def _insert(connection: Connection, offered: Mapping[str, UsageRecord]) -> Seque
     return new or ()
 
 
+_POSTGRES: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+
+
 def _array_of(name: str) -> str:
     kind = usage_records.c[name].type
     # without its length, to which a cast would cut
-    return "text[]" if isinstance(kind, String) else f"{kind.compile(postgresql.dialect())}[]"
+    return "text[]" if isinstance(kind, String) else f"{kind.compile(_POSTGRES)}[]"
 
 
 _ARRAYS = ", ".join(f"${number}::{_array_of(name)}" for number, name in enumerate(_FIELDS, 1))

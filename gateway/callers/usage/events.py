@@ -96,7 +96,7 @@ def _json(form: Callable[[UsageEvent], Any], event: UsageEvent) -> bytes:
     except PydanticSerializationError:
         # half of a surrogate pair, which a text may hold and UTF-8 may not
         values = (one.encode("utf-8", "replace").decode() if isinstance(one, str) else one for one in event)
-        return to_json(form(UsageEvent(*values)))
+        return to_json(form(UsageEvent._make(values)))
 
 
 def _moment(text: str) -> datetime:
