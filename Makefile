@@ -70,7 +70,7 @@ $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(STAMPS)/test: $(STAMPS)/embedded
 	@echo "Installing what the tests need into $(VENV) …"
-	@$(PIP) install -q -c constraints.txt -e '.[embedded,kafka,oidc,quantize,redis,store,test]'
+	@$(PIP) install -q -c constraints.txt -e '.[embedded,kafka,oidc,otel,quantize,redis,store,test]'
 	@$(PIP) install -q -c constraints.txt --no-deps aiconfigurator
 	@mkdir -p $(STAMPS) && touch $@
 

@@ -27,6 +27,7 @@ PORT = click.IntRange(0, 65535)
 @click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="0 takes any free port.")
 @click.option("--metrics-port", type=PORT, default=8002, show_default=True, help="0 takes any free port.")
 @click.option("--metrics/--no-metrics", default=True, show_default=True, help="Prometheus metrics.")
+@click.option("--traces", metavar="URL", help="OTLP receiver for Triton's own spans, http://HOST:4318/v1/traces.")
 @click.option(
     "--exit-timeout",
     type=click.IntRange(0),
@@ -68,6 +69,7 @@ def command(
     grpc_port: int,
     metrics_port: int,
     metrics: bool,
+    traces: str | None,
     exit_timeout: int,
     ready_timeout: int,
     launch: str,
@@ -93,13 +95,16 @@ def command(
         from llmops.model_repository.multi_gpu.export import export_launch
 
         click.echo(
-            export_launch(export, repository, gpus_per_node, image, claim, ports, exit_timeout, http, metrics), nl=False
+            export_launch(
+                export, repository, gpus_per_node, image, claim, ports, exit_timeout, http, metrics, traces or ""
+            ),
+            nl=False,
         )
         return
     if dry_run:
         from llmops.model_repository.dry_run import describe_launch
 
-        click.echo(describe_launch(repository, host, ports, exit_timeout, verbose, launch, http, metrics))
+        click.echo(describe_launch(repository, host, ports, exit_timeout, verbose, launch, http, metrics, traces or ""))
         return
     stop = _stop_event()
     with start_triton(
@@ -111,6 +116,7 @@ def command(
         launch=launch,
         http=http,
         metrics=metrics,
+        traces=traces or "",
     ) as server:
         server.wait_ready(ready_timeout, cancelled=stop)
         if not stop.is_set():

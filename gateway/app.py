@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -43,6 +44,7 @@ from llmops.gateway.http.door import Check
 from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import Handlers, add_handlers
 from llmops.gateway.http.openapi import add_bodies, body_of
+from llmops.gateway.http.telling import access_log_of, tracing_of
 from llmops.gateway.observability import names
 from llmops.gateway.observability.goodput import Objectives
 from llmops.gateway.observability.lag import LagWatch
@@ -91,6 +93,8 @@ def create_app(
     billing = billing_of(settings)
     limits = limits_of(settings, siblings.own, billing)
     usage = usage_of(settings, billing)
+    tracing, access_log = tracing_of(settings, metrics), access_log_of(settings, metrics)
+    tellers = [one for one in (tracing, access_log) if one is not None]
     if usage is not None:
         metrics.numbers(names.USAGE_LAG).labels().read = usage.lag
 
@@ -103,6 +107,8 @@ def create_app(
             await limits.gate.limiter.start()
         if usage is not None:
             await usage.start()
+        for teller in tellers:
+            teller.start()
         lag = LagWatch(metrics)
         try:
             async with AsyncExitStack() as stack:
@@ -122,6 +128,7 @@ def create_app(
                 await billing.close()
             await catalogue.close()
             text_threads.close()
+            await asyncio.gather(*(asyncio.to_thread(teller.close) for teller in tellers))
 
     named = [make(settings) for make in settings.request_checks]
     app = ExpressApp(
@@ -134,11 +141,14 @@ def create_app(
         checks=[
             holding,
             RequestCounts(metrics),
+            *tellers,
             *([access] if access else []),
+            *([tracing.passed("auth")] if tracing else []),
             *hints_of(settings),
             *named,
             *checks,
             *([limits] if limits else []),
+            *([tracing.passed("rate_limit")] if tracing else []),
             *([usage] if usage else []),
         ],
         own=siblings.own,

@@ -242,7 +242,7 @@ class EngineRequest:
     `cache_salt`: prefixes are shared with requests that have the same one only, where the engine keeps them apart.
     `extras`: numbers for inputs of the contract that have no field here; those that only engine models of ours know are
     left out for others. `without`: replicas that cannot have it, where there are several; `moved`: it has begun before,
-    on one that could not finish it.
+    on one that could not finish it. `trace`: W3C's `traceparent` for the engine's server, if it is to tell of it.
     """
 
     request_id: str
@@ -263,6 +263,7 @@ class EngineRequest:
     turn: Turn = ANY_TURN
     without: frozenset[str] = frozenset()
     moved: bool = False
+    trace: str = ""
 
 
 class TokenBatch(NamedTuple):
@@ -276,18 +277,33 @@ class TokenBatch(NamedTuple):
 TokenSink = Callable[[TokenBatch], bool]
 
 
+class Move(NamedTuple):
+    """An answer, or a part of it, went on elsewhere: why, from which replica to which (empty where several parts went),
+    and from when to when a place was looked for (perf_counter)."""
+
+    reason: str
+    left: str
+    to: str
+    began: float
+    ended: float
+
+
 class TokenStream(ABC):
     """The tokens of one request as they come. Ends (StopAsyncIteration) after the engine's final response.
 
     Raises EngineError for what the engine breaks on, UnsupportedError for what it refuses, UnavailableError when Triton
     is not there, and CancelledStreamError after `cancel`. `cached_tokens`: of the prompt, found in the engine's cache;
     None until its first token, and where the engine does not tell. `ended`: sequences that the engine called ended,
-    of several. `replica`: where it runs, where there are several. `seams`: how often it went on elsewhere, by whether
-    the text is what it would have been: `exact`, or `approximate`.
+    of several. `replica`: where it runs, where there are several. `moves`: each time that it went on elsewhere;
+    `seams`: how often, by whether the text is what it would have been: `exact`, or `approximate`.
     """
 
     cached_tokens: int | None = None
     ended: Collection[int] = frozenset()
+
+    @property
+    def moves(self) -> Sequence[Move]:
+        return ()
 
     @property
     def replica(self) -> str:

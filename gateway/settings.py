@@ -270,6 +270,26 @@ class KafkaSettings(_Section):
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
 
 
+def _receiver(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("this is not the URL of an OTLP receiver, such as http://127.0.0.1:4318")
+    return url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
+
+
+class TraceSettings(_Section):
+    """Traces go to `endpoint`, an OTLP receiver over HTTP; a URL without a path means /v1/traces.
+
+    `ratio` of the requests without a `traceparent` that says it; `per_second`: of those so many, and as many again of
+    those that failed, were slow or went on elsewhere; `queue`: how many may wait to be sent.
+    """
+
+    endpoint: Annotated[str, AfterValidator(_receiver)]
+    ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    per_second: Annotated[int, Field(gt=0)] = 50
+    queue: Annotated[int, Field(gt=0)] = 2048
+
+
 # gRPC's own names of servers, https://github.com/grpc/grpc/blob/master/doc/naming.md
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
@@ -309,7 +329,8 @@ class GatewaySettings(BaseSettings):
     for, or [NAME=]HOST:PORT/ENGINE_MODEL. `cache_scope`: who shares cached prefixes; by default each tenant has its own
     where keys are asked for. `metrics_port`: of the servers, for engines that do not say their state in step streams.
     `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
-    What is used is written there, with `kafka` by way of it.
+    What is used is written there, with `kafka` by way of it. `access_log`: a file for a line of JSON per request, `-`
+    for the standard output.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
@@ -341,6 +362,8 @@ class GatewaySettings(BaseSettings):
     usage: UsageSettings = UsageSettings()
     oidc: OidcSettings | None = None
     kafka: KafkaSettings | None = None
+    traces: TraceSettings | None = None
+    access_log: Annotated[str, Field(min_length=1)] | None = None
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2

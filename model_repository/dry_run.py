@@ -29,13 +29,14 @@ def describe_launch(
     launch: str = "auto",
     http: bool = False,
     metrics: bool = True,
+    traces: str = "",
 ) -> str:
     """What `llmops serve` would run, as text that a shell takes. Raises InputError where it would."""
     check_repository(repository)
     marker = Marker.load(repository)
     plan, image = plan_launch(marker, launch), needed_image(marker)
     if image is not None and image.base:
-        serve = ["serve", str(repository.resolve()), *_serve_options(host, ports, exit_timeout, http, metrics)]
+        serve = ["serve", str(repository.resolve()), *_serve_options(host, ports, exit_timeout, http, metrics, traces)]
         return _in_own_image(image, marker, plan, repository.resolve(), serve)
     installation = container_installation() if image else find_installation()
     options = ServerOptions(
@@ -46,6 +47,7 @@ def describe_launch(
         ports=ports,
         http_host=installation.http_host(host) if http else "",
         metrics=metrics,
+        traces=traces,
         exit_timeout=exit_timeout,
         verbose=verbose,
     )
@@ -58,11 +60,12 @@ def describe_launch(
     return "\n".join([*lines, "", shell_text(command, environment)])
 
 
-def _serve_options(host: str, ports: Ports, exit_timeout: int, http: bool, metrics: bool) -> list[str]:
+def _serve_options(host: str, ports: Ports, exit_timeout: int, http: bool, metrics: bool, traces: str) -> list[str]:
     return [
         *("--host", host, "--grpc-port", str(ports.grpc), "--exit-timeout", str(exit_timeout)),
         *(("--http", "--http-port", str(ports.http)) if http else ()),
         *(("--metrics-port", str(ports.metrics)) if metrics else ("--no-metrics",)),
+        *(("--traces", traces) if traces else ()),
     ]
 
 

@@ -296,14 +296,16 @@ def start_triton(
     launch: str = "auto",
     http: bool = False,
     metrics: bool = True,
+    traces: str = "",
     on_log: Callable[[LogLine], None] = print_log,
     installation: Installation | None = None,
 ) -> TritonServer:
     """Start tritonserver on `repository`, under mpirun where an engine wants it; call `wait_ready()` next.
 
     `exit_timeout`: seconds that running requests get at a stop; `launch`: one of multi_gpu.LAUNCHES; `http`, `metrics`:
-    whether these servers run. It also ends when the calling process dies, however it dies. Raises InputError,
-    ResourceError, VersionMismatchError or MissingDependencyError with the fix.
+    whether these servers run; `traces`: the URL of what takes Triton's own spans. It also ends when the calling process
+    dies, however it dies. Raises InputError, ResourceError, VersionMismatchError or MissingDependencyError with the
+    fix.
     """
     models, marker = check_repository(repository), Marker.load(repository)
     plan = plan_launch(marker, launch)
@@ -323,6 +325,7 @@ def start_triton(
         ports=chosen,
         http_host=http_host,
         metrics=metrics,
+        traces=traces,
         exit_timeout=exit_timeout,
         verbose=verbose,
     )

@@ -141,12 +141,12 @@ class Answer:
 
     def _tell(self, status: int) -> None:
         """What it used and how it ended; only the first time is written down."""
-        usage, finish = self.usage, self.finish
-        self._context.usage, self._context.finish = usage, finish
-        self._context.continued = self.continued
+        usage, finish, stream, context = self.usage, self.finish, self._stream, self._context
+        context.usage, context.finish = usage, finish
+        context.continued, context.replica, context.moves = self.continued, stream.replica, stream.moves
         if self._tally is not None:
-            stream, outcome = self._stream, Outcome(status, finish, usage)
-            self._tally.end(outcome, self.meter.first, stream.replica, sum(stream.seams.values()))
+            outcome = Outcome(status, finish, usage)
+            self._tally.end(outcome, self.meter.first, context.replica, sum(stream.seams.values()))
 
     async def _next_delta(self) -> Delta | None:
         if self._over:

@@ -142,6 +142,7 @@ async def _start(
         caller=context.caller.share,
         extras=model.extras,
         turn=context.turn,
+        trace=context.onward,
     )
     end_ids = frozenset(endings.end_ids)
     choices = [

@@ -174,6 +174,7 @@ def _engine_requests(
             caller=context.caller.share,
             extras=model.extras,
             turn=context.turn,
+            trace=context.onward,
         )
         for at, ids in enumerate(prompts)
     ]

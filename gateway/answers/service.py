@@ -50,7 +50,8 @@ async def admitted(
 
     Raises UnavailableError when too many are waiting. Whatever fails is counted, and has no places any more.
     """
-    meter = service.metrics.meter(model.name, context.started, context.caller.tier)
+    meter = context.meter = service.metrics.meter(model.name, context.started, context.caller.tier)
+    context.model = model.name
     leave = None
     try:
         if model.engine.gated:

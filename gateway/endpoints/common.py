@@ -130,7 +130,7 @@ def json_bytes(body: dict[str, Any]) -> bytes:
 @contextmanager
 def read_only(context: RequestContext, model: str, tokens: int) -> Iterator[Usage]:
     """A model's work on `tokens` that generates none: what was used is on the bill as soon as it is done."""
-    used = Usage(tokens)
+    used, context.model = Usage(tokens), model
     if context.tally is not None:
         context.tally.begin(model, context.request_id, tokens)
     yield used

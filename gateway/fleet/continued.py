@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol
 
 from llmops.gateway.errors import (
@@ -23,12 +24,14 @@ from llmops.gateway.errors import (
 )
 from llmops.gateway.fleet.merged import MergedStream
 from llmops.gateway.fleet.rest import alone, is_greedy, is_over, is_repeatable, needs_replay, rest_of
-from llmops.gateway.messages import EngineRequest, TokenBatch, TokenSink, TokenStream
+from llmops.gateway.messages import EngineRequest, Move, TokenBatch, TokenSink, TokenStream
 
 log = logging.getLogger(__name__)
 
 # of one sequence, whatever the reasons; those that go because others go first do not count: it is no fault of theirs
 MOST_MOVES = 3
+# the last ones, of which traces tell: whoever makes room again and again is moved any number of times
+TOLD_MOVES = 16
 # replicas that may fail without a token of it: a request that ends whoever reads it is not passed on to the next
 MOST_IN_VAIN = 2
 # how long a sequence looks for a place while there is none, and how often (s)
@@ -91,6 +94,7 @@ class Continued(TokenStream):
         self._done: set[int] = set()
         self._cached: int | None = None
         self._seams: dict[str, int] = {}
+        self._went: tuple[Move, ...] = ()
         self._sink: TokenSink | None = None
         self._verified = 0
         self._cancelled = self._over = False
@@ -127,6 +131,10 @@ class Continued(TokenStream):
     @property
     def is_moving(self) -> bool:
         return self._work is not None or (self._leg.parts and self._leg.stream.is_moving)
+
+    @property
+    def moves(self) -> Sequence[Move]:
+        return [*self._went, *self._leg.stream.moves] if self._leg.parts else self._went
 
     @property
     def seams(self) -> Mapping[str, int]:
@@ -307,7 +315,7 @@ class Continued(TokenStream):
 
     async def _elsewhere(self, reason: Reason) -> _Leg | None:
         """Open what is left, each sequence for itself where several have begun; None when nothing is left."""
-        request, old, known = self._request, self._leg, self._known
+        began, request, old, known = perf_counter(), self._request, self._leg, self._known
         if old.sequence is None:
             self._done.update(old.stream.ended)
         left = [at for at in range(request.n) if at not in self._done and not is_over(request, self._kept[at])]
@@ -321,6 +329,8 @@ class Continued(TokenStream):
         else:
             leg = await self._open_all(left, failed)
         self._failed, self._moves = failed, self._moves + (reason != "preempted")
+        move = Move(reason, old.stream.replica, leg.stream.replica, began, perf_counter())
+        self._went = (*self._went, move)[-TOLD_MOVES:]
         self._home.moved(reason)
         return leg
 

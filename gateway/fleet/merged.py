@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from llmops.gateway.errors import ApiError, CancelledStreamError
-from llmops.gateway.messages import TokenBatch, TokenStream
+from llmops.gateway.messages import Move, TokenBatch, TokenStream
 
 
 class MergedStream(TokenStream):
@@ -29,6 +29,10 @@ class MergedStream(TokenStream):
     @property
     def is_moving(self) -> bool:
         return any(stream.is_moving for stream in self._streams)
+
+    @property
+    def moves(self) -> Sequence[Move]:
+        return [move for stream in self._streams for move in stream.moves]
 
     @property
     def seams(self) -> Mapping[str, int]:

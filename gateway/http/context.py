@@ -7,13 +7,16 @@ import asyncio
 import math
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from starlette.requests import Request
 from starlette.types import Scope
 
-from llmops.gateway.messages import Caller, Grant, Tally, Turn, Usage
+from llmops.gateway.messages import Caller, Grant, Move, Tally, Turn, Usage
+from llmops.gateway.observability.metrics import Meter
+from llmops.gateway.observability.trace_context import Trace
 
 KEY = "llmops"
 NOBODY = Caller()
@@ -37,8 +40,12 @@ class RequestContext:
     `grant` is what its caller's quotas leave it, None without any; `tally` is where what it uses is written, None where
     nobody keeps that.
 
-    `usage` and `finish` say how it ended (see Outcome), as soon as that is known; `continued`: of Answer. `later` is
-    work that goes on when the answer is written: a request is over when that is over too.
+    `model` is the one that it is for, as soon as that is known, `meter` what follows its answer where it gets one;
+    `trace` is what is noted for its trace, None where nobody traces.
+
+    `usage` and `finish` say how it ended (see Outcome), as soon as that is known; `continued`: of Answer; `replica` and
+    `moves`: of its TokenStream. `later` is work that goes on when the answer is written: a request is over when that is
+    over too.
     """
 
     request_id: str
@@ -57,9 +64,14 @@ class RequestContext:
     ttft: float = math.inf
     grant: Grant | None = None
     tally: Tally | None = None
+    model: str = ""
+    meter: Meter | None = None
+    trace: Trace | None = None
     usage: Usage | None = None
     finish: str = ""
     continued: str = ""
+    replica: str = ""
+    moves: Sequence[Move] = ()
     later: asyncio.Task[None] | None = None
 
     @property
@@ -69,6 +81,11 @@ class RequestContext:
         if self.fair:
             tenant = f"{tenant}/{self.fair}"
         return Turn(tenant, self.caller.tier, self.started, self.started + self.ttft)
+
+    @property
+    def onward(self) -> str:
+        """What an engine's server is told of its trace; empty for nothing."""
+        return self.trace.onward if self.trace is not None else ""
 
     def mark(self, stage: str) -> None:
         """`stage` ends now; it began where the last one ended."""

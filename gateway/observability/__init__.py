@@ -1,4 +1,4 @@
-"""What the gateway tells about itself: metrics, and what holds the event loop. Measures, and decides nothing.
+"""What the gateway tells about itself: metrics, traces, an access log, what holds the event loop. It decides nothing.
 
 What callers are billed for belongs to `callers/usage/`.
 """

@@ -124,7 +124,8 @@ class Meter:
     """Follows one answer from the moment that its request may wait; `submitted` when the engine has it, then `end`, or
     `refused` where it never came so far.
 
-    `first` and `last`: when tokens first and last came (perf_counter), or 0; `total`: how many.
+    `first` and `last`: when tokens first and last came (perf_counter), or 0; `total`: how many; `outcome`: how it
+    ended, None before, and where the request itself was wrong.
     """
 
     __slots__ = (
@@ -137,6 +138,7 @@ class Meter:
         "_wait",
         "first",
         "last",
+        "outcome",
         "total",
     )
 
@@ -148,6 +150,7 @@ class Meter:
         self.total = self._prompt = 0
         self._sequences = 1
         self._ended = self._left = False
+        self.outcome: Outcome | None = None
         self._wait: Number | None = metrics.waiting(tier)
         self._wait.value += 1
 
@@ -181,6 +184,7 @@ class Meter:
         if outcome == "aborted":
             self.cancelled()
             outcome = self._judged()
+        self.outcome = outcome
         if outcome is not None:
             self._metrics.answers[outcome].value += 1
 
@@ -198,17 +202,24 @@ class Meter:
             metrics.cached.value += usage.cached_tokens
         if self.last:
             metrics.duration.observe(self.last - self._started)
-        tpot = self._tpot()
+        tpot = self.tpot
         if tpot is not None:
             metrics.tpot.observe(tpot * 1e3)
         self._left = self._left or finish == "cancelled"
-        metrics.answers["failed" if finish in BROKEN else self._judged()].value += 1
+        self.outcome = "failed" if finish in BROKEN else self._judged()
+        metrics.answers[self.outcome].value += 1
 
     def _judged(self) -> Outcome:
         first = self.first or perf_counter()
-        return self._metrics.objectives.judge(first - self._started, self._tpot(), left=self._left)
+        return self._metrics.objectives.judge(first - self._started, self.tpot, left=self._left)
 
-    def _tpot(self) -> float | None:
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from the request's arrival; None before."""
+        return self.first - self._started if self.first else None
+
+    @property
+    def tpot(self) -> float | None:
         """Seconds; the sequences of a request come side by side."""
         after_first = self.total / self._sequences - 1
         return (self.last - self.first) / after_first if after_first > 0 else None

@@ -129,6 +129,13 @@ SPENT_ON = ROOMS.gauge("llmops_spent_on_model_dollars", f"What was used of each 
 BUDGET_USED = ROOMS.gauge(
     "llmops_budget_used_ratio", "Share of a tenant's budget that its present period has used.", "tenant"
 )
+TOLD = ROOMS.counter(
+    "llmops_told_total",
+    "Requests told of in traces or the access log (`signal`: trace, access_log), sent or dropped for want of room or a "
+    "receiver.",
+    "signal",
+    "result",
+)
 EVAL_SCORE = ROOMS.gauge(
     "llm_eval_score", "What an evaluation of the model says now; higher is better.", "model", "eval"
 )

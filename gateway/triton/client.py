@@ -25,6 +25,9 @@ _CHANNEL_OPTIONS = (
 )
 
 
+Metadata = tuple[tuple[str, str], ...]
+
+
 class TritonClient:
     """`address` is HOST:PORT of Triton's gRPC endpoint. Must be made inside a running event loop."""
 
@@ -34,9 +37,9 @@ class TritonClient:
         self._channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def start_call(self) -> Any:
+    def start_call(self, metadata: Metadata | None = None) -> Any:
         """Start one bidirectional ModelStreamInfer call."""
-        return self._stub.ModelStreamInfer()
+        return self._stub.ModelStreamInfer(metadata=metadata)
 
     async def server_ready(self) -> bool:
         """False also when Triton cannot be reached."""

@@ -13,6 +13,7 @@ from grpc import aio
 from llmops.contract import FINAL_FLAG, REQUEST
 from llmops.gateway.errors import ApiError, CancelledStreamError, EngineError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
+from llmops.gateway.observability.trace_context import TRACEPARENT
 from llmops.gateway.triton.base import BROKEN, Transport
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.tensors import ResponseReader, error_of
@@ -23,14 +24,14 @@ class RequestStreams(Transport):
 
     name = REQUEST
 
-    def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
-        """`start_call` starts one ModelStreamInfer call (the stub's method)."""
+    def __init__(self, start_call: Callable[..., Any], engine_model: str, card: ModelCard) -> None:
+        """`start_call` starts one ModelStreamInfer call (the stub's method), with metadata if it gets any."""
         self._start_call = start_call
         self._writer = RequestWriter.of(engine_model, card)
 
     async def open(self, request: EngineRequest) -> TokenStream:
         message = self._writer.write(request)
-        call = self._start_call()
+        call = self._start_call(((TRACEPARENT, request.trace),)) if request.trace else self._start_call()
         try:
             await call.write(message)
             await call.done_writing()

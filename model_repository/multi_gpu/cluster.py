@@ -65,6 +65,7 @@ def make_cluster(
     exit_timeout: int,
     http: bool = False,
     metrics: bool = True,
+    traces: str = "",
 ) -> Cluster:
     """Raises InputError for a repository or a number of GPUs that cannot be launched this way."""
     check_repository(repository)
@@ -84,7 +85,7 @@ def make_cluster(
             f"--gpus-per-node {gpus_per_node} does not divide the {engine.world_size} GPUs of {name}: every machine "
             "takes the same number of ranks."
         )
-    options = _options(repository, ports, exit_timeout, http, metrics)
+    options = _options(repository, ports, exit_timeout, http, metrics, traces)
     leader = server_command(options)
     if engine.is_mpi:
         follower = follower_command(options, plan_launch(marker, "auto").engines)
@@ -125,7 +126,9 @@ def render(template: str, **values: object) -> str:
     return environment.get_template(template).render(values)
 
 
-def _options(repository: Path, ports: Ports, exit_timeout: int, http: bool, metrics: bool) -> ServerOptions:
+def _options(
+    repository: Path, ports: Ports, exit_timeout: int, http: bool, metrics: bool, traces: str
+) -> ServerOptions:
     installation = container_installation()
     return ServerOptions(
         binary=str(installation.binary),
@@ -135,6 +138,7 @@ def _options(repository: Path, ports: Ports, exit_timeout: int, http: bool, metr
         ports=ports,
         http_host="0.0.0.0" if http else "",
         metrics=metrics,
+        traces=traces,
         secret=SECRET,
         exit_timeout=exit_timeout,
     )

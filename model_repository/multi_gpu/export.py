@@ -23,9 +23,10 @@ def export_launch(
     exit_timeout: int,
     http: bool = False,
     metrics: bool = True,
+    traces: str = "",
 ) -> str:
     """The text for `kubectl apply -f -` (lws) or sbatch (slurm). Raises InputError."""
     if kind == "lws":
         image = image or OUR_IMAGE
-    cluster = make_cluster(repository, gpus_per_node, image, ports, exit_timeout, http, metrics)
+    cluster = make_cluster(repository, gpus_per_node, image, ports, exit_timeout, http, metrics, traces)
     return slurm_script(cluster) if kind == "slurm" else lws_manifests(cluster, claim)

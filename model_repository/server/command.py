@@ -28,8 +28,8 @@ class Ports:
 @dataclass(frozen=True)
 class ServerOptions:
     """What every rank of a server is started with. `exit_timeout` in seconds; `shm_prefix` names its shared memory;
-    `backends` is empty for the binary's own backend folder; `http_host` is empty for no HTTP server. `secret` would
-    open the restricted APIs: nobody needs them, so it is never disclosed."""
+    `backends` is empty for the binary's own backend folder; `http_host` is empty for no HTTP server, `traces` for none.
+    `secret` would open the restricted APIs: nobody needs them, so it is never disclosed."""
 
     binary: str
     repository: str
@@ -38,6 +38,7 @@ class ServerOptions:
     ports: Ports = Ports()
     http_host: str = ""
     metrics: bool = True
+    traces: str = ""
     shm_prefix: str = SHM_PREFIX
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     exit_timeout: int = 30
@@ -54,6 +55,7 @@ def server_command(options: ServerOptions) -> list[str]:
         f"--grpc-restricted-protocol={_restricted(RESTRICTED, options)}",
         *_http(options),
         *_metrics(options),
+        *_traces(options),
     ]
 
 
@@ -83,6 +85,14 @@ def _metrics(options: ServerOptions) -> list[str]:
     if not options.metrics:
         return ["--allow-metrics=false"]
     return [f"--metrics-address={options.host}", f"--metrics-port={options.ports.metrics}"]
+
+
+def _traces(options: ServerOptions) -> list[str]:
+    """Spans of requests that come with a trace context, and of no others (a rate of 0)."""
+    if not options.traces:
+        return []
+    told = ("mode=opentelemetry", f"opentelemetry,url={options.traces}", "level=TIMESTAMPS", "rate=0", "count=-1")
+    return [f"--trace-config={one}" for one in told]
 
 
 def _restricted(names: tuple[str, ...], options: ServerOptions) -> str:

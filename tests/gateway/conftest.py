@@ -22,7 +22,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.text.tokenizer import TextTokenizer
 
 # tests have no package, so that two checkouts can run them at once; a helper module is loaded by path
-for _name in ("scripted_triton", "anthropic_sdk"):
+for _name in ("scripted_triton", "anthropic_sdk", "otlp_receiver"):
     _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])

@@ -93,7 +93,8 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         try:
             async for request in requests:
                 tensors = tensors_of(request)
-                self.requests.append({"id": request.id, "model": request.model_name, **tensors})
+                told = {"id": request.id, "model": request.model_name, "metadata": context.invocation_metadata()}
+                self.requests.append({**told, **tensors})
                 async for step in _steps(self.script(tensors)):
                     if step.wait:
                         await asyncio.sleep(step.wait)

@@ -43,6 +43,7 @@ def parts() -> list[Part]:
         Part("load generator", 150, _load_generator, peer="aiperf"),
         Part("sweep", 180, _sweep),
         Part("usage", 240, _usage),
+        Part("telling", 40, _telling),
         Part("usage API", 900, _usage_api, included=False),
         Part("start-up", 160, _start_up),
         Part("accounts", 240, _accounts),
@@ -118,6 +119,12 @@ def _usage(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import usage
 
     return usage.measure()
+
+
+def _telling(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import telling
+
+    return telling.measure()
 
 
 def _start_up(engine: Path) -> Section:

@@ -1,0 +1,158 @@
+"""What traces and the access log cost a request: `python -m llmops.perf.lab.benchmarks.telling`.
+
+The gateway's door in front of nothing, without HTTP around it; CPU is this thread's own, with and without by turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from llmops.gateway.http.context import context_in
+from llmops.gateway.http.door import Check, Door
+from llmops.gateway.http.telling import AccessLog, Tracing, finished
+from llmops.gateway.messages import Outcome, Usage
+from llmops.gateway.observability.access_log import line_of
+from llmops.gateway.observability.finished import Finished
+from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.observability.outbox import Outbox
+from llmops.gateway.observability.spans import SpanSender
+from llmops.gateway.settings import TraceSettings
+from llmops.perf.lab.harness.figures import Section
+
+ROUNDS, REQUESTS, TOLD = 25, 1_000, 300
+# as a client of OpenAI's library sends them
+HEADERS = [
+    (b"host", b"127.0.0.1:9000"),
+    (b"accept-encoding", b"gzip, deflate, br, zstd"),
+    (b"connection", b"keep-alive"),
+    (b"accept", b"application/json"),
+    (b"content-type", b"application/json"),
+    (b"user-agent", b"OpenAI/Python 3.52.0"),
+    *((b"x-stainless-" + name, b"value") for name in (b"lang", b"os", b"arch", b"runtime", b"async", b"retry-count")),
+    (b"authorization", b"Bearer sk-llmops-0123456789"),
+    (b"content-length", b"148"),
+]
+PARENT = (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
+
+
+def measure() -> Section:
+    """All figures of this script."""
+    text = "The door in front of nothing, 14 headers; with and without by turns, the best round of each."
+    section = Section("Telling", "python -m llmops.perf.lab.benchmarks.telling", text)
+    with section:
+        asyncio.run(_measure(section))
+    return section
+
+
+async def _measure(section: Section) -> None:
+    tracing, log = _tracing(0.0), AccessLog(Metrics(), "access_log", _outbox(), _nothing)
+    traced = [tracing, tracing.passed("auth"), tracing.passed("rate_limit")]
+    section.add("traces on, not sampled", await _dearer(traced), "µs/request", 5)
+    section.add("the same, with a traceparent", await _dearer(traced, PARENT), "µs/request", 5)
+    section.add("access log", await _dearer([log]), "µs/request")
+    sampled = _tracing(1.0)
+    every = [sampled, sampled.passed("auth"), sampled.passed("rate_limit")]
+    section.add("sampled, on the event loop", await _dearer(every), "µs/request", 10)
+    told = await _told(every)
+    sender = SpanSender("http://127.0.0.1:1", 1.0)
+    section.add(
+        "sampled, its spans (another thread)",
+        _each(told, lambda one: sender.message([one]).SerializeToString()),
+        "µs/request",
+        300,
+    )
+    section.add("a line of the access log (another thread)", _each(told, line_of), "µs/request")
+
+
+def _tracing(ratio: float) -> Tracing:
+    settings = TraceSettings(endpoint="http://127.0.0.1:1", ratio=ratio, per_second=1_000_000_000)
+    return Tracing(settings, Metrics(), _outbox(), _nothing)
+
+
+def _outbox() -> Outbox[Finished]:
+    """Has room for all, and is never started."""
+    return Outbox("nobody", lambda batch: None, 10**9, 1.0)
+
+
+def _nothing() -> None:
+    return
+
+
+async def _dearer(checks: Sequence[Check], *headers: tuple[bytes, bytes]) -> float:
+    """Microseconds that a request costs more with `checks`."""
+    without = beside = math.inf
+    for _ in range(ROUNDS):
+        without = min(without, await _spent([], *headers))
+        beside = min(beside, await _spent(checks, *headers))
+    return 1e6 * (beside - without) / REQUESTS
+
+
+async def _spent(checks: Sequence[Check], *headers: tuple[bytes, bytes]) -> float:
+    door = Door(_answer, lambda scope: "/v1/chat/completions", checks)
+    began = time.thread_time()
+    for _ in range(REQUESTS):
+        await door(_scope(headers), _never, _drop)
+    return time.thread_time() - began
+
+
+async def _told(checks: Sequence[Check]) -> list[Finished]:
+    """Answers as they are told, each with the stages and tokens of one."""
+    told = []
+
+    class Keep(Check):
+        def after(self, context: Any, outcome: Outcome) -> None:
+            told.append(finished(context, outcome))
+
+    door = Door(_answer, lambda scope: "/v1/chat/completions", [*checks, Keep()])
+    for _ in range(TOLD):
+        await door(_scope(()), _never, _drop)
+    return told
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
+    context = context_in(scope)
+    for stage in ("parse", "queue", "template", "tokenise", "submit"):
+        context.mark(stage)
+    meter = context.meter = METRICS.meter("smollm2", context.started)
+    context.model, context.usage, context.finish = "smollm2", Usage(64, 2, 0, 32), "stop"
+    meter.submitted(64, 1)
+    meter.tokens(1)
+    meter.tokens(1)
+    meter.end(context.usage, "stop")
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+METRICS = Metrics()
+
+
+def _scope(headers: Sequence[tuple[bytes, bytes]]) -> Scope:
+    return {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [*HEADERS, *headers]}
+
+
+async def _never() -> Message:
+    raise AssertionError("nothing is read here")
+
+
+async def _drop(message: Message) -> None:
+    return
+
+
+def _each(told: Sequence[Finished], work: Callable[[Finished], Any]) -> float:
+    """Microseconds."""
+    found = []
+    for _ in range(ROUNDS):
+        began = time.thread_time()
+        for one in told:
+            work(one)
+        found.append(time.thread_time() - began)
+    return 1e6 * min(found) / len(told)
+
+
+if __name__ == "__main__":
+    measure()

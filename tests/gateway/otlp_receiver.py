@@ -1,0 +1,112 @@
+"""A receiver of traces, as OTLP over HTTP has it: keeps every span that it is sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+@dataclass(frozen=True)
+class Told:
+    """One span. Ids are hexadecimal; times in nanoseconds."""
+
+    service: str
+    trace: str
+    id: str
+    parent: str
+    name: str
+    kind: int
+    start: int
+    end: int
+    failed: bool
+    attributes: dict
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.start) / 1e9
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.spans: list[Told] = []
+        self.bodies: list[bytes] = []
+        self.paths: set[str] = set()
+        self.status = 200
+        self.url = ""
+
+    def traces(self) -> dict[str, list[Told]]:
+        found: dict[str, list[Told]] = {}
+        for span in list(self.spans):
+            found.setdefault(span.trace, []).append(span)
+        return found
+
+    def take(self, path: str, body: bytes) -> int:
+        if self.status == 200:
+            self.paths.add(path)
+            self.bodies.append(body)
+            self.spans.extend(_spans(body))
+        return self.status
+
+
+def _spans(body: bytes) -> Iterator[Told]:
+    for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+        service = next(one.value.string_value for one in resource.resource.attributes if one.key == "service.name")
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                yield Told(
+                    service,
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.name,
+                    span.kind,
+                    span.start_time_unix_nano,
+                    span.end_time_unix_nano,
+                    span.status.code == 2,
+                    {one.key: _plain(one.value) for one in span.attributes},
+                )
+
+
+def _plain(value):
+    kind = value.WhichOneof("value")
+    return [_plain(one) for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+
+def covered(root: Told, spans: list[Told]) -> float:
+    """The share of the root's time that other spans of its trace fill."""
+    total, at = 0, root.start
+    for span in sorted((span for span in spans if span is not root), key=lambda one: one.start):
+        total += max(0, min(span.end, root.end) - max(span.start, at))
+        at = max(at, span.end)
+    return total / (root.end - root.start)
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            status = receiver.take(self.path, self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *given: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,382 @@
+"""Traces: what a receiver of OpenTelemetry's protocol gets to see of requests, and what it never gets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+from gateway_conftest import card_of, eventually, eventually_async, running, serving
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry import trace as otel
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from otlp_receiver import Receiver, Told, covered, receiving
+from scripted_triton import ScriptedTriton, Step
+
+from llmops.errors import InputError, MissingDependencyError
+from llmops.gateway.app import create_app
+from llmops.gateway.http import telling
+from llmops.gateway.messages import Caller, Outcome
+from llmops.gateway.observability.finished import Finished, timeline
+from llmops.gateway.observability.outbox import Outbox
+from llmops.gateway.observability.trace_context import Trace, parent_of
+from llmops.gateway.settings import GatewaySettings, load_settings
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
+STAGES = ["auth", "rate_limit", "route", "queue", "template", "tokenise", "schedule"]
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    monkeypatch.setattr(telling, "TRACES_EVERY", 0.01)
+
+
+@pytest.fixture
+def receiver():
+    with receiving() as one:
+        yield one
+
+
+def tracing(receiver: Receiver, card, tokenizer, ratio: float = 1.0, **settings):
+    return running(card, tokenizer, traces={"endpoint": receiver.url, "ratio": ratio}, **settings)
+
+
+async def one_trace(receiver: Receiver) -> tuple[Told, dict[str, Told]]:
+    """The request's own span, and all others by name, of the only trace that comes."""
+    await eventually(lambda: receiver.spans)
+    (spans,) = receiver.traces().values()
+    (root,) = [span for span in spans if span.name.startswith("POST ")]
+    return root, {span.name: span for span in spans if span is not root}
+
+
+# -- which trace ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("given", "sampled"),
+    [
+        (SAMPLED, True),
+        (UNSAMPLED, False),
+        (f"00-{TRACE}-{SPAN}-03", True),
+        (f"00-{TRACE}-{SPAN}-fe", False),
+        (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", True),
+        (f"ff-{TRACE}-{SPAN}-01", None),
+        (f"00-{TRACE}-{SPAN}-01-more", None),
+        (f"cc-{TRACE}-{SPAN}-01.more", None),
+        (f"00-{'0' * 32}-{SPAN}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE.upper()}-{SPAN}-01", None),
+        (f"00-{TRACE}-{SPAN}-01\n", None),
+        (f"00-{TRACE}-{SPAN}-1", None),
+        (f"cc-{TRACE}-{SPAN}-01-" + "x" * 600, None),
+        ("", None),
+        ("\xff\x00", None),
+    ],
+)
+def test_a_traceparent_is_taken_as_the_recommendation_has_it(given, sampled):
+    parent = parent_of([(b"host", b"a"), (b"traceparent", given.encode("latin-1"))])
+    trace = Trace(parent)
+    assert (trace.sampled if parent else None) == sampled
+    assert (trace.trace_id, trace.parent_id) == ((TRACE, SPAN) if parent else ("", ""))
+
+
+def test_two_traceparents_are_none():
+    header = (b"traceparent", SAMPLED.encode())
+    assert parent_of([header]) == SAMPLED.encode()
+    assert parent_of([header, header]) == b""
+
+
+_hex = st.text("0123456789abcdefAF", min_size=1, max_size=34)
+
+
+@given(st.one_of(st.lists(_hex, min_size=3, max_size=6).map("-".join), st.text("0123456789abcdef-", max_size=60)))
+def test_opentelemetrys_own_reader_agrees(text):
+    theirs = otel.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": text})).get_span_context()
+    ours = parent_of([(b"traceparent", text.encode())])
+    assert bool(ours) == theirs.is_valid
+
+
+@given(st.binary(max_size=80))
+def test_no_header_does_harm(value):
+    parent_of([(b"traceparent", value)])
+
+
+# -- where the time went --------------------------------------------------------------------------------------------
+# such that sums of them are exact
+_seconds = st.integers(0, 1000).map(lambda eighths: eighths / 8)
+_names = st.sampled_from(["auth", "rate_limit"])
+
+
+@given(
+    marks=st.lists(st.tuples(_names, _seconds), max_size=2),
+    stages=st.lists(_seconds, max_size=5),
+    first=_seconds,
+    decode=_seconds,
+    rest=_seconds,
+    metered=st.booleans(),
+    model=st.sampled_from(["", "tiny"]),
+)
+def test_stages_leave_nothing_out_and_do_not_overlap(marks, stages, first, decode, rest, metered, model):
+    started = at = 1000.0
+    trace = Trace(b"")
+    for name, seconds in marks:
+        at += seconds
+        trace.marks += ((name, at),)
+    names = ["parse", "queue", "template", "tokenise", "submit"][: len(stages)]
+    took = {name: seconds + (at - started) * (name == "parse") for name, seconds in zip(names, stages, strict=True)}
+    at = started + sum(took.values()) if took else at
+    begun = "submit" in took
+    meter = SimpleNamespace(first=at + first if begun else 0.0, last=at + first + decode if begun else 0.0)
+    ended = at + first + decode + rest
+    one = Finished(
+        0, started, ended, "r", "/", Caller(), model, Outcome(200), took, meter if metered else None, trace=trace
+    )
+    line = timeline(one)
+    outer = sorted([*line.stages, *([line.call] if line.call else [])], key=lambda stage: (stage.begin, stage.end))
+    assert (outer[0].begin, outer[-1].end) == (started, ended)
+    assert [stage.end for stage in outer[:-1]] == [stage.begin for stage in outer[1:]]
+    assert all(stage.begin <= stage.end for stage in [*outer, *line.inside])
+    if line.inside:
+        assert (line.inside[0].begin, line.inside[-1].end) == (line.call.begin, line.call.end)
+
+
+# -- what is told ---------------------------------------------------------------------------------------------------
+async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
+    async with tracing(receiver, card, tokenizer, ratio=0.0) as stack:
+        ids = stack.say("Hello world!", wait=0.02)
+        body = {**stack.chat_body, "stream": True}
+        headers = {"traceparent": SAMPLED, "x-request-id": "mine"}
+        answer = await stack.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 200
+        root, others = await one_trace(receiver)
+        (asked,) = stack.triton.requests
+    assert receiver.paths == {"/v1/traces"}
+    assert (root.service, root.name, root.kind) == ("llmops-gateway", "POST /v1/chat/completions", 2)
+    assert (root.trace, root.parent, root.failed) == (TRACE, SPAN, False)
+    assert root.attributes == {
+        "http.request.method": "POST",
+        "http.route": "/v1/chat/completions",
+        "http.response.status_code": 200,
+        "llmops.request_id": "mine",
+        "llmops.outcome": "good",
+    }
+    call = others["chat tiny"]
+    assert set(others) == {*STAGES, "chat tiny", "prefill", "decode", "stream"}
+    assert all(others[name].parent == root.id for name in [*STAGES, "chat tiny", "stream"])
+    assert all(others[name].parent == call.id for name in ("prefill", "decode"))
+    ttft = call.attributes.pop("llmops.ttft")
+    assert call.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "nvidia.triton",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.usage.input_tokens": len(asked["input_ids"]),
+        "gen_ai.usage.output_tokens": len(ids),
+    }
+    # both of what was measured, in the spans and in what the answer said of itself
+    assert others["prefill"].end - root.start == pytest.approx(ttft * 1e9, abs=2e3)
+    assert others["decode"].seconds >= 0.02 * (len(ids) - 1)
+    assert covered(root, list(others.values())) >= 0.95
+    # Triton's own spans belong below the call
+    assert dict(asked["metadata"])["traceparent"] == f"00-{TRACE}-{call.id}-01"
+
+
+async def test_only_what_is_remarkable_is_told_of_the_rest(card, tokenizer, receiver):
+    async with tracing(receiver, card, tokenizer, ratio=0.0) as stack:
+        stack.say("Hello world!")
+        assert (await stack.client.get("/health/ready")).status_code == 200
+        for headers in ({}, {"traceparent": UNSAMPLED}, {"traceparent": f"ff-{TRACE}-{SPAN}-01"}):
+            body = stack.chat_body
+            assert (await stack.client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+        assert (await stack.chat(model="other")).status_code == 404
+        stack.steps(Step((5,)), Step(error="out of memory"))
+        assert (await stack.chat()).status_code == 500
+        root, others = await one_trace(receiver)
+        assert all("traceparent" not in dict(asked["metadata"]) for asked in stack.triton.requests)
+    assert root.failed
+    assert (root.attributes["http.response.status_code"], root.attributes["error.type"]) == (500, "500")
+    assert others["chat tiny"].failed
+    assert covered(root, list(others.values())) >= 0.95
+
+
+async def test_a_stream_that_breaks_is_a_failure_though_its_status_is_200(card, tokenizer, receiver):
+    async with tracing(receiver, card, tokenizer, ratio=0.0) as stack:
+        stack.steps(Step((5,)), Step((6,)), Step(error="out of memory", wait=0.05))
+        await stack.events()
+        root, others = await one_trace(receiver)
+    assert (root.attributes["http.response.status_code"], root.attributes["error.type"]) == (200, "error")
+    assert root.attributes["llmops.outcome"] == "failed"
+    assert others["stream"].seconds >= 0.05
+
+
+async def test_a_slow_answer_is_told_with_what_took_so_long(card, tokenizer, receiver):
+    async with tracing(receiver, card, tokenizer, ratio=0.0, slo={"ttft_p95": "20ms"}) as stack:
+        stack.say("Hello", wait=0.1)
+        await stack.client.post("/v1/chat/completions", json=stack.chat_body, headers={"traceparent": UNSAMPLED})
+        root, others = await one_trace(receiver)
+    assert (root.trace, root.parent, root.failed) == (TRACE, SPAN, False)
+    assert root.attributes["llmops.outcome"] == "late"
+    assert max(others.values(), key=lambda one: one.seconds * (one.name != "chat tiny")).name in ("prefill", "decode")
+    assert others["prefill"].seconds >= 0.1
+
+
+async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(tokenizer_dir, tokenizer, receiver):
+    card = {**card_of(tokenizer_dir, tokenizer), "max_seq_len": 4096, "batch_invariant": True}
+    tokens = [*tokenizer.encode("The capital of France is Paris."), 0]
+
+    def script(tensors: dict) -> list[Step]:
+        known = next(at for at in range(len(tokens), -1, -1) if at == 0 or tensors["input_ids"][-at:] == tokens[:at])
+        left = [Step((one,)) for one in tokens[known:]]
+        return [*left, Step(final=True)] if known else [*left[:3], Step(drop=True)]
+
+    async with contextlib.AsyncExitStack() as stack:
+        tritons = [ScriptedTriton(card, script), ScriptedTriton(card, script)]
+        for triton in tritons:
+            await triton.start()
+            stack.push_async_callback(triton.stop)
+        addresses = [f"127.0.0.1:{triton.port}" for triton in tritons]
+        traces = {"endpoint": receiver.url, "ratio": 0.0}
+        settings = GatewaySettings(replicas=addresses, refresh_seconds=0.1, traces=traces)
+        client, _ = await stack.enter_async_context(serving(settings))
+
+        async def ready() -> bool:
+            (one,) = (await client.get("/replicas")).json()["gateways"]
+            return [line["state"] for line in one["models"].get("tiny", [])] == ["ready", "ready"]
+
+        await eventually_async(ready)
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
+        answer = await client.post("/v1/chat/completions", json=chat)
+        assert answer.headers["x-llmops-continued"] == "exact"
+        root, others = await one_trace(receiver)
+        first, second = (triton for one in (0, 3) for triton in tritons if _known(triton, tokens) == one)
+    move, call = others["continue"], others["chat tiny"]
+    assert not root.failed
+    assert move.parent == call.id
+    assert others["decode"].start <= move.start <= move.end <= others["decode"].end
+    assert move.attributes == {
+        "llmops.reason": "lost",
+        "llmops.replica.from": f"127.0.0.1:{first.port}",
+        "llmops.replica.to": f"127.0.0.1:{second.port}",
+    }
+    assert call.attributes["llmops.replica"] == f"127.0.0.1:{second.port}"
+    assert call.attributes["llmops.continued"] == "exact"
+
+
+def _known(triton: ScriptedTriton, tokens: list[int]) -> int:
+    """How many tokens of the answer its request began with."""
+    ids = triton.requests[0]["input_ids"]
+    return max(at for at in range(len(tokens)) if at == 0 or ids[-at:] == tokens[:at])
+
+
+async def test_no_text_and_no_key_is_ever_told(card, tokenizer, receiver):
+    async with tracing(receiver, card, tokenizer) as stack:
+        stack.say("Paris")
+        body = {**stack.chat_body, "messages": [{"role": "user", "content": "France"}], "user": "ann@example.org"}
+        headers = {"authorization": "Bearer sk-secret", "tracestate": "a=hidden", "baggage": "b=hidden"}
+        for path, fields in (
+            ("/v1/chat/completions", body),
+            ("/v1/completions", {"model": "tiny", "prompt": "France"}),
+        ):
+            assert (await stack.client.post(path, json=fields, headers=headers)).status_code == 200
+        await stack.client.post("/v1/chat/completions?sk-secret", content=b'{"France', headers=headers)
+        await eventually(lambda: len(receiver.traces()) == 3)
+    told = b"".join(receiver.bodies)
+    assert b"tiny" in told
+    for secret in (b"France", b"Paris", b"secret", b"example.org", b"hidden"):
+        assert secret not in told
+
+
+# -- when nobody takes it -------------------------------------------------------------------------------------------
+async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, tokenizer, receiver, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    async with tracing(receiver, card, tokenizer) as stack:
+
+        async def counted() -> dict[str, float]:
+            text = (await stack.client.get("/metrics")).text
+            return {how: float(n) for how, n in re.findall(r'_told_total\{result="(\w+)",signal="trace"\} (\S+)', text)}
+
+        receiver.status = 503
+        stack.say("Hello")
+        for _ in range(3):
+            assert (await stack.chat()).status_code == 200
+
+        async def dropped() -> bool:
+            return await counted() == {"sent": 0.0, "dropped": 3.0}
+
+        await eventually_async(dropped)
+        receiver.status = 200
+        assert (await stack.chat()).status_code == 200
+        await eventually(lambda: receiver.spans)
+        assert await counted() == {"sent": 1.0, "dropped": 3.0}
+    lines = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert len(lines) == 2, lines
+
+
+def test_an_outbox_is_bounded_and_counts_what_it_drops():
+    taken: list[list[int]] = []
+    box = Outbox("test", lambda batch: taken.append(list(batch)), 3, 0.0)
+    for number in range(5):
+        box.put(number)
+    box.start()
+    box.close(60)
+    assert (taken, box.delivered, box.dropped) == ([[0, 1, 2]], 3, 2)
+
+
+def test_so_many_in_a_second_and_no_more(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(telling, "monotonic", lambda: now)
+    rate = telling.Rate(2)
+    assert [rate.take() for _ in range(4)] == [True, True, False, False]
+    now = 101.0
+    assert [rate.take() for _ in range(3)] == [True, True, False]
+
+
+async def test_clients_cannot_have_more_traced_than_so_many(card, tokenizer, receiver, monkeypatch):
+    monkeypatch.setattr(telling, "monotonic", lambda: 100.0)
+    traces = {"endpoint": receiver.url, "ratio": 0.0, "per_second": 2}
+    async with running(card, tokenizer, traces=traces) as stack:
+        stack.say("Hello")
+        headers = {"traceparent": SAMPLED}
+        post = stack.client.post
+        await asyncio.gather(*(post("/v1/chat/completions", json=stack.chat_body, headers=headers) for _ in range(6)))
+        stack.steps(Step(error="out of memory"))
+        await stack.chat()
+        await eventually(lambda: len(receiver.traces()) == 2)
+    roots = [span for span in receiver.spans if span.name.startswith("POST ")]
+    assert [(span.trace == TRACE, span.failed) for span in roots] == [(True, False), (True, False), (False, True)]
+
+
+# -- the setting ----------------------------------------------------------------------------------------------------
+def test_without_the_setting_there_is_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llmops.gateway.observability.spans", None)
+    app = create_app(GatewaySettings())
+    assert "telling" not in repr(app._checks)
+
+
+def test_the_setting_without_the_extra_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llmops.gateway.observability.spans", None)
+    with pytest.raises(MissingDependencyError) as failed:
+        create_app(GatewaySettings(traces={"endpoint": "http://127.0.0.1:4318"}))
+    assert failed.value.message == "The setting `traces` needs OpenTelemetry: pip install 'llmops[otel]'."
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoint"),
+    [
+        ("http://otel:4318", "http://otel:4318/v1/traces"),
+        ("http://otel:4318/", "http://otel:4318/v1/traces"),
+        ("https://otel.example/ingest", "https://otel.example/ingest"),
+    ],
+)
+def test_an_endpoint_without_a_path_gets_the_protocols(given, endpoint):
+    assert load_settings(traces={"endpoint": given}).traces.endpoint == endpoint
+
+
+@pytest.mark.parametrize("given", ["otel:4318", "grpc://otel:4317", "http://"])
+def test_what_is_no_endpoint_is_refused(given):
+    with pytest.raises(InputError, match=r"traces\.endpoint"):
+        load_settings(traces={"endpoint": given})
