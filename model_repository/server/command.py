@@ -14,6 +14,8 @@ RESTRICTED_HTTP = (*RESTRICTED, "model-repository")
 SHM_PREFIX = "triton_python_backend_shm_region_llmops_"
 # a large engine takes minutes to load
 _STUB_TIMEOUT = 1800
+# ms
+_TRACES_EVERY = 1000
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def _traces(options: ServerOptions) -> list[str]:
     """Spans of requests that come with a trace context, and of no others (a rate of 0)."""
     if not options.traces:
         return []
-    told = ("mode=opentelemetry", f"opentelemetry,url={options.traces}", "level=TIMESTAMPS", "rate=0", "count=-1")
+    told = [f"opentelemetry,url={options.traces}", f"opentelemetry,bsp_schedule_delay={_TRACES_EVERY}"]
+    told += ["mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=-1"]
     return [f"--trace-config={one}" for one in told]
 
 

@@ -1,0 +1,76 @@
+"""Traces of requests to the real Triton, with its own spans where it has any."""
+
+from __future__ import annotations
+
+import pytest
+from gateway_conftest import eventually, serving
+from otlp_receiver import covered, receiving
+
+from llmops.gateway.settings import GatewaySettings
+from llmops.model_repository.launch import Ports, start_triton
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def receiver():
+    with receiving() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def telling_triton(engine_dir, receiver, tmp_path_factory):
+    """With a gRPC stream for each request, as NVIDIA's C++ backend has it."""
+    repository = make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "r", 0.01, transports=["request"])
+    with start_triton(repository, ports=Ports(0, 0, 0), traces=f"{receiver.url}/v1/traces") as server:
+        server.wait_ready(timeout=120)
+        yield server
+
+
+def traced(triton, receiver):
+    traces = {"endpoint": receiver.url, "ratio": 0.0}
+    return serving(GatewaySettings(triton=triton.grpc_address, refresh_seconds=0.5, traces=traces))
+
+
+async def test_a_trace_goes_through_gateway_and_triton(telling_triton, receiver):
+    receiver.spans.clear()
+    async with traced(telling_triton, receiver) as (client, _):
+        for flags in ("00", "01"):
+            headers = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}"}
+            answer = await client.post("/v1/chat/completions", json={**CHAT, "model": "mock"}, headers=headers)
+            assert answer.text.endswith("data: [DONE]\n\n")
+        await eventually(lambda: len({span.service for span in receiver.spans}) == 2)
+    assert {span.trace for span in receiver.spans} == {TRACE}
+    ours = {span.name: span for span in receiver.spans if span.service == "llmops-gateway"}
+    root, call = ours["POST /v1/chat/completions"], ours["chat mock"]
+    assert root.parent == SPAN
+    assert covered(root, list(ours.values())) >= 0.95
+    # 20 tokens, one each 10 ms
+    assert ours["decode"].seconds >= 0.9 * 19 * 0.01
+    assert call.attributes["gen_ai.usage.output_tokens"] == 20
+    # Triton's: of the one request that was chosen, below the span of the engine's work
+    theirs = [span for span in receiver.spans if span.service != "llmops-gateway"]
+    (request,) = [span for span in theirs if span.name == "InferRequest"]
+    assert (request.parent, request.attributes["triton.model_name"]) == (call.id, "mock-tensorrt_llm")
+    below = {span.id: span for span in theirs}
+    assert all(span is request or span.parent in below for span in theirs)
+    assert "compute" in {span.name for span in theirs}
+
+
+async def test_a_step_streams_trace_says_what_the_engine_said(triton, receiver):
+    receiver.spans.clear()
+    async with traced(triton, receiver) as (client, _):
+        headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
+        answer = await client.post("/v1/chat/completions", json={**CHAT, "model": "smollm2"}, headers=headers)
+        assert answer.status_code == 200
+        await eventually(lambda: receiver.spans)
+    ours = {span.name: span for span in receiver.spans}
+    root, call, prefill = ours["POST /v1/chat/completions"], ours["chat smollm2"], ours["prefill"]
+    assert covered(root, list(ours.values())) >= 0.95
+    prompt = prefill.attributes["llmops.computed_tokens"] + prefill.attributes.get("llmops.cached_tokens", 0)
+    assert prompt == call.attributes["gen_ai.usage.input_tokens"] > 0
+    assert {span.service for span in receiver.spans} == {"llmops-gateway"}
