@@ -11,6 +11,7 @@ import yaml
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
+    from llmops.cli.service.chart import Planned
     from llmops.cli.service.description import Described
 
 
@@ -29,7 +30,7 @@ def command(file: Path, profile: str | None, mounted: str, output: Path | None) 
     from llmops.cli.service.description import read
 
     described = read(file, profile)
-    values = values_of(described, mounted, lambda model: _replicas(described, model))
+    values = values_of(described, mounted, lambda model: _planned(described, model))
     text = yaml.safe_dump(values, sort_keys=False, width=120)
     if output is None:
         click.echo(text, nl=False)
@@ -41,12 +42,12 @@ def command(file: Path, profile: str | None, mounted: str, output: Path | None) 
     click.echo(f"Wrote {output}. Next: helm install NAME deploy/helm/llmops -f {output}")
 
 
-def _replicas(described: Described, model: str) -> int:
-    """How many the plan has of the layout that the file has."""
+def _planned(described: Described, model: str) -> Planned:
+    """How many the plan has of the layout that the file has, and what each keeps up with."""
     from llmops.cli import plan
+    from llmops.cli.service.chart import Planned
     from llmops.cli.service.flags import of_plan
 
     with plan.command.make_context("chart", [], default_map=of_plan(described, model)) as context:
         found = plan.make_plan(context.params.pop("checkpoint"), context.params)
-    replicas: int = found.best.replicas
-    return replicas
+    return Planned(found.best.replicas, found.best.capacity / found.best.replicas)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmops.perf.report.document import Document
     from llmops.perf.simulate.fleet import Arrivals, Failure, FleetSpec
     from llmops.perf.simulate.run import Simulated
+    from llmops.perf.simulate.scaling import Scaling
 
 POSITIVE = click.FloatRange(0, min_open=True)
 NO_GATE = "no-gate"
@@ -67,6 +68,9 @@ PIPED = 120
 )
 @click.option("--gateways", type=click.IntRange(1), default=1, show_default=True, help="That share the replicas.")
 @click.option("--fail", multiple=True, metavar="N@S[+S]", help="Replica N is gone at second S, for so many (120).")
+@click.option("--scale", metavar="MIN..MAX", help="Replicas come and go as the chart's autoscaling says.")
+@click.option("--scale-requests", type=POSITIVE, help="… which has that one replica keeps up with so many requests/s.")
+@click.option("--cold-start", type=POSITIVE, default=180.0, show_default=True, help="… and takes so long to start (s).")
 @click.option("--cells", type=click.IntRange(1), help="Simulate only so many of the cells of 64 replicas.")
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--block-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a cache block.")
@@ -118,7 +122,7 @@ def _document(given: dict[str, Any], console: Any) -> Document:
     from llmops.perf.workloads.files import BLOCK_TOKENS
 
     plan = BuildPlan.load(given["plan_path"])
-    given["replicas"] = given["replicas"] or plan.replicas
+    given["replicas"] = _most(given["scale"]) or given["replicas"] or plan.replicas
     if given["trace"]:
         given["block_tokens"] = BLOCK_TOKENS
     engine = engine_of(plan, given["block_tokens"], given["timing"], given["price"])
@@ -128,7 +132,8 @@ def _document(given: dict[str, Any], console: Any) -> Document:
     with console.status(f"simulating {_way(given['policy'], given['gate'])} …"):
         done = _simulated(given, spec)
     load = ("rate", "day", "peak", "duration", "turns", "system", "apps", "input_", "output", "think_time", "tenants")
-    options = {name: given[name] for name in (*load, "flood", "tier", "speed", "skip", "cells")}
+    scaled = ("scale", "scale_requests", "cold_start") if given["scale"] else ()
+    options = {name: given[name] for name in (*load, "flood", "tier", "speed", "skip", "cells", *scaled)}
     options["slos"] = [f"{slo.metric}:{1000 * slo.seconds:g}" for slo in slos]
     options |= {"model": plan.model, "trace": str(given["trace"] or given["bench"] or "") or None}
     return document_of(done, slos, options, spec_of(spec))
@@ -148,7 +153,29 @@ def _spec(given: dict[str, Any], engine: Any, tiers: Any) -> FleetSpec:
         given["gateways"],
         [_failure(text, given["replicas"]) for text in given["fail"]],
         seed=given["seed"],
+        scaling=_scaling(given) if given["scale"] else None,
     )
+
+
+def _most(scale: str | None) -> int:
+    """How many replicas there can be; 0 where nothing is scaled, or it is written as nobody can read it."""
+    last = (scale or "").rpartition(".")[2]
+    return int(last) if last.isdecimal() else 0
+
+
+def _scaling(given: dict[str, Any]) -> Scaling:
+    from llmops.perf.simulate.run import CELL
+    from llmops.perf.simulate.scaling import Scaling
+
+    match = re.fullmatch(r"(\d+)\.\.(\d+)", given["scale"])
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= CELL:
+        raise InputError(f"--scale {given['scale']}: write MIN..MAX, such as 1..8, with at most {CELL}.")
+    if given["fail"]:
+        raise InputError("--scale and --fail exclude each other: which replicas there are is not known before.")
+    targets = dict(Scaling().targets)
+    if given["scale_requests"]:
+        targets["requests"] = given["scale_requests"]
+    return Scaling(int(match[1]), int(match[2]), targets, cold_start=given["cold_start"])
 
 
 def _simulated(given: dict[str, Any], spec: FleetSpec) -> Simulated:

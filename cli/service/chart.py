@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmops.cli.service.description import Described, Model
 from llmops.cli.service.flags import of_build
@@ -19,9 +19,18 @@ _CHARTS = {"triton", "replicas", "host", "port", "store", "redis", "kafka", "ope
 _FLAGS = ("target", "quant", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
 
 
-def values_of(described: Described, mounted: str, planned: Callable[[str], int]) -> dict[str, Any]:
-    """Values for `helm install -f`; `planned` says how many replicas a model needs. Raises InputError for a model that
-    no cluster can serve so."""
+class Planned(NamedTuple):
+    """Replicas that a model needs, and requests/s that each keeps up with."""
+
+    replicas: int
+    rate: float
+
+
+def values_of(described: Described, mounted: str, planned: Callable[[str], Planned]) -> dict[str, Any]:
+    """Values for `helm install -f`; `planned` is asked for models with `replicas: auto`.
+
+    Raises InputError for a model that no cluster can serve so.
+    """
     root, engines, builds = PurePosixPath(mounted), {}, {}
     for name, model in described.service.models.items():
         pool = name.replace(".", "-").replace("_", "-").lower()
@@ -33,12 +42,17 @@ def values_of(described: Described, mounted: str, planned: Callable[[str], int])
     return {"engines": engines, "builds": builds, "gateway": {"settings": said}}
 
 
-def _pool(name: str, model: Model, repository: PurePosixPath, planned: Callable[[str], int]) -> dict[str, Any]:
+def _pool(name: str, model: Model, repository: PurePosixPath, planned: Callable[[str], Planned]) -> dict[str, Any]:
     gpus = model.build.tp * model.build.pp
     if gpus > PER_NODE and gpus % PER_NODE:
         raise InputError(f"{name}: {gpus} GPUs do not fill nodes of {PER_NODE}; plan tp and pp for whole nodes.")
-    replicas = planned(name) if model.replicas == "auto" else model.replicas
-    pool = {"repository": str(repository), "models": [name], "gpus": min(gpus, PER_NODE), "replicas": replicas}
+    pool: dict[str, Any] = {"repository": str(repository), "models": [name], "gpus": min(gpus, PER_NODE)}
+    if model.replicas == "auto":
+        found = planned(name)
+        # nothing is scaled by it before autoscaling.enabled says so
+        pool |= {"replicas": found.replicas, "autoscaling": {"requests": float(f"{found.rate:.3g}")}}
+    else:
+        pool["replicas"] = model.replicas
     return pool if gpus <= PER_NODE else {**pool, "nodes": gpus // PER_NODE}
 
 

@@ -18,6 +18,11 @@ class Clock:
         self._planned += 1
         heappush(self._heap, (when, self._planned, happen))
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing is planned any more."""
+        return not self._heap
+
     def run(self) -> None:
         """Until nothing is planned any more."""
         heap = self._heap

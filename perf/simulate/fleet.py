@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from llmops.gateway.fleet.admission.gate import Bounds, Gate
 from llmops.gateway.fleet.admission.order import Tier, Tiers
@@ -15,7 +17,11 @@ from llmops.perf.simulate.gateways import Gateway
 from llmops.perf.simulate.job import Job
 from llmops.perf.simulate.policies import POLICIES
 from llmops.perf.simulate.replica import EngineSpec, Replica
+from llmops.perf.simulate.scaled import Scaled
+from llmops.perf.simulate.scaling import Scaling
 
+# the window of the rate that autoscaling looks at
+RATE_SECONDS = 120.0
 # What comes next after a request of a session: seconds until then, and the request (its `arrived` is set then).
 Next = Callable[[Job], "tuple[float, Job] | None"]
 
@@ -39,7 +45,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """`tiers`: empty for no gate at all."""
+    """`tiers`: empty for no gate at all. `scaling`: how many of the replicas run is Kubernetes' to say."""
 
     engine: EngineSpec
     replicas: int
@@ -49,18 +55,27 @@ class FleetSpec:
     failures: Sequence[Failure] = ()
     bounds: Bounds | None = None
     seed: int = 0
+    scaling: Scaling | None = None
 
 
 @dataclass
 class Outcome:
     """What a simulated run was. `busy`: seconds that each replica worked, of `seconds`; `queues`: the longest queue
-    inside of each."""
+    inside of each. `scaled`: when the number of replicas changed, and to what."""
 
     spec: FleetSpec
     jobs: list[Job] = field(default_factory=list)
     seconds: float = 0.0
     busy: dict[str, float] = field(default_factory=dict)
     queues: dict[str, int] = field(default_factory=dict)
+    scaled: list[tuple[float, int]] = field(default_factory=list)
+
+    def replica_seconds(self, since: float, until: float) -> float:
+        """What there was of them, those that were still starting too."""
+        changes = [*self.scaled, (until, 0)] if self.scaled else [(0.0, self.spec.replicas), (until, 0)]
+        return sum(
+            count * max(min(ends, until) - max(begins, since), 0.0) for (begins, count), (ends, _) in pairwise(changes)
+        )
 
 
 class Fleet:
@@ -70,15 +85,18 @@ class Fleet:
         self.spec, self.clock, self.outcome = spec, Clock(), Outcome(spec)
         self._rng = random.Random(f"fleet {spec.seed}")
         names = [f"replica-{number}" for number in range(spec.replicas)]
-        self._replicas = {name: Replica(name, spec.engine, self.clock, self._ended, self._changed) for name in names}
+        self.replicas = {name: Replica(name, spec.engine, self.clock, self._ended, self._changed) for name in names}
         self._gateways = [self._gateway(number, names) for number in range(spec.gateways)]
         self._next: Next = lambda _: None
+        self._came: deque[float] = deque()
 
     def run(self, work: Arrivals) -> Outcome:
         self._next = work.next
         self._arrive(work.jobs)
         for failure in self.spec.failures:
             self._plan(failure)
+        if self.spec.scaling is not None:
+            Scaled(self, self.spec.scaling, lambda now, count: self.outcome.scaled.append((now, count))).begin()
         # there is no garbage: what is made is kept, and looking for it among all of that takes a third of the time
         gc.disable()
         try:
@@ -87,21 +105,40 @@ class Fleet:
             gc.enable()
         done = self.outcome
         done.seconds = max((job.end for job in done.jobs), default=0.0)
-        done.busy = {name: one.busy for name, one in self._replicas.items()}
-        done.queues = {name: int(one.longest_queue) for name, one in self._replicas.items()}
+        done.busy = {name: one.busy for name, one in self.replicas.items()}
+        done.queues = {name: int(one.longest_queue) for name, one in self.replicas.items()}
         return done
+
+    def sums(self) -> dict[str, float]:
+        """What autoscaling looks at: requests without a first token, shares of KV caches in use, requests/s."""
+        waiting = sum(one.waiting for one in self.replicas.values())
+        waiting += sum(len(one.gate.order) for one in self._gateways if one.gate is not None)
+        ready = [one.views[0] for one in self.replicas.values() if one.views[0].state == "ready"]
+        while self._came and self._came[0] <= self.clock.now - RATE_SECONDS:
+            self._came.popleft()
+        return {
+            "waiting": waiting,
+            "kv": sum(1 - view.free_blocks / view.blocks for view in ready),
+            "requests": len(self._came) / RATE_SECONDS,
+        }
+
+    def set_ready(self, number: int) -> None:
+        self.set(f"replica-{number}", "ready")
+
+    def drain(self, number: int) -> None:
+        self.fail(f"replica-{number}")
 
     def _gateway(self, number: int, names: Sequence[str]) -> Gateway:
         spec = self.spec
         views = [spec.engine.view(name) for name in names]
         for view in views:
             view.subscribers = spec.gateways
-            self._replicas[view.replica_id].views.append(view)
+            self.replicas[view.replica_id].views.append(view)
         policy = POLICIES[spec.policy](random.Random(f"policy {spec.seed} {number}"))
         rng = random.Random(f"gate {spec.seed} {number}")
         gate = Gate(Tiers(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None
         gateway = Gateway(self.clock, policy, gate, views, self._finished)
-        gateway.replicas = self._replicas
+        gateway.replicas = self.replicas
         return gateway
 
     def _arrive(self, jobs: Iterator[Job]) -> None:
@@ -116,6 +153,8 @@ class Fleet:
             self.clock.at(job.arrived, come)
 
     def _enter(self, job: Job) -> None:
+        if self.spec.scaling is not None:
+            self._came.append(self.clock.now)
         job.gateway = self._rng.randrange(len(self._gateways)) if len(self._gateways) > 1 else 0
         self._gateways[job.gateway].arrive(job)
 
@@ -155,20 +194,21 @@ class Fleet:
 
     def _plan(self, failure: Failure) -> None:
         name = f"replica-{failure.replica}"
-        self.clock.at(failure.at, lambda: self._fail(name))
-        self.clock.at(failure.at + failure.back, lambda: self._set(name, "ready"))
+        self.clock.at(failure.at, lambda: self.fail(name))
+        self.clock.at(failure.at + failure.back, lambda: self.set(name, "ready"))
 
-    def _fail(self, name: str) -> None:
-        lost = self._replicas[name].fail()
+    def fail(self, name: str) -> None:
+        """It is gone with its cache; its requests go on elsewhere."""
+        lost = self.replicas[name].fail()
         for gateway in self._gateways:
             gateway.policy.forget(name)
-        self._set(name, "gone")
+        self.set(name, "gone")
         for job in lost:
             self._continue(job)
 
-    def _set(self, name: str, state: str) -> None:
+    def set(self, name: str, state: str) -> None:
         blocks = self.spec.engine.blocks
-        for view in self._replicas[name].views:
+        for view in self.replicas[name].views:
             view.state = state  # type: ignore[assignment]
             view.running = view.waiting = view.waiting_tokens = view.unseen = view.unseen_tokens = 0
             view.free_blocks = blocks

@@ -77,6 +77,11 @@ class Replica:
         self._prefill_rate, self._rate = PrefillRate(), 0.0
         self._step = 0.0
 
+    @property
+    def waiting(self) -> int:
+        """Requests without a first token."""
+        return len(self.queue) + len(self._reading)
+
     def submit(self, job: Job) -> None:
         """A request has come; it is looked at when the step under way ends."""
         job.replica = self.name

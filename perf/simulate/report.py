@@ -62,10 +62,18 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
     if known["dollars_per_million_answer_tokens"]:
         both, answers = known["dollars_per_million_tokens"], known["dollars_per_million_answer_tokens"]
         rows.append(("$ per million tokens", f"{both:.3f}, of answers alone {answers:.3f}"))
+    if known.get("scaled"):
+        rows.insert(1, ("Replicas over time", _over_time(known["scaled"])))
     if known["moved"]:
         rows.append(("Continued elsewhere", f"{known['moved']:,}"))
     rows.append(("Simulated", f"{per_second:,.0f} requests per second of CPU"))
     return rows
+
+
+def _over_time(scaled: Sequence[Sequence[float]], most: int = 12) -> str:
+    """`1, 3 at 120 s, …`: the last `most` changes."""
+    said = [f"{count:.0f} at {when:,.0f} s" for when, count in scaled[-most:]]
+    return ("… " if len(scaled) > most else "") + ", ".join(said)
 
 
 def show_comparison(documents: Sequence[tuple[str, Document]], console: Console) -> None:

@@ -34,6 +34,7 @@ class Tally:
     moved: int = 0
     longest_queue: int = 0
     requests: list[int] = field(default_factory=list)
+    scaled: list[tuple[float, int]] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
@@ -89,6 +90,7 @@ class Tally:
             "failed": self.failed,
             "moved": self.moved,
             "longest_queue": self.longest_queue,
+            **({"scaled": self.scaled} if self.scaled else {}),
         }
 
 
@@ -100,7 +102,8 @@ def tally(outcome: Outcome, skipped: float = 0.0) -> Tally:
     found.busy_seconds, found.replica_seconds = sum(outcome.busy.values()), seconds * spec.replicas
     # what it takes while requests come, not until the last answer is done
     measured = max(max((job.arrived for job in outcome.jobs), default=0.0) - skipped, 0.0)
-    found.gpu_seconds = found.gpus * measured
+    found.gpu_seconds = spec.engine.gpus * outcome.replica_seconds(skipped, skipped + measured)
+    found.scaled = [(when, count) for when, count in outcome.scaled if when >= skipped]
     found.dollars = found.gpu_seconds / 3600 * spec.engine.price
     counts: Counter[str] = Counter()
     for job, seen in _seen(outcome.jobs, spec.engine.block_tokens):

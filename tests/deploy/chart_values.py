@@ -13,6 +13,7 @@ SEVERAL = {
 STORE = {"store": {"name": "llmops-store"}}
 KEYS = {"secrets": STORE, "engines": {"one": ONE}}
 SCALED = {"enabled": True, "min": 1, "max": 3}
+REQUESTS = 5.5
 POSTGRES = [{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 5432}]}]
 BUILD = ["build", "meta-llama/Llama-3.3-70B-Instruct", "-o", "/models/one/engine", "--target", "tensorrt", "--tp", "8"]
 REPO = ["repo", "one=/models/one/engine", "-o", "/models/one/repository"]
@@ -30,7 +31,9 @@ VALUES: dict[str, dict] = {
     "gateways scaled by Kubernetes": {**KEYS, "gateway": {"autoscaling": {"enabled": True, "max": 5}}},
     "all scaled by KEDA": {
         **KEYS, "keda": {"enabled": True}, "gateway": {"autoscaling": {"enabled": True}},
-        "engines": {"one": {**ONE, "autoscaling": SCALED}, "big": {**SEVERAL, "autoscaling": SCALED}},
+        "engines": {
+            "one": {**ONE, "autoscaling": {**SCALED, "requests": REQUESTS}}, "big": {**SEVERAL, "autoscaling": SCALED},
+        },
     },
     "watched": {**KEYS, "monitoring": {"enabled": True, "labels": {"release": "p"}, "key": {"name": "metrics"}}},
     "closed": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from llmops.gateway.settings import load_settings
-from tests.deploy.chart_values import VALUES
+from tests.deploy.chart_values import REQUESTS, VALUES
 from tests.deploy.test_compose import files_there, parsed
 
 __all__ = ["files_there"]
@@ -402,10 +403,36 @@ def test_kedas_queries_are_of_metrics_that_exist():
         for trigger in one["spec"]["triggers"]
         if trigger["type"] == "prometheus"
     ]
-    assert len(queries) == 5
+    assert len(queries) == 6
     for query in queries:
         # sums: with a mean, what one more replica changes would be counted twice
-        assert re.match(r"sum\((\w+)\{", query)[1] in known
+        assert re.match(r"sum\((?:rate\()?(\w+)\{", query)[1] in known
+
+
+def test_what_is_simulated_is_what_keda_is_told():
+    """perf/simulate/scaling.py has the chart's figures: what is replayed there is what a cluster does."""
+    from llmops.perf.simulate.fleet import RATE_SECONDS
+    from llmops.perf.simulate.scaling import Scaling
+
+    (pool,) = [one for one in kind("all scaled by KEDA", "ScaledObject") if one["metadata"]["name"] == "release-one"]
+    spec, simulated = pool["spec"], Scaling()
+    behaviour = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    up, down = behaviour["scaleUp"], behaviour["scaleDown"]
+    assert spec["pollingInterval"] == simulated.period
+    assert up == {
+        "stabilizationWindowSeconds": 0,
+        "policies": [
+            {"type": "Percent", "value": 100 * (simulated.grow - 1), "periodSeconds": simulated.up_period},
+        ],
+    }
+    assert down == {
+        "stabilizationWindowSeconds": simulated.window,
+        "policies": [{"type": "Pods", "value": simulated.shrink, "periodSeconds": simulated.down_period}],
+    }
+    thresholds = {one["name"]: float(one["metadata"]["threshold"]) for one in spec["triggers"]}
+    assert thresholds == {**simulated.targets, "requests": REQUESTS}
+    (rate,) = [one["metadata"]["query"] for one in spec["triggers"] if one["name"] == "requests"]
+    assert f"[{RATE_SECONDS / 60:.0f}m]" in rate
 
 
 @pytest.mark.parametrize(("values", "words"), REFUSED)
@@ -441,6 +468,9 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     assert (small["gpus"], small["repository"]) == (2, "/models/llama-8b/repository")
     # one such replica does not keep up with 40 requests a second
     assert small["replicas"] > 1
+    # what each of them keeps up with: all of them do with 40 requests a second, and one fewer would not
+    assert small["replicas"] == math.ceil(40 / small["autoscaling"]["requests"])
+    assert "autoscaling" not in values["engines"]["big"]
     assert {key: values["engines"]["big"][key] for key in ("gpus", "nodes", "replicas")} == {
         "gpus": 8, "nodes": 2, "replicas": 3,
     }  # fmt: skip

@@ -1,0 +1,153 @@
+"""Autoscaling by the chart's rules: Kubernetes' algorithm by hand, and whole fleets in simulated time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.cli.main import cli
+from llmops.perf.simulate.fleet import Fleet, FleetSpec, Outcome
+from llmops.perf.simulate.replica import EngineSpec
+from llmops.perf.simulate.scaling import Autoscaler, Scaling
+from llmops.perf.simulate.steps import EvenSteps
+from llmops.perf.simulate.workload import Conversations
+
+RULE = Scaling(1, 20, {"waiting": 8.0})
+
+
+def followed(sums: list[float], rule: Scaling = RULE, current: int = 1) -> list[int]:
+    """How many replicas there are after each look."""
+    scaler, counts = Autoscaler(rule), []
+    for at, total in enumerate(sums):
+        current = scaler.replicas(at * rule.period, current, {"waiting": total})
+        counts.append(current)
+    return counts
+
+
+def test_what_is_asked_for_is_the_sum_over_a_replicas_share_rounded_up():
+    assert [followed([total])[0] for total in (0, 8, 8.7, 8.9, 16)] == [1, 1, 1, 2, 2]
+    assert [followed([total], current=9)[0] for total in (80, 88, 120)] == [10, 11, 15]
+
+
+def test_a_tenth_more_or_less_changes_nothing():
+    assert followed([79.0], current=9) == [9]
+    assert followed([79.3], current=9) == [10]
+    # as far below, and only after the window
+    assert followed([65.0] * 60, current=9) == [9] * 60
+
+
+def test_up_it_doubles_each_minute_at_most():
+    assert followed([1000.0] * 13) == [2] * 4 + [4] * 4 + [8] * 4 + [16]
+
+
+def test_down_it_goes_after_ten_quiet_minutes_one_by_one():
+    counts = followed([80.0] + [8.0] * 80, current=10)
+    # 40 looks are ten minutes, 8 are two
+    assert counts == [10] * 40 + [9] * 8 + [8] * 8 + [7] * 8 + [6] * 8 + [5] * 8 + [4]
+
+
+def test_the_sum_that_asks_for_most_counts():
+    rule = replace(RULE, targets={"waiting": 8.0, "kv": 0.8})
+    assert Autoscaler(rule).replicas(0.0, 4, {"waiting": 0.0, "kv": 4.6}) == 6
+    assert Autoscaler(rule).replicas(0.0, 4, {"waiting": 60.0, "kv": 0.1}) == 8
+
+
+@given(st.lists(st.floats(0, 10_000), min_size=1, max_size=200), st.integers(1, 20))
+def test_it_stays_within_its_bounds_and_its_pace(sums, current):
+    counts = [current, *followed(sums, current=current)]
+    assert all(1 <= count <= 20 for count in counts)
+    # of the most that there were within the last minute
+    assert all(after <= 2 * max(counts[max(at - 4, 0) : at + 1]) for at, after in enumerate(counts[1:]))
+    # the window: nothing is taken away within ten minutes of asking for it
+    falls = [at for at, (before, after) in enumerate(pairwise(counts)) if after < before]
+    assert all(counts[at] - counts[at + 1] == 1 for at in falls)
+    assert all(later - at >= 8 for at, later in pairwise(falls))
+
+
+# Everything five times as fast as in a cluster; a replica that keeps up with 2 requests/s, before its cache is full
+FAST = Scaling(
+    1, 12, {"waiting": 8.0, "kv": 0.8}, period=3, up_period=12, down_period=24, window=120, cold_start=36,
+)  # fmt: skip
+ENGINE = EngineSpec(
+    EvenSteps(0.02, 0.0002, 0.00002), blocks=1200, block_tokens=100, max_batch_size=64, gpus=2, price=3.0
+)
+
+
+def simulated(scaling: Scaling, rate: float, seconds: float, **more: float) -> Outcome:
+    load = Conversations(rate, seconds, block_tokens=100, seed=3, **more)  # type: ignore[arg-type]
+    return Fleet(FleetSpec(ENGINE, scaling.most, scaling=scaling)).run(load.arrivals())
+
+
+def turns(outcome: Outcome, since: float, until: float) -> int:
+    """How often it went up after it had gone down, or down after up."""
+    counts = [count for when, count in outcome.scaled if when <= until]
+    steps = [(when, after - before) for (when, after), before in zip(outcome.scaled[1:], counts, strict=False)]
+    directions = [step > 0 for when, step in steps if since <= when <= until]
+    return sum(one != other for one, other in pairwise(directions))
+
+
+def late(outcome: Outcome) -> int:
+    """Requests whose first token took over half a second, once it has begun."""
+    return sum(job.arrived > 600.0 and job.first - job.arrived > 0.5 for job in outcome.jobs)
+
+
+def test_at_constant_load_it_comes_to_rest():
+    outcome = simulated(replace(FAST, targets={**FAST.targets, "requests": 2.0}), 2.6, 1500.0)
+    # 2.6 / 2 rounded up
+    assert [count for when, count in outcome.scaled if when <= 1500.0] == [1, 2]
+    assert late(outcome) == 0
+
+
+def test_what_waits_does_not_say_when_it_is_safe_to_shrink():
+    """The planted mistake: without the rate it shrinks until somebody waits, and begins again."""
+    outcome = simulated(FAST, 2.6, 1500.0)
+    assert turns(outcome, 0.0, 1500.0) >= 2
+    assert late(outcome) > 100
+
+
+def test_replicas_that_are_not_there_cost_nothing_and_nobody_is_lost():
+    outcome = simulated(replace(FAST, targets={**FAST.targets, "requests": 2.0}), 2.6, 600.0)
+    assert not any(job.failed or job.refused >= 0 for job in outcome.jobs)
+    assert all(job.made == job.answer for job in outcome.jobs)
+    counts = [*outcome.scaled, (600.0, 0)]
+    by_hand = sum(
+        count * (min(ends, 600.0) - begins) for (begins, count), (ends, _) in pairwise(counts) if begins < 600.0
+    )
+    assert outcome.replica_seconds(0.0, 600.0) == pytest.approx(by_hand)
+    assert by_hand < 12 * 600.0 / 2
+
+
+def test_a_replica_that_starts_takes_nothing_before_it_is_there():
+    outcome = simulated(FAST, 5.5, 250.0)
+    asked = {number: when for when, count in reversed(outcome.scaled) for number in range(count)}
+    first = {}
+    for job in outcome.jobs:
+        number = int(job.replica.rpartition("-")[2])
+        first[number] = min(first.get(number, job.first), job.first)
+    assert len(first) > 1
+    for number, when in first.items():
+        assert when > asked[number] + (FAST.cold_start if number else 0.0)
+
+
+def test_it_is_a_flag_of_simulate(tmp_path, monkeypatch):
+    pytest.importorskip("llmops.build.plan.buildplan")
+    runner = CliRunner()
+    plan = ["plan", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-sxm", "--timing", "roofline"]
+    planned = runner.invoke(cli, [*plan, "--save", str(tmp_path / "plan.json")], catch_exceptions=False)
+    assert planned.exit_code == 0, planned.output
+    command = ["simulate", "--plan", str(tmp_path / "plan.json"), "--rate", "1", "-d", "60", "--timing", "roofline"]
+    done = runner.invoke(
+        cli, [*command, "--scale", "2..3", "--json", str(tmp_path / "run.json")], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    assert "2 at 0 s" in done.output
+    found = json.loads((tmp_path / "run.json").read_text())["options"]["simulated"]
+    assert found["scaled"] == [[0.0, 2]]
+    for wrong in ("2", "0..3", "3..2", "1..1000"):
+        assert "write MIN..MAX" in str(runner.invoke(cli, [*command, "--scale", wrong]).exception)
