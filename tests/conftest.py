@@ -97,10 +97,18 @@ class StolenTime:
             return int(stat.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
+def _expect_a_busy_machine(workers: int) -> None:
+    """Workers inherit it, and what they start."""
+    # OpenMP's threads wait for each other busily: where two processors have other work too, that took ten times as long
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # a Triton whose machine stands still for a while is not away
+    os.environ.setdefault("LLMOPS_TIMEOUTS__CONNECT", "60")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Every gateway that the suite starts notes here what held its event loop for more than 250 ms."""
-    # nor is a Triton away whose machine stands still for a while
-    os.environ.setdefault("LLMOPS_TIMEOUTS__CONNECT", "60")
+    _expect_a_busy_machine(config.getoption("numprocesses", None) or 1)
     if not hasattr(config, "workerinput"):
         os.environ["LLMOPS_LAG_REPORT"] = str(Path(tempfile.mkdtemp(prefix="llmops-lag-")) / "report")
         config.stash[STOLEN] = StolenTime()

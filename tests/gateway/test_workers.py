@@ -190,7 +190,7 @@ def until(holds) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("milliseconds", [0, 1, 3, 6, 10, 15, 20, 30, 50])
+@pytest.mark.parametrize("milliseconds", [0, 3, 10, 20, 50])
 def test_sigterm_while_workers_are_being_started_leaves_none(marked, milliseconds) -> None:
     start, mark, place = marked
     process = start(16)
