@@ -31,6 +31,13 @@ NOW = datetime(2026, 11, 22, 13, 30, tzinfo=timezone.utc)
 PASSWORD = "not-a-secret"
 
 
+@pytest.fixture(autouse=True)
+def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still is no store that is away."""
+    for place in ("access.sql.PATIENCE_SECONDS", "usage.cost.PATIENCE"):
+        monkeypatch.setattr(f"llmops.gateway.callers.{place}", 90.0)
+
+
 def _memory() -> str | None:
     """Where files cost no disk: what is durable there is tested with `kill -9`, not with power cuts."""
     with suppress(OSError):
