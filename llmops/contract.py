@@ -115,9 +115,11 @@ _in.scalar("decoder_input_lengths", INT32, "of an encoder-decoder model")
 _in.ragged("draft_logits", FP32, (-1, -1), "logits of the drafted tokens")
 DRAFT_ACCEPTANCE_THRESHOLD = _in.scalar("draft_acceptance_threshold", FP32, "which drafted tokens are kept")
 END_ID = _in.scalar("end_id", INT32, "token that ends the text; -1 ignores its end", taken=True, default=-1)
-PAD_ID = _in.scalar("pad_id", INT32, "token that fills up", taken=True)
+PAD_ID = _in.scalar("pad_id", INT32, "padding token", taken=True)
 STOP_WORDS_LIST = _in.ragged("stop_words_list", INT32, (2, -1), "row 0 the ids, row 1 where each word ends", taken=True)
-BAD_WORDS_LIST = _in.ragged("bad_words_list", INT32, (2, -1), "words that must not come, likewise", taken=True)
+BAD_WORDS_LIST = _in.ragged(
+    "bad_words_list", INT32, (2, -1), "words that must not appear, in the same form", taken=True
+)
 EMBEDDING_BIAS = _in.ragged("embedding_bias", FP32, (-1,), "added to the logits, one per token", taken=True)
 BEAM_WIDTH = _in.scalar("beam_width", INT32, "beam search", neutral=(1,))
 RUNTIME_TOP_K = _in.scalar("runtime_top_k", INT32, "1 is greedy, 0 off", taken=True, default=0, bounds=(0, 2**31 - 1))
@@ -131,7 +133,7 @@ _in.scalar("early_stopping", BOOL, "of beam search", neutral=(False,))
 REPETITION_PENALTY = _in.scalar(
     "repetition_penalty", FP32, "1 is off", taken=True, default=1.0, bounds=(0.0, 100.0), needs="penalties"
 )
-MIN_TOKENS = _in.scalar("min_tokens", INT32, "before them no end", taken=True, default=0)
+MIN_TOKENS = _in.scalar("min_tokens", INT32, "no end before so many tokens", taken=True, default=0)
 _in.scalar("beam_search_diversity_rate", FP32, "of beam search", neutral=(0.0,))
 PRESENCE_PENALTY = _in.scalar(
     "presence_penalty", FP32, "0 is off", taken=True, default=0.0, bounds=(-100.0, 100.0), needs="penalties"
@@ -195,18 +197,18 @@ OWN_INPUTS = Table()
 RUNTIME_MIN_P = OWN_INPUTS.scalar(
     "runtime_min_p", FP32, "0 is off", taken=True, default=0.0, bounds=(0.0, 1.0), needs="min_p"
 )
-CALLER = OWN_INPUTS.scalar("caller", BYTES, "who asks, `a/b` for `b` of `a`'s", taken=True)
+CALLER = OWN_INPUTS.scalar("caller", BYTES, "who asks; `a/b`: `b` among those of `a`", taken=True)
 RETURN_CONTEXT_IDS = OWN_INPUTS.scalar(
     "return_context_ids", BOOL, "context_ids and finished too", taken=True, default=False
 )
 CACHE_SALT = OWN_INPUTS.scalar(
-    "cache_salt", UINT64, "requests share cached prefixes with the same one only", taken=True, default=0
+    "cache_salt", UINT64, "cached prefixes are shared only between requests with the same one", taken=True, default=0
 )
 OWN_OUTPUTS = Table()
 CONTEXT_IDS = OWN_OUTPUTS.plain("context_ids", INT32, "the 32 tokens before the new ones", (-1, -1))
 FINISHED = OWN_OUTPUTS.plain("finished", BOOL, "nothing follows in this sequence")
 
-# Step streams: what a gateway may say, and what it hears.
+# Step streams: what a gateway may say, and what it is told.
 STEP_INPUTS = Table()
 SUBSCRIPTION = STEP_INPUTS.plain("subscription", BYTES, "its id, chosen by the gateway")
 SUBMISSIONS = STEP_INPUTS.plain("submissions", BYTES, "requests, a JSON object each", (-1,))
@@ -214,7 +216,7 @@ SLOT = STEP_INPUTS.plain("slot", INT32, "the request's number, which only grows"
 RESUME_FROM = STEP_INPUTS.plain("resume_from", INT64, "the last step seen, 0 at first", default=0)
 ACKNOWLEDGE = STEP_INPUTS.plain("acknowledge", INT64, "the last step handled")
 DRAIN = STEP_INPUTS.plain("drain", BOOL, "take no new requests", default=False)
-WATCH = STEP_INPUTS.plain("watch_state", BOOL, "with subscribe: say the engine's state too", default=False)
+WATCH = STEP_INPUTS.plain("watch_state", BOOL, "with subscribe: tell the engine's state too", default=False)
 DEMAND = STEP_INPUTS.plain("demand", INT32, "with acknowledge: tokens and weights that wait in this gateway", (2,))
 STEP_OUTPUTS = Table()
 STEP_INDEX = STEP_OUTPUTS.plain("step_index", INT64, "1, 2, 3 … per subscription")
@@ -223,10 +225,10 @@ STEP_TOKENS = STEP_OUTPUTS.plain("step_tokens", INT32, "of all entries, in their
 STEP_LOG_PROBS = STEP_OUTPUTS.plain("step_log_probs", FP32, "one per token, where an entry asks for them", (-1,))
 STEP_ERRORS = STEP_OUTPUTS.plain("step_errors", BYTES, "one per entry with the error flag", (-1,))
 STEP_CACHED = STEP_OUTPUTS.plain("step_cached", INT32, "one per slot's first entry: prompt tokens reused, or -1", (-1,))
-STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to those who watch", (11,))
-STEP_KV = STEP_OUTPUTS.plain("step_kv", INT64, "names of KV-cache blocks, to those who watch", (-1,))
+STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to watchers", (11,))
+STEP_KV = STEP_OUTPUTS.plain("step_kv", INT64, "names of KV-cache blocks, to watchers", (-1,))
 STEP_KV_KINDS = STEP_OUTPUTS.plain("step_kv_kinds", INT32, "kind of change and how many names of it", (-1, 2))
-STEP_SERVED = STEP_OUTPUTS.plain("step_served", BYTES, "to those who watch: model, version, engine, instance", (4,))
+STEP_SERVED = STEP_OUTPUTS.plain("step_served", BYTES, "to watchers: model, version, engine, instance", (4,))
 
 # The numbers of `step_state`.
 STATE_FIELDS = {
@@ -240,7 +242,7 @@ STATE_FIELDS = {
     "step_us": "microseconds that it took",
     "subscribers": "gateways' workers that are subscribed",
     "demand": "sum of the weights that they declared",
-    "draining": "1 when it takes no new requests any more",
+    "draining": "1 once it takes no new requests",
 }
 
 # All that an engine model of ours takes and gives, whatever library runs in it.
@@ -251,7 +253,7 @@ PREPROCESSING_INPUTS = Table()
 _in = PREPROCESSING_INPUTS
 PRE_QUERY = _in.plain("QUERY", BYTES, "the text", optional=False)
 PRE_REQUEST_OUTPUT_LEN = _in.plain("REQUEST_OUTPUT_LEN", INT32, "the most new tokens", optional=False)
-PRE_BAD_WORDS = _in.plain("BAD_WORDS_DICT", BYTES, "words that must not come", (-1,))
+PRE_BAD_WORDS = _in.plain("BAD_WORDS_DICT", BYTES, "words that must not appear", (-1,))
 PRE_STOP_WORDS = _in.plain("STOP_WORDS_DICT", BYTES, "words that end the answer", (-1,))
 PRE_BIAS_WORDS = _in.plain("EMBEDDING_BIAS_WORDS", BYTES, "words to favour", (-1,))
 PRE_BIAS_WEIGHTS = _in.plain("EMBEDDING_BIAS_WEIGHTS", FP32, "by how much, one per word", (-1,))
@@ -359,14 +361,14 @@ CARD_FIELDS = {
     "vocab_size": "token ids are below it",
     "bos_id": "token that begins a text, or null",
     "end_ids": "tokens that end one",
-    "pad_id": "token that fills up, or null",
+    "pad_id": "padding token, or null",
     "chat_template": "whether the tokenizer has one",
     "sampling": "what the model's makers recommend, for requests that say nothing",
     "capabilities": "below",
     "adapters": "LoRA adapters, name and id (`lora_task_id`) each; the gateway serves each under its own name",
     "transports": "`request`, and `step` where the engine model is ours",
-    "state": "whether those who watch are told its state",
-    "kv_events": "whether they are told what its KV cache gets and loses",
+    "state": "whether watchers are told its state",
+    "kv_events": "whether they are told what its KV cache gains and loses",
     "cached_tokens": "whether it says how much of a prompt was in its cache",
     "batch_invariant": "whether what a request gets does not depend on what else is in its batch",
     "engine": "digest of all that the engine was built from",

@@ -61,7 +61,9 @@ ANSWERS = _g.counter(
 )
 PROMPT_TOKENS = _g.counter("llmops_prompt_tokens_total", "Tokens of the prompts.", "model")
 LOOKED_UP = _g.counter(
-    "llmops_prefix_lookup_tokens_total", "Prompt tokens of which the engine said whether it had them.", "model"
+    "llmops_prefix_lookup_tokens_total",
+    "Prompt tokens for which the engine reported whether they were cached.",
+    "model",
 )
 CACHED = _g.counter("llmops_prefix_cached_tokens_total", "Those of them that were in the prefix cache.", "model")
 COMPLETION_TOKENS = _g.counter("llmops_completion_tokens_total", "Tokens generated for answers.", "model")
@@ -79,22 +81,22 @@ STAGES = _g.histogram(
 )
 MIGRATIONS = _g.counter(
     "llmops_migrations_total",
-    "Answers that went on on another replica, by why they left: lost, failed, refused, drain, suspect, preempted.",
+    "Answers that moved to another replica, by why they left: lost, failed, refused, drain, suspect, preempted.",
     "reason",
 )
 IGNORED = _g.counter("llmops_ignored_fields_total", "Request fields accepted and ignored.", "field")
 REFUSED = _g.counter(
     "llmops_refused_connections_total",
-    "Connections closed because a client kept to none of its bounds, or there was no place: client (its answer was not "
+    "Connections closed because a client exceeded a bound, or because there was no place: client (its answer was not "
     "read), connections, header, header_bytes, invalid.",
     "reason",
 )
 MISROUTED = _g.counter(
-    "llmops_misrouted_total", "Answers from another engine than the replica's card announces; must be 0.", "model"
+    "llmops_misrouted_total", "Answers from another engine than the replica's card announces; should be 0.", "model"
 )
 PREFIX_UNSTABLE = _g.gauge(
     "llmops_prefix_unstable",
-    "Share of a tenant's prompts that are new at their beginning and go on alike, when it was last worth a word.",
+    "Share of a tenant's prompts that differ early and then continue alike, when it was last reported.",
     "tenant",
 )
 REPLICAS = _g.gauge(
