@@ -19,7 +19,7 @@ from llmops.errors import LlmopsError
 COMMANDS = {
     "init": "An llmops.yaml to begin with: one file for all that follows.",
     "plan": "Will it fit, how to shard it, how fast, what will it cost.",
-    "simulate": "How a fleet of it would do, with the gateway's own policies.",
+    "simulate": "How a fleet would do, with the gateway's own policies.",
     "build": "Checkpoint to engine folder.",
     "upgrade": "An engine on another release of TensorRT-LLM.",
     "repo": "Engine folders to a Triton model repository.",

@@ -15,8 +15,8 @@ import click
 def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
     """Say what changes when ENGINE is served by another TensorRT-LLM, what is lost, and rewrite what can be.
 
-    The weights of a `pytorch` engine stay as they are. A TensorRT engine cannot be taken along: the command that builds
-    the model anew is printed instead.
+    The weights of a `pytorch` engine stay as they are. A TensorRT engine cannot be upgraded: the command that builds
+    the model again is printed instead.
     """
     import json
 

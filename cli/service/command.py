@@ -99,7 +99,7 @@ def file_options(command: Command) -> Command:
         "described",
         type=click.Path(path_type=Path, dir_okay=False),
         expose_value=False,
-        help="Read from this llmops.yaml what is not typed.",
+        help="Take from this llmops.yaml what no flag says.",
     )
     profile = click.option("--profile", expose_value=False, help="With -f: a profile of the file.")
     return file(profile(command))

@@ -78,6 +78,13 @@ def test_places_are_free_soon_and_money_is_not():
     assert decide([Want(PLACES, "a", 2, 1)], [0]).wait == BUSY
     assert decide([Want(MONEY, "a", 100, 50, 10)], [9]).wait == NEVER
     assert decide([Want(MONEY, "a", 100, 50, 10)], [10]).given == (10,)
+    allowed = decide([Want(PLACES, "a", 2, 1), Want(MONEY, "a", 100, 50, 10)], [2, 20.5])
+    assert (allowed.lacking, allowed.wait, allowed.given, allowed.left) == (None, 0.0, (1, 20), (1, 0.5))
+
+
+def test_money_that_was_overspent_pays_for_nothing_even_where_nothing_is_needed():
+    assert decide([Want(MONEY, "a", 100, 10)], [0]).given == (0,)
+    assert decide([Want(MONEY, "a", 100, 10)], [-1]).wait == NEVER
 
 
 def test_a_share_of_each_limit_but_not_of_money():
