@@ -16,6 +16,7 @@ from llmops.gateway.fleet.admission.predict import Drain
 from llmops.gateway.fleet.routing.choose import Cheapest
 from llmops.gateway.fleet.routing.prefix import PrefixIndex
 from llmops.gateway.messages import ReplicaView, Ticket, Wanted
+from llmops.gateway.settings import GatewaySettings
 from tests.fleet.views import ticket, view
 
 TIERS = [Tier("interactive", max_wait=1.0), Tier("batch", max_wait=600.0)]
@@ -114,6 +115,15 @@ def test_a_replica_whose_steps_are_too_long_for_its_answers_gets_no_more() -> No
     assert door.at_once(ticket("x"), [view("b", step_seconds=0.2)], 0.0) == 0
 
 
+def test_one_long_step_is_no_long_pace_also_when_replicas_were_looked_at_meanwhile() -> None:
+    door, views = gate(Bounds(tpot=0.03)), [view("a", running=1, step_seconds=0.02)]
+    assert door.at_once(ticket("x"), views, 0.0) == 0
+    door.look(views, 0.05)
+    views[0].step_seconds = 0.1
+    assert door.at_once(ticket("y"), views, 0.06) == 0
+    assert door.at_once(ticket("z"), views, 60.0) is None
+
+
 def test_the_first_with_room_gets_who_is_next() -> None:
     door, views = gate(), [view("a", waiting_tokens=900), view("b", waiting_tokens=950)]
     wait_in(door, views, ticket("x"))
@@ -179,6 +189,11 @@ def test_those_who_are_refused_do_not_all_come_back_at_once() -> None:
     assert 11.8 < max(waits) <= 12.0
 
 
+def test_a_queue_holds_what_the_settings_say_unless_told_otherwise() -> None:
+    waiting = GatewaySettings().waiting
+    assert (Bounds().entries, Bounds().bytes) == (waiting.entries, waiting.bytes) == (4096, 268_435_456)
+
+
 def test_a_full_queue_takes_the_place_of_whoever_has_most() -> None:
     door, views = gate(Bounds(entries=10, bytes=1000)), [view("a", waiting_tokens=1000)]
     flood = [ticket("flood", arrived=float(number), tier="interactive", bytes=50) for number in range(10)]
@@ -208,6 +223,15 @@ def test_gateways_share_a_replica_by_what_they_declare(weights: list[float], see
             shown[number].unseen = shown[number].unseen_tokens = 0
     for number, weight in enumerate(weights):
         assert sent[number] / 1000 == pytest.approx(weight / sum(weights), abs=0.08)
+
+
+def test_who_comes_when_nothing_waits_here_counts_beside_what_others_declare() -> None:
+    door, views = gate(), [view("a", running=4, subscribers=2, demand=1.0)]
+    went = 0
+    for step in range(2000):
+        views[0].unseen = views[0].unseen_tokens = 0
+        went += door.at_once(ticket("x", weight=1.0), views, 0.001 + step * 0.02) is not None
+    assert went / 2000 == pytest.approx(1 / 2, abs=0.05)
 
 
 def test_a_replica_with_nothing_to_do_is_everybodys() -> None:
