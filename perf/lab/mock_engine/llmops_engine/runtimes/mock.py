@@ -14,8 +14,8 @@ from .script import Script
 from .stop_words import StopWordMatcher
 
 
-class _Sequence:
-    """At most `left` tokens are to come; the matcher is there only where something can match."""
+class Sequence:
+    """At most `left` tokens of `answer` are to come; the matcher is there only where something can match."""
 
     __slots__ = ("answer", "left", "matcher", "min_left")
 
@@ -44,7 +44,7 @@ class MockRuntime(EngineRuntime):
         self._known = frozenset(script.token_ids)
         self._max_requests = max_requests
         self._faults = faults
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, Sequence] = {}
         self._new: set[int] = set()
         self._iteration = 0
         self._start = time.monotonic()
@@ -55,7 +55,7 @@ class MockRuntime(EngineRuntime):
         refuse_what_chooses(request)
         words = [[token] for token in request.end_ids] + [word for word in request.stop_words if word]
         possible = [word for word in words if self._known.issuperset(word)]
-        self._sequences[key] = _Sequence(self._script.after(request.input_ids.tolist()), request, possible)
+        self._sequences[key] = Sequence(self._script.after(request.input_ids.tolist()), request, possible)
         self._new.add(key)
 
     def cancel(self, key: int) -> None:

@@ -12,13 +12,12 @@ import llmops_contract as contract
 from llmops_blocks import block_hashes, salt_of
 
 from ..request import GenerationRequest, Refused
-from ..runtime import LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
+from ..runtime import EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
 from .faults import FaultFile
 from .kv_cache import KvCache
-from .mock import refuse_what_chooses
+from .mock import Sequence, refuse_what_chooses
 from .script import Script
 from .step_times import StepTable
-from .stop_words import StopWordMatcher
 
 
 @dataclass(frozen=True)
@@ -32,22 +31,18 @@ class PagedOptions:
     steps: StepTable
 
 
-class _Sequence:
+class _Sequence(Sequence):
     """`ids`: prompt and answer so far, of which `computed` are in the cache, in `names` and `unnamed` blocks; `said`:
     the names of all its full blocks, whether or not it holds them."""
 
-    __slots__ = (
-        "answer", "cached", "computed", "ids", "key", "left", "matcher", "min_left", "names", "prompt", "said", "salt",
-        "unnamed",
-    )  # fmt: skip
+    __slots__ = ("cached", "computed", "ids", "key", "names", "prompt", "said", "salt", "unnamed")
 
     def __init__(self, key: int, request: GenerationRequest, answer: Iterator[int]) -> None:
-        self.key, self.answer = key, answer
+        words = [[token] for token in request.end_ids] + [word for word in request.stop_words if word]
+        super().__init__(answer, request, words)
+        self.key = key
         self.ids = array("i", request.input_ids.tolist())
         self.prompt = len(self.ids)
-        self.left, self.min_left = request.max_new_tokens, request.min_tokens
-        words = [[token] for token in request.end_ids] + [word for word in request.stop_words if word]
-        self.matcher = StopWordMatcher(words) if words else None
         self.computed = self.unnamed = 0
         self.names: list[int] = []
         self.said: list[int] = []
@@ -69,12 +64,7 @@ class _Sequence:
     def advance(self, token: int) -> str:
         """Take the next token; why the sequence ends with it, or RUNNING."""
         self.ids.append(token)
-        self.left -= 1
-        self.min_left -= 1
-        finish: str = RUNNING if self.left else LENGTH
-        if self.matcher is not None and self.matcher.find([token]) is not None and self.min_left <= 0:
-            finish = STOP
-        return finish
+        return self.ended_by(token)
 
 
 class PagedMockRuntime(EngineRuntime):
