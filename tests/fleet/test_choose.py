@@ -28,8 +28,18 @@ def test_the_holder_of_the_prefix_gets_it_until_its_queue_costs_more_than_readin
     # 400 tokens at 10,000/s are 40 ms
     views[2].waiting_tokens = 390
     assert chosen.choose(wanted(PROMPT), views, 0.0) == 2
+    # as much as elsewhere, with the last token, which is always read: the holder
+    views[2].waiting_tokens = 399
+    assert chosen.choose(wanted(PROMPT), views, 0.0) == 2
     views[2].waiting_tokens = 410
     assert chosen.choose(wanted(PROMPT), views, 0.0) != 2
+
+
+def test_what_each_replica_is_thought_to_have_cached() -> None:
+    chosen, views = policy(), [view(name) for name in "abc"]
+    chosen.sent(wanted(PROMPT), views[0])
+    chosen.sent(wanted([*PROMPT[:100], *range(900, 1000)]), views[1])
+    assert [chosen.cached(wanted(PROMPT), one) for one in views] == [400, 100, 0]
 
 
 def test_what_was_sent_and_is_not_seen_yet_counts_as_waiting() -> None:

@@ -16,8 +16,8 @@ from llmops.gateway.messages import ReplicaState, ReplicaView, Wanted
 WATERMARK = 0.9
 # How full the others must be for spare replicas to be used.
 FULL = 0.8
-# Up to so many replicas all are compared; of more, those that hold most of the prefix and two drawn by lot.
-ALL, HOLDERS, DRAWN = 8, 4, 2
+# Up to so many replicas all are compared; of more, those that hold most of the prefix and two drawn at random.
+ALL, HOLDERS = 8, 4
 # A replica that costs less than this much more is as good: the first of the candidates wins, not chance.
 ALIKE = 1e-9
 
@@ -112,10 +112,10 @@ class Cheapest:
         return found[:HOLDERS]
 
     def _drawn(self, places: list[int]) -> list[int]:
-        """Two by lot. Of few replicas all, beginning anywhere: else the first would get all that is even."""
-        count, size = len(places), DRAWN if len(places) > ALL else len(places)
+        """Two at random. Of few replicas all, beginning anywhere: else the first would win every tie."""
+        count = len(places)
         start = int(self._rng.random() * count)
-        if size == count:
+        if count <= ALL:
             return places[start:] + places[:start]
         return [places[start], places[(start + 1 + int(self._rng.random() * (count - 1))) % count]]
 
