@@ -43,7 +43,7 @@ class Embeddings:
         if context.grant is not None:
             await context.grant.tokens(model.name, tokens)
         with read_only(context, model.name, tokens) as used:
-            vectors = _shortened(await model.embed(rows, caller), body.dimensions)
+            vectors = _shortened(await model.embed(rows, caller, context.onward), body.dimensions)
         return json_response(_answer(body, vectors, used))
 
 

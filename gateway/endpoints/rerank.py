@@ -45,7 +45,7 @@ class Rerank:
         if context.grant is not None:
             await context.grant.tokens(model.name, tokens)
         with read_only(context, model.name, tokens):
-            scores = await model.scores(rows, caller)
+            scores = await model.scores(rows, caller, context.onward)
         return json_response(_answer(body, texts, scores, tokens))
 
 

@@ -125,7 +125,7 @@ class Encoder(Model):
         """What has to be run for `scores`. Token ids come without special tokens."""
 
     @abstractmethod
-    async def scores(self, rows: Sequence[Row], caller: str = "") -> NDArray[np.float32]:
+    async def scores(self, rows: Sequence[Row], caller: str = "", trace: str = "") -> NDArray[np.float32]:
         """One number for each document, higher for one that has more to do with the query. Raises as TritonEncoder."""
 
 
@@ -140,9 +140,9 @@ class EmbeddingModel(Encoder):
     async def answer_once(self) -> None:
         await self.embed([[0]])
 
-    async def embed(self, rows: Sequence[Sequence[int]], caller: str = "") -> NDArray[np.float32]:
+    async def embed(self, rows: Sequence[Sequence[int]], caller: str = "", trace: str = "") -> NDArray[np.float32]:
         """Vectors FP32 [len(rows), dimensions] in order. Raises as TritonEncoder does."""
-        return await self.encoder.run(rows, caller=caller)
+        return await self.encoder.run(rows, caller=caller, trace=trace)
 
     def room(self, query: int) -> int:
         room = self.card.max_seq_len - self.tokenizer.frame.size
@@ -151,10 +151,10 @@ class EmbeddingModel(Encoder):
     def rows(self, query: Sequence[int], documents: Sequence[Sequence[int]]) -> list[Row]:
         return [Row(self.tokenizer.frame.ids(text)) for text in (query, *documents)]
 
-    async def scores(self, rows: Sequence[Row], caller: str = "") -> NDArray[np.float32]:
+    async def scores(self, rows: Sequence[Row], caller: str = "", trace: str = "") -> NDArray[np.float32]:
         import numpy as np
 
-        vectors = await self.embed([row.ids for row in rows], caller)
+        vectors = await self.embed([row.ids for row in rows], caller, trace)
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return np.asarray(vectors[1:] @ vectors[0], dtype=np.float32)
 
@@ -178,9 +178,9 @@ class CrossEncoder(Encoder):
         frame = self.tokenizer.pair_frame
         return [Row(frame.ids(query, one), frame.types(query, one)) for one in documents]
 
-    async def scores(self, rows: Sequence[Row], caller: str = "") -> NDArray[np.float32]:
+    async def scores(self, rows: Sequence[Row], caller: str = "", trace: str = "") -> NDArray[np.float32]:
         types = [row.types for row in rows if row.types is not None]
-        scores = await self.encoder.run([row.ids for row in rows], types, caller)
+        scores = await self.encoder.run([row.ids for row in rows], types, caller, trace)
         return scores[:, 0]
 
 

@@ -74,10 +74,12 @@ class TritonClient:
             models[model.name] = models.get(model.name, False) or model.state == "READY"
         return dict(sorted(models.items()))
 
-    async def infer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
+    async def infer(
+        self, request: service_pb2.ModelInferRequest, metadata: Metadata | None = None
+    ) -> service_pb2.ModelInferResponse:
         """One request, one response. Raises what `error_of` makes of the model's error, or UnavailableError."""
         try:
-            return await self._stub.ModelInfer(request)
+            return await self._stub.ModelInfer(request, metadata=metadata)
         except aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND):
                 raise UnavailableError("Triton cannot be reached.", detail=self._said(error)) from error

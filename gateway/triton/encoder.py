@@ -16,13 +16,14 @@ from llmops.errors import InputError, first_fault
 from llmops.gateway.callers.places import Places
 from llmops.gateway.callers.shares import Shares
 from llmops.gateway.errors import EngineError, UnavailableError
+from llmops.gateway.observability.trace_context import TRACEPARENT
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 Rows = Sequence[Sequence[int]]
-Infer = Callable[[service_pb2.ModelInferRequest], Awaitable[service_pb2.ModelInferResponse]]
+Infer = Callable[..., Awaitable[service_pb2.ModelInferResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +61,20 @@ class TritonEncoder:
     """
 
     def __init__(self, infer: Infer, model: str, card: EncoderCard, queued: int = 16_384) -> None:
-        """`model` is Triton's name for it; `queued`: how many rows may wait here, of which no client gets all."""
+        """`infer` takes a request, and metadata if there is any. `model` is Triton's name for it; `queued`: how many
+        rows may wait here, of which no client gets all."""
         self._infer, self._model, self._card = infer, model, card
         self._at_once = 2 * card.max_batch_size
         self._places, self._queued = Places(self._at_once), Shares(queued)
 
-    async def run(self, rows: Rows, types: Rows | None = None, caller: str = "") -> NDArray[np.float32]:
+    async def run(
+        self, rows: Rows, types: Rows | None = None, caller: str = "", trace: str = ""
+    ) -> NDArray[np.float32]:
         """FP32 [len(rows), dimensions] in order; `types` for a cross-encoder, as long as the rows.
 
-        For `caller`, `a/b` for `b` of `a`. Raises ApiError for what Triton refuses or breaks on, and UnavailableError
-        when the queue is full, or the caller's share of it; a request alone is never too long.
+        For `caller`, `a/b` for `b` of `a`; `trace` as of EngineRequest. Raises ApiError for what Triton refuses or
+        breaks on, and UnavailableError when the queue is full, or the caller's share of it; a request alone is never
+        too long.
         """
         queued, size, path = self._queued, self._card.max_batch_size, caller.split("/", 1)
         queued.free = self._at_once if queued.taken else len(rows)
@@ -79,7 +84,7 @@ class TritonEncoder:
             )
         batches = [
             asyncio.ensure_future(
-                self._in_turn(path, rows[at : at + size], None if types is None else types[at : at + size])
+                self._in_turn(path, rows[at : at + size], None if types is None else types[at : at + size], trace)
             )
             for at in range(0, len(rows), size)
         ]
@@ -90,10 +95,13 @@ class TritonEncoder:
                 batch.cancel()
             queued.give_back(caller, len(rows))
 
-    async def _in_turn(self, path: Sequence[str], rows: Rows, types: Rows | None) -> service_pb2.ModelInferResponse:
+    async def _in_turn(
+        self, path: Sequence[str], rows: Rows, types: Rows | None, trace: str
+    ) -> service_pb2.ModelInferResponse:
         await self._places.enter(path, len(rows))
         try:
-            return await self._infer(_request(self._model, rows, types))
+            request = _request(self._model, rows, types)
+            return await (self._infer(request, ((TRACEPARENT, trace),)) if trace else self._infer(request))
         finally:
             self._places.leave(len(rows))
 

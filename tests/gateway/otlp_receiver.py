@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from google.protobuf import json_format
 
 
 @dataclass(frozen=True)
@@ -43,19 +47,23 @@ class Receiver:
             found.setdefault(span.trace, []).append(span)
         return found
 
-    def take(self, path: str, body: bytes) -> int:
+    def take(self, path: str, kind: str, body: bytes) -> int:
         if self.status == 200:
             self.paths.add(path)
             self.bodies.append(body)
-            self.spans.extend(_spans(body))
+            self.spans.extend(_spans(kind, body))
         return self.status
 
 
-def _spans(body: bytes) -> Iterator[Told]:
+def _spans(kind: str, body: bytes) -> Iterator[Told]:
     # only tests of traces need it: this file is read by all of the gateway's
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+    if "json" in kind:
+        message = json_format.ParseDict(_plain_json(json.loads(body)), ExportTraceServiceRequest())
+    else:
+        message = ExportTraceServiceRequest.FromString(body)
+    for resource in message.resource_spans:
         service = next(one.value.string_value for one in resource.resource.attributes if one.key == "service.name")
         for scope in resource.scope_spans:
             for span in scope.spans:
@@ -71,6 +79,19 @@ def _spans(body: bytes) -> Iterator[Told]:
                     span.status.code == 2,
                     {one.key: _plain(one.value) for one in span.attributes},
                 )
+
+
+def _plain_json(value):
+    """OTLP's JSON, as Triton sends it, to protobuf's: ids are hexadecimal there, and base64 here."""
+    if isinstance(value, list):
+        return [_plain_json(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ids = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+    return {
+        key: base64.b64encode(bytes.fromhex(one)).decode() if key in ids else _plain_json(one)
+        for key, one in value.items()
+    }
 
 
 def _plain(value):
@@ -93,7 +114,9 @@ def receiving() -> Iterator[Receiver]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            status = receiver.take(self.path, self.rfile.read(int(self.headers["content-length"])))
+            status = receiver.take(
+                self.path, self.headers["content-type"], self.rfile.read(int(self.headers["content-length"]))
+            )
             self.send_response(status)
             self.send_header("content-length", "0")
             self.end_headers()

@@ -16,6 +16,7 @@ from opentelemetry import trace as otel
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from otlp_receiver import Receiver, Told, covered, receiving
 from scripted_triton import ScriptedTriton, Step
+from tritonclient.grpc import service_pb2
 
 from llmops.errors import InputError, MissingDependencyError
 from llmops.gateway.app import create_app
@@ -25,6 +26,7 @@ from llmops.gateway.observability.finished import Finished, timeline
 from llmops.gateway.observability.outbox import Outbox
 from llmops.gateway.observability.trace_context import Trace, parent_of
 from llmops.gateway.settings import GatewaySettings, load_settings
+from llmops.gateway.triton.encoder import EncoderCard, TritonEncoder
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
@@ -183,6 +185,19 @@ async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
     assert covered(root, list(others.values())) >= 0.95
     # Triton's own spans belong below the call
     assert dict(asked["metadata"])["traceparent"] == f"00-{TRACE}-{call.id}-01"
+
+
+async def test_an_encoders_calls_carry_the_trace_too():
+    asked: list[tuple] = []
+
+    async def infer(request, *metadata):
+        asked.append(metadata)
+        return service_pb2.ModelInferResponse(raw_output_contents=[bytes(4 * request.inputs[0].shape[0])])
+
+    encoder = TritonEncoder(infer, "tiny-embedding", EncoderCard("tiny", "openvino", "", 2, 8, 300, 1))
+    await encoder.run([[1], [2], [3]], trace=SAMPLED)
+    await encoder.run([[1]])
+    assert asked == [((("traceparent", SAMPLED),),)] * 2 + [()]
 
 
 async def test_only_what_is_remarkable_is_told_of_the_rest(card, tokenizer, receiver):

@@ -54,11 +54,12 @@ async def test_a_trace_goes_through_gateway_and_triton(telling_triton, receiver)
     assert call.attributes["gen_ai.usage.output_tokens"] == 20
     # Triton's: of the one request that was chosen, below the span of the engine's work
     theirs = [span for span in receiver.spans if span.service != "llmops-gateway"]
-    (request,) = [span for span in theirs if span.name == "InferRequest"]
-    assert (request.parent, request.attributes["triton.model_name"]) == (call.id, "mock-tensorrt_llm")
-    below = {span.id: span for span in theirs}
-    assert all(span is request or span.parent in below for span in theirs)
-    assert "compute" in {span.name for span in theirs}
+    request, model, compute = (
+        next(span for span in theirs if span.name == name) for name in ("InferRequest", "mock-tensorrt_llm", "compute")
+    )
+    assert len(theirs) == 3
+    assert (request.parent, model.parent, compute.parent) == (call.id, request.id, model.id)
+    assert model.attributes["triton.model_name"] == "mock-tensorrt_llm"
 
 
 async def test_a_step_streams_trace_says_what_the_engine_said(triton, receiver):
