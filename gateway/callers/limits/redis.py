@@ -9,7 +9,6 @@ busy machine, is no alarm: one is away when its connection fails, or says nothin
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections import Counter
@@ -18,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json, to_json
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
@@ -258,19 +258,17 @@ class Shared(Limiter):
             "busy": BUSY,
             "never": NEVER,
             "slack": SLACK,
-            "restore": [{"kind": kind, "key": key, "amount": amount} for kind, key, _, amount in held],
-            "settle": [
-                {"kind": kind, "key": key, "limit": limit, "held": held, "used": used}
-                for (kind, key, limit), (held, used) in settled.items()
-            ],
-            "spent": [{"key": key, "amount": amount} for key, amount in spent.items()],
-            "calls": [[want._asdict() for want in wants] for wants in calls],
+            "restore": held,
+            "settle": [[*key, *sums] for key, sums in settled.items()],
+            "spent": list(spent.items()),
+            # as plain lists, which become JSON in a third of the time
+            "calls": [[[*want] for want in wants] for wants in calls],
         }
         if self._gone:
             asked["gone"], self._gone = self._gone, ""
         assert self._connection is not None
-        await self._connection.send_command("EVALSHA", sha, 1, self._prefix, json.dumps(asked))
-        self.machines, replies = json.loads(await self._connection.read_response())
+        await self._connection.send_command("EVALSHA", sha, 1, self._prefix, to_json(asked))
+        self.machines, replies = from_json(await self._connection.read_response())
         return list(replies)
 
     def _answer(self, wants: Sequence[Want], future: asyncio.Future[Reserved | None], reply: Any) -> None:
