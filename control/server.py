@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from llmops.control.app import Duties, create_app
 from llmops.gateway.callers.access.guard import keys_asked
-from llmops.gateway.http.serving import DrainingServer, bind, server_config
+from llmops.gateway.http.serving import DrainingServer, bind, calm_garbage_collector, server_config
 from llmops.gateway.settings import GatewaySettings
 
 
@@ -23,6 +23,7 @@ def run(
         host, port = listener.getsockname()[:2]
         on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", asked)
         app = create_app(settings, duties, gateway)
+        calm_garbage_collector()
         DrainingServer(server_config(app, settings), lambda: None).run(sockets=[listener])
     finally:
         listener.close()

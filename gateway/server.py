@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import resource
 import socket
@@ -12,7 +11,7 @@ from pathlib import Path
 from llmops.gateway.app import Guest, create_app
 from llmops.gateway.callers.access.guard import keys_asked
 from llmops.gateway.conversations.table import ResponseTable
-from llmops.gateway.http.serving import DrainingServer, bind, server_config
+from llmops.gateway.http.serving import DrainingServer, bind, calm_garbage_collector, server_config
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.siblings import ALONE, Siblings, crew
 from llmops.gateway.supervisor import Supervisor
@@ -83,11 +82,3 @@ def _serve(
     server = DrainingServer(server_config(app, settings), app.state.health.drain)
     server.run(sockets=sockets)
     return server.force_exit
-
-
-def calm_garbage_collector() -> None:
-    """What was imported lives as long as the process, and tokens make short-lived objects without cycles: looking
-    through all of it every 700 allocations costs CPU and finds nothing (docs/decisions/0003-garbage-collector.md)."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)

@@ -9,7 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from llmops.errors import MissingDependencyError
 from llmops.store.failures import explained
@@ -29,7 +31,9 @@ class Store:
     def __init__(self, place: Place, engine: AsyncEngine, alone: Engine | None = None) -> None:
         """`alone`: what `transact` has on SQLite."""
         self.place, self._alone = place, alone
-        self._reading = engine
+        # PostgreSQL shows each statement what is committed by then, within a transaction too, whose beginning and end
+        # would be two round trips more
+        self._reading = engine if place.file else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writing = engine.execution_options(**{_WRITES: True})
         # SQLite has one writer, and lets others look again and again whether it is done: here they wait in a line
         self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if place.file else nullcontext()
@@ -79,10 +83,17 @@ def connect(place: Place, pool_size: int = 5, busy_seconds: float = BUSY_SECONDS
 
 def _postgres_engine(place: Place, pool_size: int) -> AsyncEngine:
     with explained(place):
-        # a connection that the server has closed meanwhile is noticed before it is used
-        return create_async_engine(
-            place.url, pool_size=pool_size, pool_pre_ping=True, connect_args={"timeout": CONNECT_SECONDS}
-        )
+        engine = create_async_engine(place.url, pool_size=pool_size, connect_args={"timeout": CONNECT_SECONDS})
+    event.listen(engine.sync_engine, "checkout", _still_open)
+    return engine
+
+
+def _still_open(_: object, record: ConnectionPoolEntry, __: object) -> None:
+    """One that the server has closed meanwhile is another's turn. The driver has heard of it: asking the server, as
+    `pool_pre_ping` does, would be a round trip for each use."""
+    driver = record.driver_connection
+    if driver is not None and driver.is_closed():
+        raise DisconnectionError
 
 
 def _sqlite_engines(place: Place, pool_size: int, busy_seconds: float) -> tuple[AsyncEngine, Engine]:

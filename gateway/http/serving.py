@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import socket
 from collections.abc import Callable
@@ -52,6 +53,14 @@ class DrainingServer(uvicorn.Server):
             self.force_exit = True
         self.should_exit = True
         self._on_draining()
+
+
+def calm_garbage_collector() -> None:
+    """What was imported lives as long as the process, and tokens make short-lived objects without cycles: looking
+    through all of it every 700 allocations costs CPU and finds nothing (docs/decisions/0003-garbage-collector.md)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:

@@ -24,8 +24,8 @@ from llmops.gateway.callers.limits.check import LimitCheck, limits_of
 from llmops.gateway.callers.usage.bind import billing_of
 from llmops.gateway.callers.usage.check import UsageCheck, usage_of
 from llmops.gateway.http.context import RequestContext
+from llmops.gateway.http.serving import calm_garbage_collector
 from llmops.gateway.messages import Outcome, Usage
-from llmops.gateway.server import calm_garbage_collector
 from llmops.gateway.settings import GatewaySettings, UsageSettings
 from llmops.perf.lab.benchmarks.accounts import account
 from llmops.perf.lab.harness.figures import Section
