@@ -83,7 +83,7 @@ async def _file_lock(store: Path) -> AsyncIterator[Watch | None]:
 async def _postgres_lock(place: Place) -> AsyncIterator[Watch | None]:
     """An advisory lock of one long transaction, which also a PgBouncer keeps on one connection. Between statements it
     has no snapshot, so nothing waits for it; to wait inside PostgreSQL for the lock would be a statement, with one."""
-    async with connect(place, pool_size=1) as store, store.read() as connection:
+    async with connect(place, pool_size=1) as store, store.write() as connection:
         if not await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": LOCK}):
             yield None
             return

@@ -32,15 +32,16 @@ class Store:
         """`alone`: what `transact` has on SQLite."""
         self.place, self._alone = place, alone
         # PostgreSQL shows each statement what is committed by then, within a transaction too, whose beginning and end
-        # would be two round trips more
-        self._reading = engine if place.file else engine.execution_options(isolation_level="AUTOCOMMIT")
+        # would be two round trips more; a statement is prepared and executed on one connection
+        alike = place.file is None and not place.pooled
+        self._reading = engine.execution_options(isolation_level="AUTOCOMMIT") if alike else engine
         self._writing = engine.execution_options(**{_WRITES: True})
         # SQLite has one writer, and lets others look again and again whether it is done: here they wait in a line
         self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if place.file else nullcontext()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A connection that sees one state of the store. Raises InputError or ResourceError when it cannot."""
+        """A connection to ask with, and nothing else. Raises InputError or ResourceError when it cannot."""
         with explained(self.place):
             async with self._reading.connect() as connection:
                 yield connection

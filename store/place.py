@@ -31,6 +31,11 @@ class Place:
         """The SQLite file; None for PostgreSQL."""
         return Path(str(self.url.database)) if self.url.drivername in _SQLITE else None
 
+    @property
+    def pooled(self) -> bool:
+        """Whether a PgBouncer may give each transaction another of the server's connections."""
+        return self.url.query.get("prepared_statement_cache_size") == "0"
+
     def __str__(self) -> str:
         if self.file:
             return str(self.file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from uuid import UUID
 
@@ -58,7 +57,7 @@ class Tenant:
         mine = [(self.user, self.key), (self.user, self.plain_key)]
         self.records = records(mine)
         others = [
-            replace(one, id=str(UUID(int=10**6 + one.seq)), gateway_id="g2")
+            one._replace(id=str(UUID(int=10**6 + one.seq)), gateway_id="g2")
             for one in records([(other_user, other_key)])
         ]
         async with await open_store(self.url) as store, store.write() as connection:
@@ -143,7 +142,7 @@ async def test_budgets_are_told_with_what_is_left_of_them(url):
     secret, key, user = await make_key(url, "acme", Limits(budget=budget), scopes=("inference",))
     now = datetime.now(timezone.utc)
     used = [UsageRecord(str(UUID(int=1)), "g1", 0, now, "r", user, "m", 9, 9, 1_250_000, key_id=key)]
-    used.append(replace(used[0], id=str(UUID(int=2)), seq=1, created_at=now - timedelta(days=1)))
+    used.append(used[0]._replace(id=str(UUID(int=2)), seq=1, created_at=now - timedelta(days=1)))
     async with await open_store(url) as store, store.write() as connection:
         await insert_usage(connection, used)
     async with control(url) as client:
