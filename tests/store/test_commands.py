@@ -31,6 +31,7 @@ from llmops.cli.accounts.tables import dollars
 from llmops.cli.accounts.types import micro_dollars
 from llmops.cli.main import cli
 from llmops.control.app import Control
+from llmops.control.shared import SharedStore
 from llmops.errors import LlmopsError
 from llmops.gateway.http.door import Check
 from llmops.gateway.http.express import ExpressApp
@@ -69,7 +70,7 @@ def served(url: str) -> Iterator[str]:
     settings = GatewaySettings(store=url)
     app = ExpressApp(checks=[AsAdmin()])
     add_handlers(app)
-    Control(settings, tuple, None).add_to(app)
+    Control(SharedStore(url), tuple, None).add_to(app)
     listener = bind("127.0.0.1", 0)
     server = DrainingServer(server_config(app, settings), lambda: None)
     thread = threading.Thread(target=server.run, args=([listener],))
