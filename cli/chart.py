@@ -44,10 +44,11 @@ def command(file: Path, profile: str | None, mounted: str, output: Path | None) 
 
 def _planned(described: Described, model: str) -> Planned:
     """How many the plan has of the layout that the file has, and what each keeps up with."""
+    from llmops.build.plan.report.rules import rules
     from llmops.cli import plan
     from llmops.cli.service.chart import Planned
     from llmops.cli.service.flags import of_plan
 
     with plan.command.make_context("chart", [], default_map=of_plan(described, model)) as context:
         found = plan.make_plan(context.params.pop("checkpoint"), context.params)
-    return Planned(found.best.replicas, found.best.capacity / found.best.replicas)
+    return Planned(found.best.replicas, found.best.capacity / found.best.replicas, rules(found, model)["groups"])

@@ -104,7 +104,23 @@ class Seconds(click.ParamType):
 @click.option(
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the build plan for `llmops build --plan`."
 )
-def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None, top: int, **flags: Any) -> None:
+@click.option(
+    "--rules",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="FOLDER",
+    help="Write NAME.yaml there: Prometheus' rules for intensity and bandwidth without DCGM.",
+)
+@click.option("--name", help="With --rules: what the model is served as.  [default: from the checkpoint]")
+def command(
+    checkpoint: str,
+    as_json: bool,
+    html: Path | None,
+    save: Path | None,
+    rules: Path | None,
+    name: str | None,
+    top: int,
+    **flags: Any,
+) -> None:
     """Will it fit, how to shard it, how fast, what will it cost.
 
     CHECKPOINT is what `llmops build` takes, or only its config.json. Neither a GPU nor weights are needed.
@@ -114,6 +130,7 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
         from llmops.build.plan.search.summary import build_plan
 
         _write(save, lambda: build_plan(plan).save(save))
+    written = _write_rules(plan, rules, name or _named(checkpoint)) if rules else None
     if html:
         from llmops.build.plan.report.html import page
         from llmops.pages.page import write
@@ -136,8 +153,26 @@ def command(checkpoint: str, as_json: bool, html: Path | None, save: Path | None
     if save:
         chosen = plan.best
         click.echo(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}")
-    if html:
-        click.echo(f"Wrote {html}")
+    for path in (html, written):
+        if path:
+            click.echo(f"Wrote {path}")
+
+
+def _named(checkpoint: str) -> str:
+    from llmops.cli.service.written import name_of
+
+    return name_of(checkpoint)
+
+
+def _write_rules(plan: Plan, folder: Path, name: str) -> Path:
+    import yaml
+
+    from llmops.build.plan.report.rules import rules
+
+    path = folder / f"{name}.yaml"
+    text = yaml.safe_dump(rules(plan, name), sort_keys=False, width=200)
+    _write(path, lambda: path.write_text(text, encoding="utf-8"))
+    return path
 
 
 def make_plan(source: str, flags: dict[str, Any]) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -20,10 +20,11 @@ _FLAGS = ("target", "quant", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_siz
 
 
 class Planned(NamedTuple):
-    """Replicas that a model needs, and requests/s that each keeps up with."""
+    """Replicas that a model needs, requests/s that each keeps up with, and groups of Prometheus' rules about it."""
 
     replicas: int
     rate: float
+    groups: Sequence[Mapping[str, Any]] = ()
 
 
 def values_of(described: Described, mounted: str, planned: Callable[[str], Planned]) -> dict[str, Any]:
@@ -32,23 +33,25 @@ def values_of(described: Described, mounted: str, planned: Callable[[str], Plann
     Raises InputError for a model that no cluster can serve so.
     """
     root, engines, builds = PurePosixPath(mounted), {}, {}
+    plans = {name: planned(name) for name, model in described.service.models.items() if model.replicas == "auto"}
     for name, model in described.service.models.items():
         pool = name.replace(".", "-").replace("_", "-").lower()
-        engines[pool] = _pool(name, model, root / name / "repository", planned)
+        engines[pool] = _pool(name, model, root / name / "repository", plans.get(name))
         builds[pool] = _build(described, name, root / name, engines[pool]["gpus"])
     # not those of this machine's environment
     settings = load_settings(replace(described.layers, alone=True))
     said = settings.model_dump(mode="json", exclude_defaults=True, exclude=_CHARTS)
-    return {"engines": engines, "builds": builds, "gateway": {"settings": said}}
+    groups = [dict(group) for found in plans.values() for group in found.groups]
+    watched = {"monitoring": {"groups": groups}} if groups else {}
+    return {"engines": engines, "builds": builds, "gateway": {"settings": said}, **watched}
 
 
-def _pool(name: str, model: Model, repository: PurePosixPath, planned: Callable[[str], Planned]) -> dict[str, Any]:
+def _pool(name: str, model: Model, repository: PurePosixPath, found: Planned | None) -> dict[str, Any]:
     gpus = model.build.tp * model.build.pp
     if gpus > PER_NODE and gpus % PER_NODE:
         raise InputError(f"{name}: {gpus} GPUs do not fill nodes of {PER_NODE}; plan tp and pp for whole nodes.")
     pool: dict[str, Any] = {"repository": str(repository), "models": [name], "gpus": min(gpus, PER_NODE)}
-    if model.replicas == "auto":
-        found = planned(name)
+    if found is not None:
         # nothing is scaled by it before autoscaling.enabled says so
         pool |= {"replicas": found.replicas, "autoscaling": {"requests": float(f"{found.rate:.3g}")}}
     else:

@@ -44,7 +44,8 @@ def of_plan(described: Described, name: str) -> dict[str, Any]:
     limits = {"max_seq_len": build.max_seq_len, "max_num_tokens": build.max_num_tokens, "gpu": build.gpu}
     # `auto` asks the planner how many there are to be; what one is was decided in the file
     load = model.traffic.model_dump()
-    return _given(checkpoint=model.checkpoint, **load, **model.slo.model_dump(), **(layout | limits if gpus else {}))
+    shape = layout | limits if gpus else {}
+    return _given(name=name, checkpoint=model.checkpoint, **load, **model.slo.model_dump(), **shape)
 
 
 def of_repo(described: Described) -> dict[str, Any]:

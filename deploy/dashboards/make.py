@@ -180,6 +180,28 @@ ENGINES = Dashboard(
                     f"{engine('general_metrics', 'general_type', 'iteration_counter')}[$__rate_interval]))"
                 },
             ),
+            Panel(
+                "Memory bandwidth",
+                {"{{node}} {{source}}": "max by (node, source) (gpu_hbm_bandwidth_utilization)"},
+                "percentunit",
+                "Of the GPUs' peak: by DCGM, or by the planner's model of a step (`llmops plan --rules`). "
+                "Above 80 % decoding cannot be much faster.",
+                (0.8, 0.9),
+            ),
+        ],
+        "How well?": [
+            Panel(
+                "Arithmetic intensity",
+                {"{{node}} {{source}}": "max by (node, source) (gpu_arithmetic_intensity)"},
+                meaning="FLOPs per byte of memory; below the GPU's ridge (295 for an H100) memory is what limits.",
+                width=12,
+            ),
+            Panel(
+                "Tokens of a step",
+                {"{{node}} {{model}}": f"llmops_step_tokens{ENGINE}"},
+                meaning="Of sequences that run and of prompts that are being read.",
+                width=12,
+            ),
         ],
     },
 )

@@ -29,14 +29,14 @@ def queries() -> set[str]:
 
 
 def test_no_panel_is_empty(promtool, engine_dir, monkeypatch):
-    from llmops.perf.lab.prometheus.faults import MONEY, watched
+    from llmops.perf.lab.prometheus.faults import PLAYED, watched
 
     monkeypatch.chdir(Path(__file__).parents[2])
     silent = queries()
     assert len(silent) > 20
     with watched(engine_dir) as stack:
         stack.habits.leaving = True
-        stack.told.values = {**MONEY, "llmops_usage_lag_seconds": 0.5}
+        stack.told.values = {**PLAYED, "llmops_usage_lag_seconds": 0.5}
 
         def all_have_shown_something() -> bool:
             silent.difference_update([one for one in silent if stack.prometheus.query(one)])

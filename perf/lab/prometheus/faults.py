@@ -25,8 +25,10 @@ CLIENTS, BLOCKS = 6, 4096
 # seconds per step, and per token of a prompt; a slow engine takes so many times as long
 STEP, READ, SLOW = 0.005, 1e-6, 250.0
 SECONDS = 90.0
-# as control would tell it
-MONEY = {
+# as control would tell it, and a DCGM exporter
+PLAYED = {
+    'DCGM_FI_PROF_DRAM_ACTIVE{Hostname="gpu-7",modelName="NVIDIA H100 80GB HBM3"}': 0.6,
+    'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{Hostname="gpu-7",modelName="NVIDIA H100 80GB HBM3"}': 0.3,
     'llmops_spent_dollars{tenant="acme"}': 412.5,
     'llmops_spent_tokens{tenant="acme",kind="input"}': 3.1e8,
     'llmops_spent_on_model_dollars{model="mock"}': 412.5,
@@ -62,7 +64,7 @@ class Watched:
             f'llm_eval_score{{model="{MODEL}",eval="top1"}}': 0.99,
             f'llm_eval_baseline{{model="{MODEL}",eval="top1"}}': 0.99,
             "llmops_usage_lag_seconds": 0.5,
-            **MONEY,
+            **PLAYED,
         }
         command_faults(self.faults)
         self.habits.alike, self.habits.leaving = True, False

@@ -1,0 +1,98 @@
+"""What a step computes and reads: the operations of StepModel, counted instead of timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmops.build.formats import Format
+from llmops.build.model.architecture import Architecture
+from llmops.build.plan.memory.layout import Layout
+from llmops.build.plan.speed.step import StepModel
+from llmops.build.plan.timing.base import Attention, Experts
+from llmops.build.plan.timing.roofline import decode_work, gemm_work, moe_work, prefill_work
+
+# lengths between which what a cached token costs is taken
+SHORT, LONG = 1, 1025
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Of FLOPs, or bytes of GPU memory: `step` whatever it does, `token` for each that it reads or makes, `cached` for
+    each token in the cache of the sequences that it is about."""
+
+    step: float
+    token: float
+    cached: float
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """All GPUs of a replica together."""
+
+    flops: Amount
+    bytes: Amount
+
+
+def step_work(model: Architecture, precision: Format, kv: str, layout: Layout, batch: int) -> StepWork:
+    """About a step with `batch` sequences: how many experts are read depends on it, all else does not."""
+
+    def amount(times: _Flops | _Bytes) -> Amount:
+        steps = StepModel(model, precision, kv, layout, times)
+        return _fitted(lambda size, length: layout.gpus * steps.seconds(size, length), max(batch, 1))
+
+    return StepWork(amount(_Flops()), amount(_Bytes()))
+
+
+def _fitted(total: Callable[[int, int], float], batch: int) -> Amount:
+    """What is linear in sequences and in their cached tokens, from three points."""
+    once, twice, longer = total(batch, SHORT), total(2 * batch, SHORT), total(batch, LONG)
+    cached = (longer - once) / ((LONG - SHORT) * batch)
+    each = (twice - once) / batch
+    return Amount(once - each * batch, each - SHORT * cached, cached)
+
+
+class _Counted:
+    """OpTimes of which nothing costs anything: links are neither arithmetic nor memory."""
+
+    label = "work"
+
+    def all_reduce(self, values: int, ranks: int) -> float:
+        return 0.0
+
+    def send(self, bytes_: float, nodes: bool) -> float:
+        return 0.0
+
+
+class _Flops(_Counted):
+    def gemm(self, m: int, n: int, k: int, precision: str) -> float:
+        return gemm_work(m, n, k, precision)[0]
+
+    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
+        return prefill_work(prompts, tokens, prefix, attention)[0]
+
+    def decode(self, batch: int, length: int, attention: Attention) -> float:
+        return decode_work(batch, length, attention)[0]
+
+    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
+        return moe_work(tokens, experts, precision)[0]
+
+    def memory(self, bytes_: float) -> float:
+        return 0.0
+
+
+class _Bytes(_Counted):
+    def gemm(self, m: int, n: int, k: int, precision: str) -> float:
+        return gemm_work(m, n, k, precision)[1]
+
+    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
+        return prefill_work(prompts, tokens, prefix, attention)[1]
+
+    def decode(self, batch: int, length: int, attention: Attention) -> float:
+        return decode_work(batch, length, attention)[1]
+
+    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
+        return moe_work(tokens, experts, precision)[1]
+
+    def memory(self, bytes_: float) -> float:
+        return bytes_
