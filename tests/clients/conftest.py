@@ -118,11 +118,9 @@ def framework_results(base_url):
         python, done = folder / "bin" / "python", folder / "requirements.txt"
         wanted = (HERE / "requirements.txt").read_text()
         if not done.is_file() or done.read_text() != wanted:
-            # a pip of its own would take as long to install as many of the packages
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-            pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-compile"]
-            wanted_file = str(HERE / "requirements.txt")
-            subprocess.run([*pip, "-r", wanted_file], check=True, capture_output=True, timeout=900)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            pip = [str(python), "-m", "pip", "install", "-q", "--no-compile", "-r", str(HERE / "requirements.txt")]
+            subprocess.run(pip, check=True, capture_output=True, timeout=900)
             done.write_text(wanted)
     return _results([str(python), str(HERE / "frameworks.py"), base_url, MODEL, ENCODER])
 

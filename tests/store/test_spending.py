@@ -14,7 +14,7 @@ from llmops.gateway.errors import UnavailableError
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import update_tenant
 from llmops.store.open import open_store
-from llmops.store.usage import UsageRecord, insert_usage
+from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import BY, bearer, control, make_key
 
 NOW = datetime(2026, 9, 10, 12, tzinfo=timezone.utc)
