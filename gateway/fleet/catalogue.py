@@ -138,7 +138,7 @@ class Catalogue:
         """None when the model has just answered within `seconds`; otherwise why it has not."""
         model = next((found.model for found in self.all() if found.model.name == name), None)
         if model is None:
-            return f"The model {name} is not there any more."
+            return f"The model {name} is no longer there."
         try:
             await asyncio.wait_for(model.answer_once(), seconds)
         except asyncio.TimeoutError:

@@ -280,7 +280,7 @@ class Continued(TokenStream):
         except CancelledStreamError:
             raise
         except ApiError as nowhere:
-            log.warning("an answer could not go on elsewhere: %s", nowhere.told)
+            log.warning("an answer could not be continued on another replica: %s", nowhere.told)
             raise error from None
         if leg is None:
             self._held.clear()
@@ -387,7 +387,7 @@ class Continued(TokenStream):
         self._leg.stream.cancel()
         sequence = self._leg.sequence or 0
         if self._request.guide is not None:
-            raise UnavailableError("The answer could not go on elsewhere: its grammar's state was lost.")
+            raise UnavailableError("The answer could not be continued on another replica: its grammar's state was lost.")
         self._seams.pop("exact", None)
         self._enter(await self._interruptible(self._open_one(sequence, self._failed, plainly=True)))
 

@@ -101,7 +101,7 @@ async def test_a_server_that_goes_takes_only_its_own_models(card):
         with pytest.raises(ModelNotFoundError):
             catalogue.of(ServedModel).get("nobody", NOBODY)
 
-        assert await catalogue.generates("nobody", 1) == "The model nobody is not there any more."
+        assert await catalogue.generates("nobody", 1) == "The model nobody is no longer there."
 
         await second.stop()
         assert (await catalogue.look()).problem == "Triton is not ready."

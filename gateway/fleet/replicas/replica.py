@@ -109,7 +109,7 @@ class Replica:
                 *(self.replica_id, self.model.name, now, before, f" ({self.problem})" if self.problem else ""),
             )
             if now in ("suspect", "gone") and isinstance(self.engine, StepStreams) and before in ("ready", "draining"):
-                self.engine.abandon(UnavailableError(f"Nothing is heard of the replica {self.replica_id} any more."))
+                self.engine.abandon(UnavailableError(f"The replica {self.replica_id} has fallen silent."))
             self._changed()
         return now
 
