@@ -387,7 +387,9 @@ class Continued(TokenStream):
         self._leg.stream.cancel()
         sequence = self._leg.sequence or 0
         if self._request.guide is not None:
-            raise UnavailableError("The answer could not be continued on another replica: its grammar's state was lost.")
+            raise UnavailableError(
+                "The answer could not be continued on another replica: its grammar's state was lost."
+            )
         self._seams.pop("exact", None)
         self._enter(await self._interruptible(self._open_one(sequence, self._failed, plainly=True)))
 

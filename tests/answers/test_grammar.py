@@ -50,6 +50,43 @@ def test_a_number_is_let_through_exactly_if_it_is_within_its_bounds(data, bounds
         assert contains(integer(bounds), whole) == bounds.within(Decimal(whole))
 
 
+LOWS = [None, *map(Decimal, ("-12.5", "0.25", "9", "99.75"))]
+HIGHS = [None, *map(Decimal, ("-2.5", "0.5", "10.25", "1205"))]
+TEXTS = [
+    f"{sign}{whole}{fraction}"
+    for sign in ("", "-")
+    for whole in (0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 98, 99, 100, 1204, 1205, 1206)
+    for fraction in ("", ".0", ".2", ".24", ".25", ".26", ".5", ".51", ".75", ".76")
+    if sign == "" or whole or fraction.strip(".0")
+]
+
+
+@pytest.mark.parametrize("low", LOWS, ids=str)
+def test_numbers_at_and_beside_bounds_of_every_kind(low):
+    wrong = []
+    for high, open_low, open_high in itertools.product(HIGHS, (False, True), (False, True)):
+        if (open_low and low is None) or (open_high and high is None):
+            continue
+        bounds = Bounds(low, high, open_low, open_high)
+        language, wholes = number(bounds), integer(bounds)
+        wrong += [(bounds, text) for text in TEXTS if contains(language, text) != bounds.within(Decimal(text))]
+        wrong += [
+            (bounds, text)
+            for text in TEXTS
+            if contains(wholes, text) != ("." not in text and bounds.within(Decimal(text)))
+        ]
+    assert wrong == []
+
+
+def test_multiples_are_written_out_up_to_a_thousand():
+    step, high = Decimal("2.5"), Decimal(2500)
+    assert contains(number(Bounds(Decimal(0), high), step), "2497.5")
+    with pytest.raises(NotEnforceableError, match="multipleOf"):
+        number(Bounds(Decimal(0), high + step), step)
+    with pytest.raises(NotEnforceableError, match="multipleOf"):
+        number(Bounds(Decimal(0), Decimal("0.6003")), Decimal("0.0006"))
+
+
 @given(st.integers(1, 1000), st.integers(-(10**6), 10**6), BOUNDS)
 def test_integers_that_are_multiples(step, value, bounds):
     language = integer(bounds, Decimal(step))
