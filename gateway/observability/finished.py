@@ -70,24 +70,23 @@ class Timeline(NamedTuple):
 
 def timeline(one: Finished) -> Timeline:
     """Where its time went."""
-    stages, at = [], one.started
-    last = ""
-    for last, end in [*(one.trace.marks if one.trace is not None else ()), *_ends(one)]:
-        stages.append(Stage(SPANS.get(last, last), at, max(at, end)))
+    stages, at, done, meter = [], one.started, "", one.meter
+    for done, end in [*(one.trace.marks if one.trace is not None else ()), *_ends(one)]:
+        stages.append(Stage(SPANS.get(done, done), at, max(at, end)))
         at = stages[-1].end
     ended = max(at, one.ended)
-    meter = one.meter
-    if "submit" not in one.stages or meter is None:
-        if one.model and meter is None:
-            return Timeline(stages, Stage("call", at, ended))
-        return Timeline([*stages, Stage(_after(last), at, ended)])
+    if meter is None and one.model:
+        # an encoder's work
+        return Timeline(stages, Stage("call", at, ended))
+    if meter is None or "submit" not in one.stages:
+        return Timeline([*stages, Stage(_after(done), at, ended)])
     if not meter.first:
         return Timeline(stages, Stage("call", at, ended), [Stage("prefill", at, ended)])
+    # sums of what was measured may be off by a rounding
     first = max(at, meter.first)
-    last_token = max(first, meter.last)
-    inside = [Stage("prefill", at, first), Stage("decode", first, last_token)]
-    rest = Stage("stream", last_token, max(last_token, ended))
-    return Timeline([*stages, rest], Stage("call", at, last_token), inside)
+    last = max(first, meter.last)
+    inside = [Stage("prefill", at, first), Stage("decode", first, last)]
+    return Timeline([*stages, Stage("stream", last, max(last, ended))], Stage("call", at, last), inside)
 
 
 def _ends(one: Finished) -> list[tuple[str, float]]:

@@ -36,14 +36,14 @@ class Trace:
     `call_id`: the span of its engine's work, known before that begins. Ids are hexadecimal.
     """
 
-    __slots__ = ("_id", "call_id", "chosen", "marks", "parent")
+    # of the class: most requests are not told, and to make less of them is half of what they cost
+    chosen = False
+    call_id = _id = ""
+    marks: tuple[tuple[str, float], ...] = ()
 
     def __init__(self, parent: bytes) -> None:
         """`parent` is what `parent_of` found."""
         self.parent = parent
-        self.chosen = False
-        self.marks: tuple[tuple[str, float], ...] = ()
-        self._id = self.call_id = ""
 
     @property
     def trace_id(self) -> str:

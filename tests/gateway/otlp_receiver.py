@@ -28,10 +28,6 @@ class Told:
     failed: bool
     attributes: dict
 
-    @property
-    def seconds(self) -> float:
-        return (self.end - self.start) / 1e9
-
 
 class Receiver:
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ async def test_each_answer_is_a_line_that_says_how_it_went(card, tokenizer, tmp_
     usage = answer.json()["usage"]
     duration, ttft, tpot = (good.pop(name) for name in ("duration_ms", "ttft_ms", "tpot_ms"))
     assert 10 <= ttft <= duration
-    assert tpot == pytest.approx((duration - ttft) / (len(ids) - 1), rel=0.9)
+    assert 0 < tpot * (len(ids) - 1) <= duration - ttft + 0.1
     assert datetime.fromisoformat(good.pop("time")).tzinfo == timezone.utc
     assert good == {
         "request_id": "mine",

@@ -30,7 +30,7 @@ from llmops.gateway.triton.encoder import EncoderCard, TritonEncoder
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
-STAGES = ["auth", "rate_limit", "route", "queue", "template", "tokenise", "schedule"]
+STAGES = ["route", "queue", "template", "tokenise", "schedule"]
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
     }
     # both of what was measured, in the spans and in what the answer said of itself
     assert others["prefill"].end - root.start == pytest.approx(ttft * 1e9, abs=2e3)
-    assert others["decode"].seconds >= 0.02 * (len(ids) - 1)
+    assert others["decode"].end - root.start >= 0.02e9 * len(ids)
     assert covered(root, list(others.values())) >= 0.95
     # Triton's own spans belong below the call
     assert dict(asked["metadata"])["traceparent"] == f"00-{TRACE}-{call.id}-01"
@@ -225,7 +225,8 @@ async def test_a_stream_that_breaks_is_a_failure_though_its_status_is_200(card, 
         root, others = await one_trace(receiver)
     assert (root.attributes["http.response.status_code"], root.attributes["error.type"]) == (200, "error")
     assert root.attributes["llmops.outcome"] == "failed"
-    assert others["stream"].seconds >= 0.05
+    assert others["stream"].start == others["decode"].end
+    assert others["stream"].end - root.start >= 0.05e9
 
 
 async def test_a_slow_answer_is_told_with_what_took_so_long(card, tokenizer, receiver):
@@ -235,8 +236,7 @@ async def test_a_slow_answer_is_told_with_what_took_so_long(card, tokenizer, rec
         root, others = await one_trace(receiver)
     assert (root.trace, root.parent, root.failed) == (TRACE, SPAN, False)
     assert root.attributes["llmops.outcome"] == "late"
-    assert max(others.values(), key=lambda one: one.seconds * (one.name != "chat tiny")).name in ("prefill", "decode")
-    assert others["prefill"].seconds >= 0.1
+    assert others["prefill"].end - root.start >= 0.1e9
 
 
 async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(tokenizer_dir, tokenizer, receiver):

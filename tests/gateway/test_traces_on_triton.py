@@ -49,8 +49,6 @@ async def test_a_trace_goes_through_gateway_and_triton(telling_triton, receiver)
     root, call = ours["POST /v1/chat/completions"], ours["chat mock"]
     assert root.parent == SPAN
     assert covered(root, list(ours.values())) >= 0.95
-    # 20 tokens, one each 10 ms
-    assert ours["decode"].seconds >= 0.9 * 19 * 0.01
     assert call.attributes["gen_ai.usage.output_tokens"] == 20
     # Triton's: of the one request that was chosen, below the span of the engine's work
     theirs = [span for span in receiver.spans if span.service != "llmops-gateway"]

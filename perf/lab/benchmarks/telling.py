@@ -52,17 +52,18 @@ def measure() -> Section:
 
 async def _measure(section: Section) -> None:
     tracing, log = _tracing(0.0), AccessLog(Metrics(), "access_log", _outbox(), _nothing)
-    traced = [tracing, tracing.passed("auth"), tracing.passed("rate_limit")]
-    section.add("traces on, not sampled", await _dearer(traced), "µs/request", 5)
-    section.add("the same, with a traceparent", await _dearer(traced, PARENT), "µs/request", 5)
+    asked = [tracing, tracing.passed("auth"), tracing.passed("rate_limit")]
+    section.add("traces on, not told of", await _dearer([tracing]), "µs/request", 5)
+    section.add("the same with keys and limits", await _dearer(asked), "µs/request", 5)
+    section.add("the same and a traceparent", await _dearer(asked, PARENT), "µs/request", 5)
     section.add("access log", await _dearer([log]), "µs/request")
-    sampled = _tracing(1.0)
-    every = [sampled, sampled.passed("auth"), sampled.passed("rate_limit")]
-    section.add("sampled, on the event loop", await _dearer(every), "µs/request", 10)
-    told = await _told(every)
+    every = _tracing(1.0)
+    chosen = [every, every.passed("auth"), every.passed("rate_limit")]
+    section.add("told of, on the event loop", await _dearer(chosen), "µs/request", 10)
+    told = await _told(chosen)
     sender = SpanSender("http://127.0.0.1:1", 1.0)
     section.add(
-        "sampled, its spans (another thread)",
+        "told of, its spans (another thread)",
         _each(told, lambda one: sender.message([one]).SerializeToString()),
         "µs/request",
         300,
