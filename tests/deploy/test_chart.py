@@ -485,6 +485,13 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     # the chart's own
     assert "port" not in settings
     assert settings["models"]["llama-8b"]["slo"] == {"ttft_p95": 0.5, "tpot_p95": 0.05}
+    # what a step of the planned one reads and computes, for where there is no DCGM
+    (group,) = values["monitoring"]["groups"]
+    assert {rule["record"] for rule in group["rules"]} == {"gpu_arithmetic_intensity", "gpu_hbm_bandwidth_utilization"}
+    assert all('model="llama-8b-tensorrt_llm"' in rule["expr"] for rule in group["rules"])
+    values["monitoring"]["enabled"] = True
     values["engines"]["big"]["leaderScript"] = "true"
     done = helm("template", "release", str(CHART), values={**values, "open": True, "control": {"enabled": False}})
     assert done.returncode == 0, done.stderr
+    (rule,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "PrometheusRule"]
+    assert rule["spec"]["groups"][-1] == group

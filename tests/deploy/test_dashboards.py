@@ -8,11 +8,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
 
 from llmops.gateway.observability.names import GATEWAY, ROOMS
+from llmops.perf.lab.prometheus.pictures import picture
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "deploy" / "dashboards"
@@ -79,3 +81,19 @@ def test_panels_of_a_dashboard_lie_beside_each_other():
             assert max(x for x, _ in cells) < 24
             taken |= cells
         assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
+
+
+def test_pictures_have_every_panel_with_what_was_answered():
+    def ask(query: str) -> list[dict]:
+        labels = {"model": "llama", "tenant": "a<b", "instance": "gateway-1:9000"}
+        return [{"metric": labels, "values": [[100.0 + at, str(at * 1e6)] for at in range(5)]}]
+
+    for path in DASHBOARDS.glob("*.json"):
+        content = json.loads(path.read_text())
+        drawn = ElementTree.fromstring(picture(content, ask, 100.0))
+        texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
+        assert {panel["title"] for panel in content["panels"]} <= set(texts)
+        drawn_as_lines = [panel for panel in content["panels"] if panel["type"] == "timeseries"]
+        lines = sum(len(panel["targets"]) for panel in drawn_as_lines)
+        assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == lines
+        assert "No data." not in texts
