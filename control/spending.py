@@ -16,7 +16,7 @@ from llmops.gateway.errors import ApiError
 from llmops.gateway.observability import names
 from llmops.store.accounts.limits import Budget
 from llmops.store.accounts.tenants import list_tenants
-from llmops.store.usage import UsageFilter, UsageSum, spent_micros, sum_usage
+from llmops.store.usage import UsageFilter, UsageSum, sum_usage
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +95,14 @@ def _most(sums: Sequence[UsageSum], by: str) -> list[tuple[str, UsageSum]]:
 
 
 async def _used(connection: AsyncConnection, now: datetime) -> dict[str, float]:
-    """The share of each tenant's budget that its present period has used, of those that have used most."""
-    shares = {}
-    for tenant in await list_tenants(connection):
-        budget = tenant.limits.budget
-        if budget is not None:
-            spent = await spent_micros(connection, budget.begins(now), tenant_id=tenant.id)
-            shares[tenant.id] = spent / budget.micros
+    """The share of each tenant's budget that its present period has used, of those that have used most. A question for
+    each kind of period, however many tenants there are."""
+    budgets = {one.id: one.limits.budget for one in await list_tenants(connection) if one.limits.budget is not None}
+    spent = {}
+    for period in {budget.period for budget in budgets.values()}:
+        since = UsageFilter(first=Budget(1, period).begins(now).date())
+        spent[period] = {
+            one.group["tenant"]: one.cost_micros for one in await sum_usage(connection, since, ("tenant",))
+        }
+    shares = {tenant: spent[one.period].get(tenant, 0) / one.micros for tenant, one in budgets.items()}
     return dict(sorted(shares.items(), key=lambda one: (-one[1], one[0]))[:MOST])

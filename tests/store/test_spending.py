@@ -114,7 +114,7 @@ async def test_the_store_is_asked_once_a_minute_and_may_be_away(url, kind, caplo
 async def test_prometheus_finds_it_at_control(url, kind):
     secret, _, user = await make_key(url, "acme", scopes=("metrics",))
     today = record(0, user, 10**6)
-    await insert(url, UsageRecord(**{**vars(today), "created_at": datetime.now(timezone.utc)}))
+    await insert(url, today._replace(created_at=datetime.now(timezone.utc)))
     async with control(url) as client:
         page = (await client.get("/metrics", headers=bearer(secret))).text
         assert (await client.get("/metrics")).status_code == 401
