@@ -56,7 +56,9 @@ def _spans(kind: str, body: bytes) -> Iterator[Told]:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     if "json" in kind:
-        message = json_format.ParseDict(_plain_json(json.loads(body)), ExportTraceServiceRequest())
+        message = json_format.ParseDict(
+            _plain_json(json.loads(body)), ExportTraceServiceRequest(), ignore_unknown_fields=True
+        )
     else:
         message = ExportTraceServiceRequest.FromString(body)
     for resource in message.resource_spans:
