@@ -40,8 +40,14 @@ def repository(tmp_path: Path) -> Path:
     return made
 
 
-def export(kind: str, repository: Path, gpus: int = 8) -> str:
-    return export_launch(kind, repository, gpus, None, "models", Ports(), 30)
+def export(kind: str, repository: Path, gpus: int = 8, **more: str) -> str:
+    return export_launch(kind, repository, gpus, None, "models", Ports(), 30, **more)
+
+
+def test_traces_are_exported_where_they_are_asked_for(repository: Path) -> None:
+    for kind in ("slurm", "lws"):
+        assert "opentelemetry,url=http://c:4318" in export(kind, repository, traces="http://c:4318")
+        assert "trace-config" not in export(kind, repository)
 
 
 def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tmp_path: Path) -> None:

@@ -116,6 +116,26 @@ def test_the_dry_run_prints_what_a_shell_would_run(tmp_path: Path, monkeypatch: 
     assert "26.07-trtllm-python-py3 with 2 GPUs" in text
 
 
+def test_traces_are_told_by_the_server_that_answers_and_by_no_other(tmp_path: Path) -> None:
+    repository, url = parking_repository(tmp_path), "http://collector:4318/v1/traces"
+    options = ServerOptions(SERVER, "/models", traces=url)
+    command, _ = with_mpi(options, plan_launch(marker(llama=engine(8))))
+    first, *others = programs(command)
+    # TRITONSERVER's --trace-config, docs/user_guide/trace.md at v2.51.0: requests with a context, and no others
+    assert [word.partition("=")[2] for word in first if word.startswith("--trace-config=")] == [
+        f"opentelemetry,url={url}",
+        "opentelemetry,bsp_schedule_delay=1000",
+        "mode=opentelemetry",
+        "level=TIMESTAMPS",
+        "rate=0",
+        "count=-1",
+    ]
+    assert len(others) == 7
+    assert not any("trace-config" in word for other in others for word in other)
+    assert f"opentelemetry,url={url}" in describe_launch(repository, "0.0.0.0", Ports(), traces=url)
+    assert "trace-config" not in describe_launch(repository, "0.0.0.0", Ports())
+
+
 def test_the_embedded_server_names_the_image_that_can(tmp_path: Path) -> None:
     """It has no tensorrtllm backend; with the backend swapped it starts (TestRealMpirun)."""
     repository = parking_repository(tmp_path)
@@ -235,10 +255,11 @@ def test_an_engine_for_1_3_is_served_in_an_image_of_our_own(tmp_path: Path) -> N
     repository = parking_repository(tmp_path)
     for_1_3 = replace(engine(2, "python", directory=str(tmp_path)), tensorrt_llm="1.3.0rc29", runtime="pytorch")
     marker(tiny=for_1_3).save(repository)
-    text = describe_launch(repository, "0.0.0.0", Ports(), exit_timeout=60, metrics=False)
+    text = describe_launch(repository, "0.0.0.0", Ports(), exit_timeout=60, metrics=False, traces="http://c:4318")
     assert "# made with docker build -f Dockerfile.trtllm --build-arg BASE=trtllm-1.3 -t llmops:trtllm-1.3 ." in text
     command = shlex.split(text.splitlines()[-1])
     assert command[:3] == ["docker", "run", "--rm"]
     assert command[command.index("llmops:trtllm-1.3") + 1 :] == [
         "serve", str(repository), "--host", "0.0.0.0", "--grpc-port", "8001", "--exit-timeout", "60", "--no-metrics",
+        "--traces", "http://c:4318",
     ]  # fmt: skip

@@ -44,6 +44,7 @@ def parts() -> list[Part]:
         Part("sweep", 180, _sweep),
         Part("usage", 240, _usage),
         Part("telling", 40, _telling),
+        Part("balancers", 120, _balancers, included=False),
         Part("usage API", 900, _usage_api, included=False),
         Part("start-up", 160, _start_up),
         Part("accounts", 240, _accounts),
@@ -119,6 +120,12 @@ def _usage(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import usage
 
     return usage.measure()
+
+
+def _balancers(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import balancers
+
+    return balancers.measure(engine)
 
 
 def _telling(engine: Path) -> Section:
