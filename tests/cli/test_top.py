@@ -406,3 +406,18 @@ def test_the_terminal_is_left_as_it_was(gateway, way):
         terminal.process.wait(60)
         os.close(terminal.master)
         os.close(terminal.slave)
+
+
+def test_without_a_terminal_tables_follow_one_another_until_nobody_reads(gateway):
+    command = [sys.executable, "-m", "llmops.cli", "top", "--url", gateway.url, "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        seen = ""
+        while seen.count("rates over") < 2:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            seen += line
+        process.stdout.close()
+        assert process.wait(60) == 1
+        assert process.stderr.read() == ""
+    assert "\x1b" not in seen
+    assert seen.count("MODEL  READY") >= 2
