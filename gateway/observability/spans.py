@@ -94,7 +94,7 @@ class _Spans:
         one, operation = self._one, OPERATIONS.get(self._one.route, "chat")
         stage = stage._replace(name=f"{operation} {one.model}")
         own = bytes.fromhex(self._trace.call_id)
-        self._span(stage, parent, _inference(one, operation), Span.SPAN_KIND_CLIENT, own)
+        self._span(stage, parent, _inference(one, operation, line.inside), Span.SPAN_KIND_CLIENT, own)
         for part in line.inside:
             self._span(part, own, _tokens(one, part.name))
         for move in one.moves:
@@ -137,7 +137,7 @@ def _request(one: Finished) -> Attributes:
     return found | _error(one)
 
 
-def _inference(one: Finished, operation: str) -> Attributes:
+def _inference(one: Finished, operation: str, parts: Sequence[Stage]) -> Attributes:
     found: dict[str, Any] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "nvidia.triton"}
     found |= {"gen_ai.request.model": one.model, "gen_ai.response.model": one.model}
     usage, meter = one.outcome.usage, one.meter
@@ -150,8 +150,8 @@ def _inference(one: Finished, operation: str) -> Attributes:
             found["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
     if one.outcome.finish in REASONS:
         found["gen_ai.response.finish_reasons"] = [one.outcome.finish]
-    if meter is not None and meter.ttft is not None:
-        found["llmops.ttft"] = meter.ttft
+    if meter is not None and meter.first:
+        found["gen_ai.response.time_to_first_chunk"] = parts[0].end - parts[0].begin
     if one.replica:
         found["llmops.replica"] = one.replica
     if one.continued:
