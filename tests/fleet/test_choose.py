@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.fleet.cost import cost, first_token
+from llmops.gateway.fleet.cost import PrefillRate, cost, first_token, kv_load
 from llmops.gateway.fleet.routing.choose import Cheapest
 from llmops.gateway.fleet.routing.prefix import PrefixIndex
 from llmops.gateway.messages import ReplicaView
@@ -150,3 +150,19 @@ def test_a_fuller_batch_costs_as_much_as_a_longer_prompt() -> None:
     answer = 400
     assert cost(busy, 400, answer) - first_token(busy, 400, answer) == pytest.approx(answer * 0.02 / 2 / 40)
     assert cost(idle, 400, answer) == first_token(idle, 400, answer)
+
+
+def test_how_fast_prompts_are_read_is_said_by_steps_that_read_many_tokens() -> None:
+    rate = PrefillRate()
+    assert rate.add(1000, 0.1) == pytest.approx(10_000)
+    # ten tokens in 20 ms are 500/s, and hardly count
+    assert rate.add(10, 0.02) == pytest.approx((0.98 * 1000**2 + 10**2) / (0.98 * 1000 * 0.1 + 10 * 0.02))
+    for _ in range(500):
+        last = rate.add(1000, 0.05)
+    assert last == pytest.approx(20_000, rel=1e-3)
+
+
+def test_the_share_of_the_cache_counts_what_is_on_its_way() -> None:
+    assert kv_load(view("a", free_blocks=500), 0) == 0.5
+    assert kv_load(view("a", free_blocks=500, unseen_tokens=6), 4) == pytest.approx(1 - (500 - 2.5) / 1000)
+    assert kv_load(view("a", blocks=0, free_blocks=0), 100) == 0.0
