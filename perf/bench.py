@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 
 from llmops.errors import LlmopsError, ServerError
-from llmops.perf.clients.base import Client
+from llmops.perf.clients.base import Client, Manner
 from llmops.perf.load.arrivals import arrival_times
 from llmops.perf.load.runner import Limit, Run, Runner
 from llmops.perf.load.slo import is_good
@@ -51,8 +52,8 @@ async def _openai(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
     auth = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     model = options.model or await first_model(options.url, {**options.headers, **auth}, options.verify)
     chat = options.via == "chat"
-    shared = ("stream", "ignore_eos", "usage", "timeout", "api_key", "extra", "headers", "verify")
-    target = OpenAITarget(options.url, model, chat, **{name: getattr(options, name) for name in shared})
+    manner = {one.name: getattr(options, one.name) for one in fields(Manner)}
+    target = OpenAITarget(options.url, model, chat, **manner)
     return OpenAIClient(target), model, "chat" if chat else "prompt", Text()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.errors import InputError
+from llmops.perf.clients.base import Manner
 from llmops.perf.load.slo import Slo
 from llmops.perf.load.sweep import Step
 from llmops.perf.records import Record
@@ -14,7 +15,7 @@ from llmops.perf.workloads.lengths import Lengths
 
 
 @dataclass
-class BenchOptions:
+class BenchOptions(Manner):
     """What `llmops bench` was asked to do. Lengths in tokens, times in seconds, rates per second."""
 
     url: str
@@ -44,14 +45,6 @@ class BenchOptions:
     sweep: bool = False
     sweep_max: float = 1024.0
     seed: int = 0
-    stream: bool = True
-    ignore_eos: bool = True
-    usage: bool = True
-    timeout: float = 600.0
-    api_key: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
-    verify: bool = True
 
     def check(self) -> None:
         """Raises InputError for what cannot be meant together."""

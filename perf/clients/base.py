@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from llmops.perf.records import Record, Request
+
+
+@dataclass(kw_only=True)
+class Manner:
+    """How requests are sent; `extra` is merged into every body."""
+
+    stream: bool = True
+    ignore_eos: bool = True
+    usage: bool = True
+    timeout: float = 600.0
+    api_key: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    verify: bool = True
 
 
 class Client(Protocol):

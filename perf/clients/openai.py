@@ -5,31 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from llmops.errors import InputError, ServerError
 from llmops.perf.clients.answer import Answer
+from llmops.perf.clients.base import Manner
 from llmops.perf.clients.http1 import Connection, HttpClient, render
 from llmops.perf.records import Record, Request
 
 
 @dataclass
-class OpenAITarget:
-    """Where and how. `url` up to and with `/v1`; `extra` is merged into every body."""
+class OpenAITarget(Manner):
+    """Where and how. `url` up to and with `/v1`."""
 
     url: str
     model: str
     chat: bool = True
-    stream: bool = True
-    ignore_eos: bool = True
-    usage: bool = True
-    timeout: float = 600.0
-    api_key: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
-    verify: bool = True
 
 
 class OpenAIClient:

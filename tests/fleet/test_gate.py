@@ -322,3 +322,13 @@ def test_the_rate_at_which_a_queue_drains_is_what_left_it_while_there_was_one() 
     drain.backlog(True, now + 3600)
     drain.backlog(True, now)
     assert drain.rate(views) == pytest.approx((500 * 5 + 10_000 * 0.5) / 5.5, rel=0.02)
+
+
+def test_a_queue_that_was_not_looked_at_for_a_minute_says_nothing_of_its_rate() -> None:
+    drain, views = Drain(), [view("a")]
+    drain.backlog(True, 0.0)
+    drain.left(500)
+    drain.backlog(True, 60.0)
+    assert drain.rate(views) == (500 + 10_000 * 0.5) / 0.5
+    drain.backlog(True, 119.9)
+    assert drain.rate(views) == pytest.approx(10_000 * 0.5 / 5.5, rel=1e-3)
