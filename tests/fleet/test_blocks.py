@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.blocks import block_hashes
+from llmops.blocks import block_hashes, salt_of
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=70)
 
@@ -21,6 +21,15 @@ def test_a_block_is_its_tokens_after_the_block_before_it() -> None:
     first = xxhash.xxh3_64(struct.pack("<2i", 7, 128_000), seed=42).intdigest()
     second = xxhash.xxh3_64(struct.pack("<2i", 0, 1), seed=first).intdigest()
     assert block_hashes(packed([7, 128_000, 0, 1, 9]), 2, salt=42) == [first, second]
+
+
+def test_without_a_salt_the_first_block_has_the_seed_0() -> None:
+    assert block_hashes(packed([7]), 1) == [xxhash.xxh3_64(struct.pack("<i", 7), seed=0).intdigest()]
+
+
+def test_an_adapters_blocks_start_from_its_number_and_the_salt() -> None:
+    assert salt_of(42, 0) == 42
+    assert salt_of(42, 7) == xxhash.xxh3_64(struct.pack("<q", 7), seed=42).intdigest()
 
 
 @given(IDS, IDS, IDS, st.integers(1, 16))

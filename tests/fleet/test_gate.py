@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llmops.gateway.fleet.admission.gate import Bounds, Gate
 from llmops.gateway.fleet.admission.order import Tier, Tiers
 from llmops.gateway.fleet.admission.predict import Drain
+from llmops.gateway.fleet.admission.ramp import Ramps
 from llmops.gateway.fleet.routing.choose import Cheapest
 from llmops.gateway.fleet.routing.prefix import PrefixIndex
 from llmops.gateway.messages import ReplicaView, Ticket, Wanted
@@ -261,6 +262,19 @@ def test_a_replica_that_comes_back_is_used_little_by_little() -> None:
     assert sum(sent[:10]) == pytest.approx(1086, abs=100)
     assert sum(sent[40:50]) == pytest.approx(5995, abs=200)
     assert sent[60:] == [1000] * 40
+
+
+def test_a_ramp_begins_with_one_request_and_ends_after_a_few_seconds_whatever_was_sent() -> None:
+    ramps, one = Ramps(), view("a", state="gone")
+    ramps.look([one], 0.0)
+    one.state = "ready"
+    ramps.look([one], 10.0)
+    assert ramps.allows(one, 10.0)
+    ramps.sent(one, 1e6)
+    assert not ramps.allows(one, 10.0)
+    # 0.1 x 1.5^t is 1 after 5.68 s
+    assert not ramps.allows(one, 15.67)
+    assert ramps.allows(one, 15.69)
 
 
 def test_a_replica_that_was_there_before_the_gateway_is_used_at_once() -> None:

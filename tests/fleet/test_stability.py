@@ -25,6 +25,11 @@ def test_the_token_at_which_two_prompts_part_and_go_on_alike() -> None:
     assert parted_at(stamped(1, 40), stamped(2, 30)) == 12
 
 
+def test_what_looks_alike_between_two_tokens_is_passed_over() -> None:
+    alike = [0x01010101] * 300
+    assert parted_at(packed([*HEAD, 5, 6, *alike]), packed([*HEAD, 7, 0x01010170, *alike])) == 12
+
+
 def test_prompts_that_go_on_are_as_they_should_be() -> None:
     turn = packed([*HEAD, *BODY])
     assert parted_at(turn, turn) is None
