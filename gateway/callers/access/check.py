@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from starlette.types import Scope
@@ -89,6 +90,7 @@ class Access(Check):
         return caller
 
 
+@lru_cache(maxsize=256)
 def scopes_of(route: str) -> tuple[str, ...]:
     """One of which a key must have to ask there; empty where any key will do."""
     if route in PLAIN or route.startswith(HEALTH):

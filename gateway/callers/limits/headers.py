@@ -17,11 +17,6 @@ class Level(NamedTuple):
     limit: int
     left: float
 
-    @property
-    def reset(self) -> float:
-        """Seconds until it is full."""
-        return max(self.limit - self.left, 0.0) * MINUTE / self.limit
-
 
 # as those of buckets.py
 level_of: Callable[[tuple[str, int, float]], Level] = partial(tuple.__new__, Level)
@@ -38,21 +33,26 @@ def tightest(levels: Iterable[Level]) -> dict[str, Level]:
 
 def openai_headers(levels: Iterable[Level]) -> dict[str, str]:
     headers = {}
-    for of, level in tightest(levels).items():
-        headers[f"x-ratelimit-limit-{of}"] = str(level.limit)
-        headers[f"x-ratelimit-remaining-{of}"] = str(max(int(level.left), 0))
-        headers[f"x-ratelimit-reset-{of}"] = duration(level.reset)
+    for of, limit, left in tightest(levels).values():
+        headers[f"x-ratelimit-limit-{of}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{of}"] = str(max(int(left), 0))
+        headers[f"x-ratelimit-reset-{of}"] = duration(_until_full(limit, left))
     return headers
 
 
 def anthropic_headers(levels: Iterable[Level], now: datetime) -> dict[str, str]:
     headers = {}
-    for of, level in tightest(levels).items():
-        headers[f"anthropic-ratelimit-{of}-limit"] = str(level.limit)
-        headers[f"anthropic-ratelimit-{of}-remaining"] = str(max(int(level.left), 0))
-        full = now + timedelta(seconds=level.reset)
+    for of, limit, left in tightest(levels).values():
+        headers[f"anthropic-ratelimit-{of}-limit"] = str(limit)
+        headers[f"anthropic-ratelimit-{of}-remaining"] = str(max(int(left), 0))
+        full = now + timedelta(seconds=_until_full(limit, left))
         headers[f"anthropic-ratelimit-{of}-reset"] = full.strftime("%Y-%m-%dT%H:%M:%SZ")
     return headers
+
+
+def _until_full(limit: int, left: float) -> float:
+    """Seconds."""
+    return max(limit - left, 0.0) * MINUTE / limit
 
 
 def duration(seconds: float) -> str:
