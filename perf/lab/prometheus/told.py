@@ -3,6 +3,7 @@ ledger. One HTTP server serves whatever it is given."""
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import threading
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ def told() -> Iterator[Told]:
             self.send_header("content-type", "text/plain; version=0.0.4")
             self.send_header("content-length", str(len(page)))
             self.end_headers()
-            self.wfile.write(page)
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the library's
             return
