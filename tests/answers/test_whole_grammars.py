@@ -135,7 +135,7 @@ def test_what_is_valid_and_only_that_is_let_through(name):
     assert wrong == []
 
 
-@pytest.mark.parametrize(("separator", "colon"), itertools.product((",", ", ", ",  "), (":", ": ", ":  ")))
+@pytest.mark.parametrize(("separator", "colon"), [*itertools.product((",", ", ", ",  "), (":", ": ", ":  "))])
 def test_at_most_one_space_stands_where_one_may(separator, colon):
     reader = Reader(grammar_of(json.dumps({**objects(a=INTEGER, b=INTEGER), "required": ["a", "b"]}), True))
     text = json.dumps({"a": 1, "b": 2}, separators=(separator, colon))
