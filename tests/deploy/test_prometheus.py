@@ -59,13 +59,14 @@ def test_no_panel_is_empty(promtool, engine_dir, monkeypatch):
 
 
 def top(stack) -> dict:
-    """What `llmops top` says of the same stack, as soon as there was an answer between its two looks."""
+    """What `llmops top` says of the same stack, as soon as an answer came to its end between its two looks."""
     engine = urlsplit(stack.triton.metrics).netloc
     command = ["top", "--once", "--json", "--interval", "3", "--url", stack.gateway.address, "--engine", engine]
     for _ in range(20):
         done = CliRunner().invoke(cli, command, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         shown = json.loads(done.stdout)
-        if shown["models"][0]["goodput"] is not None:
+        (model,) = shown["models"]
+        if None not in (model["goodput"], model["prefix_hit_rate"], model["ttft_p95_s"]):
             break
     return shown
