@@ -19,9 +19,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# its 200 ms per example are a clock's judgement, and the machine has others to serve
+# its 200 ms per example, and what it calls slow to draw, are a clock's judgement, and the machine has others to serve
 if hypothesis.settings.get_current_profile_name() == "default":
-    hypothesis.settings.register_profile("untimed", deadline=None)
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=slow)
     hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
