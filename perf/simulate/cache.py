@@ -11,8 +11,9 @@ class Cache:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        # blocks of sequences that are not known by a hash (yet)
-        self.reserved = 0
+        # blocks of sequences that are not known by a hash (yet), and how many of them are still empty: they are sure to
+        # be had, and until they are used what is kept for others stays in them
+        self.reserved = self.unused = 0
         self.added: list[int] = []
         self.evicted: list[int] = []
         self._held: dict[int, int] = {}
@@ -21,7 +22,7 @@ class Cache:
     @property
     def free(self) -> int:
         """Those that no sequence holds; some of them have something in them."""
-        return self.blocks - self.reserved - len(self._held)
+        return self.blocks - self.reserved + self.unused - len(self._held)
 
     def start(self, hashes: Sequence[int], needed: int) -> int | None:
         """Holds what is known of a prompt's beginning, and room for the rest of `needed` blocks. Returns how many were
@@ -34,7 +35,7 @@ class Cache:
             elif name not in held:
                 break
             known += 1
-        if needed - known + idle_ones > self.free:
+        if needed - known + idle_ones > self.free - self.unused:
             return None
         for name in hashes[:known]:
             count = held.get(name)
@@ -44,7 +45,6 @@ class Cache:
             else:
                 held[name] = count + 1
         self.reserved += needed - known
-        self._make_room()
         return known
 
     def was_read(self, hashes: Sequence[int], known: int) -> None:
@@ -62,6 +62,13 @@ class Cache:
                     self.added.append(name)
                 held[name] = 1
 
+    def use(self, unused: int) -> None:
+        """So many of the reserved blocks are still empty; what was kept in the others goes."""
+        self.unused = unused
+        over = self.reserved - unused + len(self._held) + len(self._idle) - self.blocks
+        for _ in range(min(over, len(self._idle))):
+            self.evicted.append(self._idle.popitem(last=False)[0])
+
     def end(self, hashes: Sequence[int], rest: int, after: Sequence[int]) -> None:
         """A sequence leaves: its prompt's blocks and `rest` reserved ones. What is in them stays until others need
         the room, as do those of its answer (`after`). The end goes first: nothing is found without what is before."""
@@ -78,16 +85,10 @@ class Cache:
             else:
                 del held[name]
                 idle[name] = None
-        self._make_room()
 
     def clear(self) -> None:
-        self.reserved = 0
+        self.reserved = self.unused = 0
         self._held.clear()
         self._idle.clear()
         self.added.clear()
         self.evicted.clear()
-
-    def _make_room(self) -> None:
-        over = self.reserved + len(self._held) + len(self._idle) - self.blocks
-        for _ in range(min(over, len(self._idle))):
-            self.evicted.append(self._idle.popitem(last=False)[0])

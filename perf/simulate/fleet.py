@@ -130,10 +130,9 @@ class Fleet:
 
     def _gateway(self, number: int, names: Sequence[str]) -> Gateway:
         spec = self.spec
-        views = [spec.engine.view(name) for name in names]
+        views = [self.replicas[name].view() for name in names]
         for view in views:
             view.subscribers = spec.gateways
-            self.replicas[view.replica_id].views.append(view)
         policy = POLICIES[spec.policy](random.Random(f"policy {spec.seed} {number}"))
         rng = random.Random(f"gate {spec.seed} {number}")
         gate = Gate(Tiers(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None

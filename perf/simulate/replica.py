@@ -33,17 +33,29 @@ class EngineSpec:
     price: float = 0.0
     name: str = "engine"
 
-    def view(self, replica_id: str) -> ReplicaView:
-        """As a gateway sees it before it has said anything."""
-        return ReplicaView(
-            replica_id,
-            gpu_type=self.name,
+
+class _View(ReplicaView):
+    """A gateway hears of each step. Those that are all alike are counted when it asks."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._mean_step = replica.mean_step
+        spec = replica.spec
+        super().__init__(
+            replica.name,
+            gpu_type=spec.name,
             state="ready",
-            free_blocks=self.blocks,
-            blocks=self.blocks,
-            tokens_per_block=self.block_tokens,
-            max_batch_size=self.max_batch_size,
+            free_blocks=spec.blocks,
+            blocks=spec.blocks,
+            tokens_per_block=spec.block_tokens,
+            max_batch_size=spec.max_batch_size,
         )
+
+    @property
+    def step_seconds(self) -> float:  # type: ignore[override]
+        return self._mean_step()
+
+    @step_seconds.setter
+    def step_seconds(self, seconds: float) -> None: ...
 
 
 class Replica:
@@ -68,7 +80,8 @@ class Replica:
         # (step at whose end it ends, when it began, job)
         self._running: list[tuple[int, int, Job]] = []
         self._steps = self._begun = 0
-        self._context = 0
+        # tokens of those that run: all of them, those they began with, and blocks that are reserved for answers
+        self._context = self._beginning = self._answers = 0
         # the steps under way: when they began, how long one takes, how many; what is read in the (only) one
         self._since, self._seconds, self._count = 0.0, 0.0, 0
         self._chunks: list[tuple[Job, int]] = []
@@ -104,7 +117,7 @@ class Replica:
             job.made = job.answer - max(end - self._steps, 1)
         self._version += 1
         self._idle = True
-        self._running, self._context = [], 0
+        self._running, self._context, self._beginning, self._answers = [], 0, 0, 0
         self._reading.clear()
         self.queue.clear()
         self._chunks = []
@@ -162,6 +175,7 @@ class Replica:
                 continue
             queue.popleft()
             job.known = known
+            self._answers += self._answer_blocks(job)
             cached = min(known * size, job.known_tokens - 1)
             job.left = job.known_tokens - cached
             if not job.moves:
@@ -172,17 +186,28 @@ class Replica:
         if version != self._version:
             return
         self.busy += self._count * self._seconds
-        self._step = self._mean_step()
+        self._step = self._mean_of(self._count)
         batch = len(self._running)
         self._steps += self._count
         self._context += self._count * batch
         if self._chunks:
             self._was_read()
+        self._use()
         running = self._running
         while running and running[0][0] <= self._steps:
             self._leave(heappop(running)[2])
+        self._use()
         self._begin()
         self._tell()
+
+    def _answer_blocks(self, job: Job) -> int:
+        size = self.spec.block_tokens
+        return -(-(job.tokens + job.answer) // size) - -(-job.known_tokens // size)
+
+    def _use(self) -> None:
+        """The blocks of all answers together that have something in them by now, as if one began where another ends."""
+        made = self._context - self._beginning
+        self.cache.use(max(self._answers - -(-made // self.spec.block_tokens), 0))
 
     def _was_read(self) -> None:
         now = self.clock.now
@@ -196,6 +221,7 @@ class Replica:
                 job.first = now
             self._begun += 1
             self._context += job.known_tokens
+            self._beginning += job.known_tokens
             heappush(self._running, (self._steps + job.answer - job.made - 1, self._begun, job))
         self._chunks = []
 
@@ -204,27 +230,37 @@ class Replica:
         needed = -(-(job.tokens + job.answer) // self.spec.block_tokens)
         self.cache.end(hashes, needed - len(hashes), job.after)
         self._context -= job.tokens + job.answer - 1
+        self._beginning -= job.known_tokens
+        self._answers -= self._answer_blocks(job)
         job.made, job.end = job.answer, self.clock.now
         self._done(job)
 
-    def _mean_step(self) -> float:
-        """As a gateway has it when the steps under way are over: it hears each."""
+    def view(self) -> ReplicaView:
+        """As one more gateway sees it."""
+        self.views.append(_View(self))
+        return self.views[-1]
+
+    def mean_step(self) -> float:
+        """Seconds, as a gateway has it by now."""
+        if self._idle or self._chunks:
+            return self._step
+        return self._mean_of(floor((self.clock.now - self._since) / self._seconds))
+
+    def _mean_of(self, count: int) -> float:
+        """With so many of the steps under way."""
         if not self._step:
-            return self._seconds
-        return self._step + (1 - (1 - NEWEST) ** self._count) * (self._seconds - self._step)
+            return self._seconds if count else 0.0
+        return self._step + (1 - (1 - NEWEST) ** count) * (self._seconds - self._step)
 
     def _tell(self) -> None:
-        """Its state and its cache's news, to all gateways. Of steps that are all alike it would soon believe what it
-        is told at once."""
+        """Its state and its cache's news, to all gateways."""
         waiting = len(self.queue)
         self.longest_queue = max(self.longest_queue, waiting)
         tokens = sum(job.tokens for job in self.queue) + sum(job.left for job in self._reading)
-        step = self._step if self._idle else self._mean_step()
         for view in self.views:
             view.running = len(self._running) + len(self._reading)
             view.waiting, view.waiting_tokens = waiting, tokens
             view.free_blocks = self.cache.free
             view.prefill_rate = self._rate
-            view.step_seconds = step
             view.unseen = view.unseen_tokens = 0
         self._changed(self)

@@ -29,7 +29,7 @@ class Clock:
 
 def admission(views: list[ReplicaView], clock: Clock | None = None, **bounds: int) -> Admission:
     tiers = [Tier("interactive", max_wait=1.0), Tier("batch", max_wait=600.0)]
-    door = Gate(Tiers(tiers), Cheapest(PrefixIndex()), Bounds(**bounds))
+    door = Gate(Tiers(tiers), Cheapest(PrefixIndex()), Bounds(**{"steps": 2, **bounds}))
     return Admission(door, lambda: views, clock or Clock())
 
 

@@ -20,11 +20,13 @@ from llmops.gateway.messages import ReplicaView, Ticket, Wanted
 from llmops.gateway.settings import GatewaySettings
 from tests.fleet.views import ticket, view
 
+STEPS = Bounds(steps=2)
 TIERS = [Tier("interactive", max_wait=1.0), Tier("batch", max_wait=600.0)]
 
 
 def gate(bounds: Bounds | None = None, seed: int = 0, tiers: list[Tier] | None = None) -> Gate:
-    return Gate(Tiers(tiers or TIERS), Cheapest(PrefixIndex(), random.Random(seed)), bounds, random.Random(seed))
+    rng = random.Random(seed)
+    return Gate(Tiers(tiers or TIERS), Cheapest(PrefixIndex(), rng), bounds or STEPS, rng)
 
 
 def wait_in(one: Gate, views: list[ReplicaView], *tickets: Ticket, now: float = 0.0) -> None:
@@ -182,6 +184,23 @@ def test_who_would_wait_too_long_is_told_for_how_long() -> None:
     assert door.refusal(replace(late, tier="batch"), views, 0.0) is None
     hurried = ticket("hurried", tokens=490, tier="batch", deadline=0.5)
     assert door.refusal(hurried, views, 0.0) == pytest.approx(1.071)
+
+
+def test_who_finds_a_place_is_not_refused_for_those_who_leave_it() -> None:
+    tiers = [Tier("interactive", max_wait=0.01), Tier("batch")]
+    door, place = gate(tiers=tiers), view("a", max_batch_size=32)
+    chat = [ticket("chat", tier="interactive") for _ in range(4)]
+    at_once(door, place, chat[0], *many(30, tier="batch"))
+    wait_in(door, [place], ticket("many", tier="batch"))
+    # by the rate at which the queue drains it would wait for longer than 10 ms
+    assert door.at_once(chat[1], [place], 0.0) is None
+    assert door.wait(chat[1], [place]) > 0.01
+    assert door.refusal(chat[1], [place], 0.0) is None
+    wait_in(door, [place], *chat[1:3])
+    assert placed(door, [place]) == 2 * [("chat", "a")]
+    # all places are taken
+    assert door.at_once(chat[3], [place], 0.0) is None
+    assert door.refusal(chat[3], [place], 0.0) is not None
 
 
 def test_those_who_are_refused_do_not_all_come_back_at_once() -> None:

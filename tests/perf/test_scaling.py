@@ -106,7 +106,7 @@ def test_at_constant_load_it_comes_to_rest():
 
 def test_what_waits_does_not_say_when_it_is_safe_to_shrink():
     """The planted mistake: without the rate it shrinks until somebody waits, and begins again."""
-    outcome = simulated(FAST, 2.6, 1500.0)
+    outcome = simulated(FAST, 3.2, 1500.0)
     assert turns(outcome, 0.0, 1500.0) >= 2
     assert late(outcome) > 100
 

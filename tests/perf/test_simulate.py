@@ -91,8 +91,24 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
         Job(float(at), 400, 1, tuple(range(10 * name, 10 * name + 4))) for at, name in enumerate((1, 2, 1, 3, 1, 2))
     ]
     run(jobs, engine)
-    # five blocks each while they run: of the second only the beginning is left when it comes back
-    assert [job.cached for job in jobs] == [0, 0, 399, 0, 399, 100]
+    # four blocks each, as an answer's last token is not computed: of the second half is left when it comes back
+    assert [job.cached for job in jobs] == [0, 0, 399, 0, 399, 200]
+
+
+def test_what_is_reserved_for_an_answer_is_used_for_others_until_it_is_needed() -> None:
+    engine = EngineSpec(ENGINE.steps, blocks=12, block_tokens=100)
+
+    def beside(answer: int) -> tuple[Job, Job]:
+        """An answer, and a prompt that was there before."""
+        first, long, same = Job(0.0, 400, 1, (1, 2, 3, 4)), Job(0.5, 100, answer, (9,)), Job(1.0, 450, 1, (1, 2, 3, 4))
+        run([first, long, same], engine)
+        return long, same
+
+    long, same = beside(401)
+    assert (same.cached, same.first < long.end) == (400, True)
+    # there is no room beside it, and in the end it has taken nine of twelve blocks
+    long, same = beside(801)
+    assert (same.cached, same.first > long.end) == (300, True)
 
 
 class Caches(RuleBasedStateMachine):
@@ -104,10 +120,19 @@ class Caches(RuleBasedStateMachine):
         self.sequences: list[tuple[tuple[int, ...], int, int, bool]] = []
         self.known: set[int] = set()
 
-    def news(self) -> None:
+    def news(self, unused: int = 0) -> None:
+        """`unused`: what is empty of what is reserved for answers."""
+        self.cache.use(min(unused, self.answers()))
         self.known |= set(self.cache.added)
         self.known -= set(self.cache.evicted)
         self.cache.added, self.cache.evicted = [], []
+
+    def answers(self) -> int:
+        return sum(needed - len(hashes) for hashes, _, needed, is_read in self.sequences if is_read)
+
+    @rule(unused=st.integers(0, 9))
+    def fill(self, unused: int) -> None:
+        self.news(unused)
 
     @rule(name=st.integers(0, 3), size=st.integers(0, 6), answer=st.integers(1, 3))
     def start(self, name: int, size: int, answer: int) -> None:
@@ -132,7 +157,7 @@ class Caches(RuleBasedStateMachine):
     @invariant()
     def adds_up(self) -> None:
         unread = sum(needed - known for _, known, needed, is_read in self.sequences if not is_read)
-        answers = sum(needed - len(hashes) for hashes, _, needed, is_read in self.sequences if is_read)
+        answers = self.answers() - self.cache.unused
         held = {h for hashes, known, _, is_read in self.sequences for h in (hashes if is_read else hashes[:known])}
         assert self.cache.free == 30 - unread - answers - len(held) >= 0
         assert held <= self.known

@@ -1,7 +1,7 @@
 """When a request goes to a replica, and who is told at once to come back later. Pure: whoever asks brings the time.
 
 Requests wait here and not in the engines, so that whichever replica has room first gets the one that is next. A replica
-has room while less is queued there than it can read in two steps.
+has room while little is queued there.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ NEWEST = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`entries` and `bytes` that may wait; `steps` of an engine whose worth may be queued in it; the shares of its KV
-    cache up to which requests are sent (`watermark`) and above which one is taken back (`preempt`); `tpot`: seconds of
-    its mean step above which it gets no more, as those that run would be too slow.
+    """`entries` and `bytes` that may wait; `steps` of an engine whose worth may be queued in it: it reads half of what
+    it calls queued in the step that has begun meanwhile; the shares of its KV cache up to which requests are sent
+    (`watermark`) and above which one is taken back (`preempt`); `tpot`: seconds of its mean step above which it gets no
+    more, as those that run would be too slow.
     """
 
     entries: int = 4096
     bytes: int = 256 * 2**20
-    steps: float = 2.0
+    steps: float = 4.0
     watermark: float = 0.9
     preempt: float = 0.95
     tpot: float = float("inf")
@@ -95,6 +96,9 @@ class Gate:
 
     def refusal(self, ticket: Ticket, views: Sequence[ReplicaView], now: float) -> float | None:
         """How long it would wait (s), if that is too long for its tier or its deadline."""
+        if not self.order.ahead(ticket) and any(self._is_open_to(ticket, view, now) for view in views):
+            # only those wait before whom it comes, and who leave that place to it
+            return None
         wait = self.wait(ticket, views)
         return wait if wait > self.limit(ticket, now) else None
 
@@ -206,16 +210,20 @@ class Gate:
     def _is_open(self, view: ReplicaView, now: float) -> bool:
         return view.state in ("ready", "spare", "suspect") and self._has_room(view, 0.0, now)
 
+    def _is_open_to(self, ticket: Ticket, view: ReplicaView, now: float) -> bool:
+        if not self._is_open(view, now) or not takes(view, ticket.wanted) or ticket.size > self.kv_room(view):
+            return False
+        return not (self._is_last(view) and self._shares.leaves(ticket))
+
     def _has_room(self, view: ReplicaView, weight: float, now: float) -> bool:
         if view.running and self._pace(view, now) > self.bounds.tpot:
             return False
-        step = min(view.step_seconds or STEP_SECONDS, LONGEST_STEP)
-        worth = self.bounds.steps * step * (view.prefill_rate or PREFILL_RATE)
+        worth = self.bounds.steps * _step(view) * (view.prefill_rate or PREFILL_RATE)
         if view.waiting_tokens + view.unseen_tokens >= worth:
             return False
         if view.max_batch_size and view.running + view.waiting + view.unseen >= view.max_batch_size:
             return False
-        return self._ramps.allows(view, now) and (not view.demand or self._is_my_turn(view, weight, int(now / step)))
+        return self._ramps.allows(view, now) and (not view.demand or self._is_my_turn(view, weight, now))
 
     def _is_last(self, view: ReplicaView) -> bool:
         """Whether only the last of its places are free."""
@@ -229,12 +237,13 @@ class Gate:
         self._paces[view.replica_id] = (now, mean)
         return mean
 
-    def _is_my_turn(self, view: ReplicaView, weight: float, step: int) -> bool:
+    def _is_my_turn(self, view: ReplicaView, weight: float, now: float) -> bool:
         """Of gateways that share a replica each gets as many of its steps as its demand is of all."""
         own = self.order.demand() or weight
         total = view.demand if self.order else view.demand + weight
         if own >= total or not (view.running or view.waiting):
             return True
+        step = int(now / _step(view))
         last, mine = self._turns.get(view.replica_id, (-1, False))
         if last != step:
             mine = self._rng.random() < own / total
@@ -270,6 +279,11 @@ class Gate:
         self._ramps.sent(view, uncached)
         self._shares.took(ticket)
         self.policy.sent(ticket.wanted, view)
+
+
+def _step(view: ReplicaView) -> float:
+    """Seconds of its steps, as far as they count."""
+    return min(view.step_seconds or STEP_SECONDS, LONGEST_STEP)
 
 
 def _in_use(places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:

@@ -52,6 +52,9 @@ def parts() -> list[Part]:
         Part("LiteLLM", 240, _litellm, peer="litellm"),
         Part("planner", 120, _planner),
         Part("policies", 240, _policies),
+        Part("overload", 480, _overload, included=False),
+        Part("simulator", 420, _simulator, included=False),
+        Part("routers", 900, _routers, included=False, peer="dynamo"),
     ]
 
 
@@ -174,3 +177,21 @@ def _policies(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import policies
 
     return policies.measure()
+
+
+def _overload(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import overload
+
+    return overload.measure(engine)
+
+
+def _simulator(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import simulator
+
+    return simulator.measure(engine)
+
+
+def _routers(engine: Path) -> Section:
+    from llmops.perf.lab.peers import routing
+
+    return routing.measure(engine)
