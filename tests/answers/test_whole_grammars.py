@@ -110,6 +110,26 @@ SCHEMAS = {
     "any of": {"anyOf": [INTEGER, {"type": "string", "maxLength": 1}, objects(a=INTEGER)]},
     "any of beside": {"type": "integer", "anyOf": [{"maximum": 0}, {"minimum": 5}]},
     "all of": {"allOf": [{"type": "integer", "minimum": 1}, {"maximum": 5}]},
+    "all of objects": {
+        "allOf": [{**objects(a=INTEGER, b=True), "required": ["a"]}, objects(a={"minimum": 1}, b=INTEGER)]
+    },
+    "all of that leave other names open": {
+        "allOf": [
+            {"type": "object", "properties": {"a": INTEGER}, "additionalProperties": INTEGER},
+            {"type": "object", "properties": {"b": {"minimum": 2}}, "additionalProperties": {"maximum": 1}},
+        ]
+    },
+    "all of that close other names": {
+        "allOf": [objects(a=INTEGER), {"type": "object", "properties": {"a": True, "b": INTEGER}}]
+    },
+    "all of lists": {
+        "allOf": [{"type": "array", "items": INTEGER, "minItems": 1}, {"items": {"maximum": 1}, "maxItems": 2}]
+    },
+    "all of lengths": {
+        "allOf": [{"type": "string", "minLength": 1}, {"maxLength": 2}, {"maxLength": 3, "minLength": 2}]
+    },
+    "all of enums": {"allOf": [{"enum": [1, 2, "a"]}, {"enum": [2, "a", 3]}, {"type": "integer"}]},
+    "reference beside": {"$ref": "#/$defs/n", "minimum": 2, "$defs": {"n": {"type": "integer", "maximum": 5}}},
     "one of": {
         "oneOf": [
             {**objects(kind={"const": "x"}, a=INTEGER), "required": ["kind", "a"]},
