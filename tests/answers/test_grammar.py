@@ -140,6 +140,20 @@ def test_what_a_class_lets_through_is_a_json_string(text):
     assert not contains(content, f'"{text}"') or json.loads(f'"{text}"') is not None
 
 
+@pytest.mark.parametrize("code", [0xD800, 0xDBFF, 0xDC00, 0xDFFF])
+def test_half_of_a_surrogate_pair_cannot_be_written(code):
+    with pytest.raises(NotEnforceableError, match="half of a surrogate pair"):
+        grammar_of(json.dumps({"const": f"a{chr(code)}"}), True)
+    assert grammar_of(json.dumps({"const": chr(0xE000)}), True)
+
+
+def test_a_control_character_without_a_short_escape_is_written_by_its_number():
+    language = quoted(pattern_language(r"^\x01$", in_json))
+    several = quoted(pattern_language(r"^[\x01-\x02]$", in_json))
+    assert not contains(several, '"\\u0001"'), "left out of sets"
+    assert [text for text in ('"\x01"', '"\\u0001"', '"\\u0002"', '"1"') if contains(language, text)] == ['"\\u0001"']
+
+
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
 
 

@@ -167,3 +167,45 @@ def test_at_most_one_space_stands_where_one_may(separator, colon):
 )
 def test_what_is_no_json_is_not_let_through(text):
     assert not Reader(grammar_of(json.dumps(objects(a=INTEGER)), True)).reads(text)
+
+
+LENGTHS = (
+    0,
+    1,
+    2,
+    3,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    127,
+    128,
+    129,
+    199,
+    200,
+    201,
+    255,
+    256,
+    257,
+    511,
+    512,
+    513,
+    699,
+    700,
+    701,
+)
+
+
+@pytest.mark.parametrize(
+    ("least", "most"), [(0, None), (2, None), (129, None), (0, 64), (0, 700), (3, 700), (200, 700)]
+)
+def test_texts_of_all_lengths_within_bounds(least, most):
+    schema = {"type": "string", "minLength": least} | ({} if most is None else {"maxLength": most})
+    reader = Reader(grammar_of(json.dumps(schema), True))
+    # without an end the reader goes a step deeper for each character
+    sizes = [size for size in LENGTHS if most is not None or size <= 130]
+    assert [size for size in sizes if reader.reads(f'"{"a" * size}"')] == [
+        size for size in sizes if least <= size and (most is None or size <= most)
+    ]

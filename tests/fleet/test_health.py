@@ -26,7 +26,9 @@ def looked(health: Health, start: float, end: float) -> str:
 def test_it_starts_is_ready_and_suspected_after_five_silent_seconds() -> None:
     health = speaking()
     assert looked(health, 0, 60) == "starting"
+    assert health.silent(60.0) is None
     health.heard(60.0, draining=False)
+    assert [health.silent(now) for now in (60.0, 60.25, 59.0)] == [0.0, 0.25, 0.0]
     assert looked(health, 60.25, 60 + SILENCE) == "ready"
     assert health.look(60.25 + SILENCE) == "suspect"
     health.heard(70.0, draining=False)
