@@ -330,6 +330,15 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, token
     assert len(lines) == 2, lines
 
 
+async def test_what_waits_is_told_when_the_gateway_ends(card, tokenizer, receiver, monkeypatch):
+    monkeypatch.setattr(telling, "TRACES_EVERY", 3600)
+    async with tracing(receiver, card, tokenizer) as stack:
+        stack.say("Hello")
+        assert (await stack.chat()).status_code == 200
+        assert receiver.spans == []
+    assert len(receiver.traces()) == 1
+
+
 def test_an_outbox_is_bounded_and_counts_what_it_drops():
     taken: list[list[int]] = []
     box = Outbox("test", lambda batch: taken.append(list(batch)), 3, 0.0)
