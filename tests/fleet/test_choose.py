@@ -166,3 +166,8 @@ def test_the_share_of_the_cache_counts_what_is_on_its_way() -> None:
     assert kv_load(view("a", free_blocks=500), 0) == 0.5
     assert kv_load(view("a", free_blocks=500, unseen_tokens=6), 4) == pytest.approx(1 - (500 - 2.5) / 1000)
     assert kv_load(view("a", blocks=0, free_blocks=0), 100) == 0.0
+
+
+def test_without_a_generator_of_its_own_chance_is_pythons() -> None:
+    views = [view("a"), view("b")]
+    assert {Cheapest().choose(wanted(PROMPT), views, 0.0) for _ in range(100)} == {0, 1}
