@@ -171,3 +171,9 @@ def test_the_share_of_the_cache_counts_what_is_on_its_way() -> None:
 def test_without_a_generator_of_its_own_chance_is_pythons() -> None:
     views = [view("a"), view("b")]
     assert {Cheapest().choose(wanted(PROMPT), views, 0.0) for _ in range(100)} == {0, 1}
+
+
+def test_one_that_failed_is_left_out_and_one_that_drains_is_not_taken_for_it() -> None:
+    views = [view("drains", state="draining"), view("serves"), view("failed")]
+    without = frozenset({"failed"})
+    assert {policy(seed).choose(wanted(PROMPT, without=without), views, 0.0) for seed in range(20)} == {1}
