@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-# seconds between two looks
-_PAUSE = 0.02
+# seconds between two looks, and what one counts at most: where all is slow, an engine must not end by itself meanwhile
+_PAUSE, _LONGEST = 0.02, 2.0
 REQUESTS, BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 
 
@@ -40,7 +40,7 @@ class Gauges:
                 return False
             begun = time.monotonic()
             await asyncio.sleep(_PAUSE)
-            seconds -= min(time.monotonic() - begun, 10 * _PAUSE)
+            seconds -= min(time.monotonic() - begun, _LONGEST)
         return True
 
     def _page(self) -> str:

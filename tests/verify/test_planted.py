@@ -216,7 +216,7 @@ def test_the_contract(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
 
 
 def test_a_client_that_cannot_leave(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
-    repository = make_mock_engine(engine_dir, tmp_path / "repository", 0.005)
+    repository = make_mock_engine(engine_dir, tmp_path / "repository", 0.01)
     package = repository / "mock-tensorrt_llm" / "1" / "llmops_engine"
     loop = (package / "loop.py").read_text()
     assert "if job.sink.is_cancelled():" in loop
