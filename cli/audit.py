@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 
 @click.command("audit")
-@click.option("--tenant", help="Only of this tenant.")
-@click.option("--action", help="Only actions that begin so: key., tenant.delete, access.")
-@click.option("--last", type=DurationType(), help="Only the last 12h, 7d.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="The newest so many.")
+@click.option("--tenant", help="Only entries of this tenant.")
+@click.option("--action", help="Only actions with this prefix: key., tenant.delete, access.")
+@click.option("--last", type=DurationType(), help="Only entries of the last 12h or 7d.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most this many entries."
+)
 @admin_options
 def command(
     tenant: str | None, action: str | None, last: timedelta | None, limit: int, at: Administration, as_json: bool
 ) -> None:
-    """Who changed what, and who was refused: the newest first.
+    """Show who changed what, and who was refused, newest first.
 
-    Refusals are counted by the minute, so that a storm of them is a few lines.
+    Refusals are counted per minute, so that a flood of them takes only a few lines.
     """
     from llmops.control.admin.operations import READ_AUDIT
     from llmops.control.admin.wire import AuditWanted

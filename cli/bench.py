@@ -24,18 +24,27 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.command(name="bench", cls=for_each_model(of_bench))
 @file_options
 @click.argument("url", default="http://127.0.0.1:9000/v1")
-@click.option("-m", "--model", help="Model to ask. Default: the first one the server lists.")
-@click.option("--via", type=click.Choice(VIA), help="Layer to ask. Default: chat, or engine for grpc:// addresses.")
+@click.option("-m", "--model", help="Model to test. Default: the first one the server lists.")
+@click.option("--via", type=click.Choice(VIA), help="Layer to test. Default: chat, or engine for grpc:// addresses.")
 @click.option(
-    "-c", "--concurrency", type=click.IntRange(1), help="Closed loop: users who wait for their answers.  [default: 4]"
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1),
+    help="Closed loop: users, each with one request at a time.  [default: 4]",
 )
-@click.option("-r", "--rate", type=POSITIVE, help="Open loop: new requests/s, regardless of the server.")
-@click.option("--arrival", type=click.Choice(["constant", "poisson", "bursty"]), default="poisson", show_default=True)
+@click.option("-r", "--rate", type=POSITIVE, help="Open loop: requests/s, however slow the server is.")
+@click.option(
+    "--arrival",
+    type=click.Choice(["constant", "poisson", "bursty"]),
+    default="poisson",
+    show_default=True,
+    help="Open loop: spacing of requests.",
+)
 @click.option("--burstiness", type=POSITIVE, default=0.25, show_default=True, help="Gamma shape; 1 is Poisson.")
 @click.option(
     "--max-concurrency",
     type=click.IntRange(1),
-    help="Open loop: most requests at once; others wait, and their clock runs.",
+    help="Open loop: most requests at once; the wait of others counts as latency.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
@@ -44,7 +53,7 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted. Default: one per user.")
 @click.option("-i", "--input", "input_", default="64", show_default=True, help="Prompt tokens, a distribution.")
 @click.option("-o", "--output", default="64", show_default=True, help="Answer tokens, a distribution.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="Own prompts, JSONL or lines of text.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Your own prompts: JSONL, or lines of text.")
 @click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Shared system prompt of this many tokens.")
 @click.option(
     "--prefix-groups", type=click.IntRange(1), default=1, show_default=True, help="Number of different prefixes."
@@ -56,10 +65,16 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
 @click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests cancelled midway.")
 @click.option("--slo", multiple=True, help="Objective in ms: ttft:200, tpot:50, itl:100, e2e:5000. Repeatable.")
-@click.option("--sweep", is_flag=True, help="Find the highest rate that holds the objectives.")
-@click.option("--slo-share", type=click.FloatRange(0, 1), default=0.99, show_default=True, help="Share to hold them.")
+@click.option("--sweep", is_flag=True, help="Find the highest rate that meets the objectives.")
+@click.option(
+    "--slo-share",
+    type=click.FloatRange(0, 1),
+    default=0.99,
+    show_default=True,
+    help="Share of requests that must meet the objectives.",
+)
 @click.option("--sweep-max", type=POSITIVE, default=1024.0, show_default=True, help="Highest rate to try.")
-@click.option("--stream/--no-stream", default=True, show_default=True)
+@click.option("--stream/--no-stream", default=True, show_default=True, help="Ask for streamed answers.")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
 @click.option("--usage/--no-usage", default=True, show_default=True, help="Ask for the server's token counts.")
 @click.option("--extra", help="JSON object merged into every request body.")
@@ -70,12 +85,12 @@ VIA = ("chat", "completions", "engine", "ensemble")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the whole run here; - for stdout.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page with plots here.")
-@click.option("--compare", nargs=2, type=click.Path(path_type=Path), help="Compare two --json files; no load.")
+@click.option("--compare", nargs=2, type=click.Path(path_type=Path), help="Compare two --json files; sends no load.")
 def command(**given: Any) -> None:
     """Load-test URL: an OpenAI endpoint (http://host:port/v1), or Triton itself (grpc://host:port).
 
     Lengths are distributions: 128, uniform:64,256, normal:256,64, lognormal:256,0.6, exponential:128,
-    choice:32@0.8,2048@0.2. Latencies count from the moment a request leaves.
+    choice:32@0.8,2048@0.2. Latencies are measured from the moment a request is sent.
     """
     json_path, html_path, compare = given.pop("json_path"), given.pop("html_path"), given.pop("compare")
     if compare:

@@ -22,8 +22,10 @@ HELP = "/reset forgets the conversation, /system TEXT changes the system prompt,
 
 
 @click.command("chat")
-@click.option("--url", envvar=["LLMOPS_URL", "OPENAI_BASE_URL"], default=DEFAULT_URL, show_default=True)
-@click.option("--model", help="Which model to talk to.  [default: the first that is served]")
+@click.option(
+    "--url", envvar=["LLMOPS_URL", "OPENAI_BASE_URL"], default=DEFAULT_URL, show_default=True, help="OpenAI endpoint."
+)
+@click.option("--model", help="Model to talk to.  [default: the first one served]")
 @click.option("--system", help="A system prompt.")
 @click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and exit.")
 @click.option("--temperature", type=click.FloatRange(0, 2))
@@ -31,7 +33,7 @@ HELP = "/reset forgets the conversation, /system TEXT changes the system prompt,
 @click.option("--max-tokens", type=click.IntRange(1), help=f"Longest answer, in tokens.  [default: {DEFAULT_TOKENS}]")
 @click.option("--seed", type=int)
 @click.option("--stop", multiple=True, help="A string that ends the answer; may be repeated.")
-@click.option("--hide-reasoning", is_flag=True, help="Do not show what a reasoning model thinks.")
+@click.option("--hide-reasoning", is_flag=True, help="Hide a reasoning model's thinking.")
 def command(
     url: str, model: str | None, system: str | None, once: str | None, hide_reasoning: bool, **sampling: Any
 ) -> None:

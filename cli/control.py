@@ -20,8 +20,8 @@ PORT = 9100
     metavar="URL",
     help="sqlite:///FILE or postgresql://…; also $LLMOPS_STORE.  [default: store.db in the cache folder]",
 )
-@click.option("--kafka", metavar="HOST:PORT,…", help="Brokers to take usage from; also $LLMOPS_KAFKA__SERVERS.")
-@click.option("--gateway", metavar="URL", help="A gateway, for what models there are.")
+@click.option("--kafka", metavar="HOST:PORT,…", help="Kafka brokers to read usage from; also $LLMOPS_KAFKA__SERVERS.")
+@click.option("--gateway", metavar="URL", help="Gateway to ask which models there are.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port to listen on; 0 takes any."
@@ -29,9 +29,10 @@ PORT = 9100
 def command(
     config: Path | None, store: str | None, kafka: str | None, gateway: str | None, host: str, port: int
 ) -> None:
-    """Administration and usage over HTTP, and the work that one process at a time does.
+    """Serve administration and usage over HTTP, and run the jobs that only one process may run.
 
-    Of several on one store, one leads; when it ends, another takes over within seconds. All of them answer.
+    Several may share a store: all of them answer requests, one runs the jobs, and another takes over within seconds
+    when that one stops.
     """
     require_store_extra()
     from llmops.control.roster import duties_of

@@ -14,7 +14,7 @@ import click
 def command(ctx: click.Context, as_json: bool) -> None:
     """Check what `llmops build` and `llmops serve` need on this machine.
 
-    Each line is ok, not ok (with the fix) or a note (not needed for what this machine is). Exit code 1 when something
+    Each line is ok, not ok (with the fix) or a note (something this machine does not need). Exit code 1 when something
     is not ok.
     """
     from llmops.model_repository.doctor import examine, healthy

@@ -11,7 +11,7 @@ import click
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
-    "--against", metavar="CHECKPOINT", help="Measure again against this source. Default: what the build found."
+    "--against", metavar="CHECKPOINT", help="Measure again, against this source. Default: show what the build measured."
 )
 @click.option("--max-ppl-ratio", type=float, help="Fail when perplexity rose by more than this factor.")
 @click.option("--min-top1", type=float, help="Fail when the most likely token stays the same less often than this.")
@@ -19,9 +19,9 @@ import click
 @click.option("--max-token-kl", type=float, help="Fail when any token's KL divergence is larger (nats).")
 @click.option("--json", "as_json", is_flag=True, help="Print figures, limits and verdict as JSON.")
 def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> None:
-    """How far the quantised ENGINE is from its source. A quantised Hugging Face folder will do as well.
+    """Show how far the quantised ENGINE is from its source; a quantised Hugging Face folder works too.
 
-    Without --against it shows what `llmops build` measured and stored. With it, the source answers the bundled texts
+    Without --against, shows what `llmops build` measured and stored. With it, the source is run on the bundled texts
     and prompts again, and the weights on disk are dequantised and compared.
     """
     import json

@@ -16,14 +16,14 @@ REPLICA = "One of several servers to use as one: HOST:PORT, or dns:NAME:PORT for
 @click.option("--replica", "replicas", metavar="ADDRESS", multiple=True, help=REPLICA)
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any.  [default: 9000]")
-@click.option("--store", metavar="URL", help="Whose keys are asked for: sqlite:///FILE or postgresql://….")
-@click.option("--open", is_flag=True, default=None, help="Ask nobody for a key, whoever reaches the gateway.")
+@click.option("--store", metavar="URL", help="Where API keys are stored: sqlite:///FILE or postgresql://….")
+@click.option("--open", is_flag=True, default=None, help="Require no API key, even where others can reach the gateway.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes on the same port.  [default: 1]")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to log.  [default: info]"
 )
 def command(config: Path | None, replicas: tuple[str, ...], **flags: Any) -> None:
-    """OpenAI requests to Triton gRPC streams.
+    """Serve the OpenAI API from Triton: requests become gRPC streams.
 
     Settings come from flags, then LLMOPS_… environment variables (LLMOPS_PORT, LLMOPS_TIMEOUTS__IDLE), then --config.
     """

@@ -31,14 +31,16 @@ def spec_options(command: Any) -> Any:
             "--expires",
             "expires_at",
             type=MomentType(never=True),
-            help="When: 90d, 12h, 2027-01-31 (UTC), or never.",
+            help="Expires in 90d or 12h, on 2027-01-31 (UTC), or never.",
         ),
-        click.option("--models", type=NamesType(everything=True), help="Only these models; or all."),
+        click.option("--models", type=NamesType(everything=True), help="Models it may use, or all."),
         click.option(
-            "--scopes", type=NamesType(), help="Of inference, usage, metrics, admin, fairness.  [default: inference]"
+            "--scopes",
+            type=NamesType(),
+            help="Any of inference, usage, metrics, admin, fairness.  [default: inference]",
         ),
-        click.option("--tier", help="Tier of its requests, any name you use.  [default: the user's, or free]"),
-        click.option("--name", help="What it is for."),
+        click.option("--tier", help="Tier of its requests; any name.  [default: the user's, or free]"),
+        click.option("--name", help="What the key is for."),
     ):
         command = option(command)
     return limit_options(command)
@@ -46,19 +48,19 @@ def spec_options(command: Any) -> Any:
 
 @click.group("key")
 def command() -> None:
-    """API keys: made, changed, replaced and revoked.
+    """Create, change, rotate and revoke API keys.
 
-    A key belongs to a user of a tenant. KEY is its id (key-…), or the key itself.
+    A key belongs to a user of a tenant. KEY is its id (key-…) or the key itself.
     """
 
 
 @command.command("create")
-@click.option("--tenant", required=True, help="The tenant who pays; `llmops tenant create` makes one.")
-@click.option("--user", required=True, metavar="EMAIL", help="Its user; a new address creates one.")
+@click.option("--tenant", required=True, help="The tenant that pays; see `llmops tenant create`.")
+@click.option("--user", required=True, metavar="EMAIL", help="The user it belongs to; created if new.")
 @spec_options
 @admin_options
 def create(tenant: str, user: str, at: Administration, as_json: bool, **given: Any) -> None:
-    """Make a key and print it, this once."""
+    """Create a key and print it; it cannot be shown again."""
     from llmops.control.admin.operations import CREATE_KEY
     from llmops.control.admin.wire import NewKey
 
@@ -67,12 +69,12 @@ def create(tenant: str, user: str, at: Administration, as_json: bool, **given: A
 
 
 @command.command("list")
-@click.option("--tenant", help="Only this tenant's.")
-@click.option("--user", metavar="EMAIL", help="Only this user's.")
-@click.option("--all", "everything", is_flag=True, help="Also revoked and expired ones.")
+@click.option("--tenant", help="Only keys of this tenant.")
+@click.option("--user", metavar="EMAIL", help="Only keys of this user.")
+@click.option("--all", "everything", is_flag=True, help="Include revoked and expired keys.")
 @admin_options
 def list_(tenant: str | None, user: str | None, everything: bool, at: Administration, as_json: bool) -> None:
-    """Keys with their limits, never the keys themselves."""
+    """List keys and their limits, but not their secrets."""
     from llmops.control.admin.operations import LIST_KEYS
     from llmops.control.admin.wire import KeysWanted
 
@@ -91,7 +93,7 @@ def list_(tenant: str | None, user: str | None, everything: bool, at: Administra
 @click.argument("key")
 @admin_options
 def show(key: str, at: Administration, as_json: bool) -> None:
-    """One key, what is spent of its budget, and its tenant's limits."""
+    """Show a key, how much of its budget is spent, and its tenant's limits."""
     from llmops.control.admin.operations import SHOW_KEY
     from llmops.control.admin.wire import KeyName
 
@@ -107,7 +109,7 @@ def show(key: str, at: Administration, as_json: bool) -> None:
 @spec_options
 @admin_options
 def update(key: str, at: Administration, as_json: bool, **given: Any) -> None:
-    """Change what is named, and nothing else; `none`, `all` and `never` take a limit away."""
+    """Change only what the options name; `none`, `all` and `never` lift a limit."""
     from llmops.control.admin.operations import UPDATE_KEY
     from llmops.control.admin.wire import KeyChange
 
@@ -127,16 +129,16 @@ def update(key: str, at: Administration, as_json: bool, **given: Any) -> None:
 )
 @admin_options
 def rotate(key: str, overlap: timedelta, at: Administration, as_json: bool) -> None:
-    """Another secret for the same key, printed this once: id, limits and what is spent stay.
+    """Give a key a new secret and print it; id, limits and spending stay.
 
-    With --overlap 0 the present one is refused at once, as when it leaked. One that was rotated before, and still has
-    time, is refused at once in any case.
+    Use --overlap 0 if the old secret has leaked: it stops working at once. A still older one, from an earlier rotation,
+    always does.
     """
     from llmops.control.admin.operations import ROTATE_KEY
     from llmops.control.admin.wire import Rotation
 
     rotated = at.do(ROTATE_KEY, Rotation(key=key_name(key), overlap_seconds=overlap.total_seconds()))
-    _show_secret(rotated, as_json, f"{rotated.id}: the one before works until {when(rotated.previous_until)} UTC.")
+    _show_secret(rotated, as_json, f"{rotated.id}: the old secret works until {when(rotated.previous_until)} UTC.")
 
 
 @command.command("revoke")
@@ -159,7 +161,7 @@ def _show_secret(key: wire.MadeKey, as_json: bool, said: str) -> None:
         print_json(key.data())
         return
     # the key alone, so that a script can take it
-    click.echo(f"{said} The key is shown this once:", err=True)
+    click.echo(f"{said} The key is shown only once:", err=True)
     click.echo(key.key)
 
 
@@ -197,6 +199,6 @@ def _pairs(key: wire.ShownKey) -> list[tuple[str, str]]:
         ("tenant", of_all),
         ("made", f"{when(key.created_at)} UTC"),
         ("expires", when(key.expires_at)),
-        ("rotated", f"the one before works until {when(key.previous_until)} UTC" if rest else ""),
+        ("rotated", f"the old secret works until {when(key.previous_until)} UTC" if rest else ""),
     ]
     return [(name, value) for name, value in pairs if value]

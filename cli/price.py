@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 
 @click.group("price")
 def command() -> None:
-    """Prices in US dollars per million tokens.
+    """Manage prices, in US dollars per million tokens.
 
-    A price holds from its date until the model's next one. What was used is billed at the price of that time, so a
-    price that is in force is never changed: it is followed by another.
+    A price is valid from its date until the model's next one. Usage is billed at the price of its time, so a price in
+    force is never changed, only followed by another.
     """
 
 
 @command.command("set")
 @click.argument("model")
 @click.option("--input", "into", type=DollarsType(), required=True, help="Per million prompt tokens.")
-@click.option("--cached", type=DollarsType(), help="Prompt tokens found in the engine's cache.  [default: as --input]")
-@click.option("--output", type=DollarsType(), required=True, help="Per million tokens of an answer.")
-@click.option("--from", "begins", type=MomentType(), help="When: 7d, 2027-01-01 (UTC).  [default: now]")
+@click.option(
+    "--cached", type=DollarsType(), help="Per million of those found in the engine's cache.  [default: as --input]"
+)
+@click.option("--output", type=DollarsType(), required=True, help="Per million output tokens.")
+@click.option(
+    "--from", "begins", type=MomentType(), help="Valid from: 7d (from now) or 2027-01-01 (UTC).  [default: now]"
+)
 @admin_options
 def set_(
     model: str,
@@ -43,7 +47,7 @@ def set_(
     at: Administration,
     as_json: bool,
 ) -> None:
-    """The price of MODEL, which is the name that requests have."""
+    """Set the price of MODEL, the name that requests use."""
     from llmops.control.admin.operations import SET_PRICE
     from llmops.control.admin.wire import NewPrice
 
@@ -57,10 +61,10 @@ def set_(
 
 @command.command("list")
 @click.argument("model", required=False)
-@click.option("--at", "moment", type=MomentType(), help="Only those in force at this time, e.g. 2026-12-01 (UTC).")
+@click.option("--at", "moment", type=MomentType(), help="Only prices in force at this time, e.g. 2026-12-01 (UTC).")
 @admin_options
 def list_(model: str | None, moment: datetime | None, at: Administration, as_json: bool) -> None:
-    """All prices there were and will be; of MODEL, or of all."""
+    """List past, present and future prices, of MODEL or of all models."""
     from llmops.control.admin.operations import LIST_PRICES
     from llmops.control.admin.wire import PricesWanted
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @click.group("tenant")
 def command() -> None:
-    """Tenants: who pays for the keys of their users.
+    """Manage tenants: who pays for the keys of their users.
 
-    A tenant's limits hold for all of its keys together, besides each key's own.
+    A tenant's limits apply to all of its keys together, in addition to each key's own.
     """
 
 
@@ -29,7 +29,7 @@ def command() -> None:
 @limit_options
 @admin_options
 def create(name: str, at: Administration, as_json: bool, **given: Any) -> None:
-    """Make a tenant."""
+    """Create a tenant."""
     from llmops.control.admin.operations import CREATE_TENANT
     from llmops.control.admin.wire import NewTenant
 
@@ -38,10 +38,10 @@ def create(name: str, at: Administration, as_json: bool, **given: Any) -> None:
 
 
 @command.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also deleted ones.")
+@click.option("--all", "everything", is_flag=True, help="Include deleted tenants.")
 @admin_options
 def list_(everything: bool, at: Administration, as_json: bool) -> None:
-    """Tenants with their limits."""
+    """List tenants and their limits."""
     from llmops.control.admin.operations import LIST_TENANTS
     from llmops.control.admin.wire import TenantsWanted
 
@@ -58,7 +58,7 @@ def list_(everything: bool, at: Administration, as_json: bool) -> None:
 @click.argument("name")
 @admin_options
 def show(name: str, at: Administration, as_json: bool) -> None:
-    """One tenant, and what it may use."""
+    """Show a tenant and its limits."""
     from llmops.control.admin.operations import SHOW_TENANT
     from llmops.control.admin.wire import TenantName
 
@@ -77,7 +77,7 @@ def show(name: str, at: Administration, as_json: bool) -> None:
 @limit_options
 @admin_options
 def update(name: str, at: Administration, as_json: bool, **given: Any) -> None:
-    """Change the limits that are named; `none` takes one away."""
+    """Change the given limits; `none` removes one."""
     from llmops.control.admin.operations import UPDATE_TENANT
     from llmops.control.admin.wire import TenantChange
 
@@ -91,23 +91,23 @@ def update(name: str, at: Administration, as_json: bool, **given: Any) -> None:
 @click.argument("name")
 @admin_options
 def delete(name: str, at: Administration, as_json: bool) -> None:
-    """Refuse all of a tenant's keys; its usage stays, and `restore` brings it back."""
+    """Delete a tenant: its keys stop working, its usage is kept, and `restore` undoes it."""
     from llmops.control.admin.operations import DELETE_TENANT
     from llmops.control.admin.wire import TenantName
 
     deleted = at.do(DELETE_TENANT, TenantName(tenant=name))
-    _tell(deleted, as_json, f"{name} is deleted and its keys are refused; `llmops tenant restore {name}`.")
+    _tell(deleted, as_json, f"{name} is deleted and its keys are refused; `llmops tenant restore {name}` undoes it.")
 
 
 @command.command("restore")
 @click.argument("name")
 @admin_options
 def restore(name: str, at: Administration, as_json: bool) -> None:
-    """Bring a deleted tenant back, with its keys."""
+    """Restore a deleted tenant and its keys."""
     from llmops.control.admin.operations import RESTORE_TENANT
     from llmops.control.admin.wire import TenantName
 
-    _tell(at.do(RESTORE_TENANT, TenantName(tenant=name)), as_json, f"{name} is back, and its keys work again.")
+    _tell(at.do(RESTORE_TENANT, TenantName(tenant=name)), as_json, f"{name} is restored, and its keys work again.")
 
 
 def _tell(tenant: Tenant, as_json: bool, said: str) -> None:

@@ -39,12 +39,14 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="So many Tritons: answers go on when one ends.",
+    help="Number of Tritons; when one ends, its answers go on in another.",
 )
 @click.option(
     "--store", metavar="URL", help="Keys, usage and administration (/api/): sqlite:///FILE or postgresql://…."
 )
-@click.option("--open", "open_", is_flag=True, default=None, help="Ask nobody for a key, whoever reaches the gateway.")
+@click.option(
+    "--open", "open_", is_flag=True, default=None, help="Require no API key, even where others can reach the gateway."
+)
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Gateway settings (YAML).")
 def command(
     checkpoint: str,

@@ -26,10 +26,10 @@ COUNTED = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
 
 
 @click.group("usage", invoke_without_command=True)
-@click.option("--tenant", help="Only this tenant's, even if deleted.")
-@click.option("--user", metavar="EMAIL", help="Only this user's.")
-@click.option("--key", help="Only this key's.")
-@click.option("--model", help="Only this model's.")
+@click.option("--tenant", help="Only usage of this tenant, even if deleted.")
+@click.option("--user", metavar="EMAIL", help="Only usage of this user.")
+@click.option("--key", help="Only usage of this key.")
+@click.option("--model", help="Only usage of this model.")
 @click.option("--from", "first", type=DayType(), help="First day (UTC).  [default: the first of this month]")
 @click.option("--to", "last", type=DayType(), help="Last day (UTC), included.  [default: today]")
 @click.option(
@@ -37,7 +37,7 @@ COUNTED = (*COUNTS, "reasoning_tokens", "cost_micros", "cost_usd")
     "groups",
     type=click.Choice(GROUPS),
     multiple=True,
-    help="One line for each; may be repeated.",
+    help="Group by this; may be repeated.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print the result as CSV.")
 @admin_options
@@ -53,10 +53,10 @@ def command(
     as_csv: bool,
     **only: str | None,
 ) -> None:
-    """What was used, and what it cost: requests, tokens and US dollars.
+    """Show usage and its cost: requests, tokens and US dollars.
 
-    Without --by there is a line for each tenant and model. Input tokens include those that were found in the engine's
-    cache, which have a price of their own.
+    Without --by, one line per tenant and model. Input tokens include those found in the engine's cache, which have a
+    price of their own.
     """
     from llmops.control.admin.operations import READ_USAGE
     from llmops.control.admin.wire import UsageWanted
@@ -80,13 +80,13 @@ def command(
 
 @command.command("reconcile")
 @click.option(
-    "--engine", "engines", multiple=True, metavar="URL", help="A Triton server's metrics page, to compare with; repeat."
+    "--engine", "engines", multiple=True, metavar="URL", help="Triton metrics page to compare with; may be repeated."
 )
 @admin_options
 def reconcile(engines: tuple[str, ...], at: Administration, as_json: bool) -> None:
-    """What gateways have written down and the ledger does not have; it comes again by itself, if its gateway lives.
+    """List events that gateways have recorded and the ledger lacks.
 
-    Exits with 1 where something is missing.
+    A running gateway sends them again by itself. Exit code 1 when something is missing.
     """
     from llmops.control.admin.operations import RECONCILE
     from llmops.control.admin.wire import ReconciliationWanted
@@ -105,7 +105,7 @@ def _show_report(report: Reconciliation) -> None:
     if report.missing:
         rows = [[gap.gateway, f"{gap.first}-{gap.last}", f"{gap.since:%Y-%m-%d %H:%M} UTC"] for gap in report.gaps]
         show_table(("gateway", "events", "missing since"), rows)
-    click.echo(f"Missing: {report.missing:,} events, of {report.gateways:,} gateway workers that were ever heard of.")
+    click.echo(f"Missing: {report.missing:,} events, from {report.gateways:,} known gateway workers.")
     if report.engines:
         counts = [(one.served, one.billed, one.unbilled) for one in report.engines]
         cells = [["" if count is None else f"{count:,}" for count in line] for line in counts]
@@ -115,7 +115,7 @@ def _show_report(report: Reconciliation) -> None:
 
 def _show(found: Usage, groups: Sequence[str], period: str) -> None:
     if not found.lines:
-        click.echo(f"Nothing was used, {period}.", err=True)
+        click.echo(f"No usage, {period}.", err=True)
         return
     right = ("requests", "input", "cached", "output", "cost")
     rows = [[*_groups(line, groups), *_cells(line)] for line in found.lines]

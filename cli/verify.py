@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--url", metavar="GATEWAY", help="A running gateway: checks what its OpenAI API shows.")
 @click.option("-m", "--model", help="Served model.  [default: the only one]")
 @click.option("--metrics", metavar="URL", help="Triton's metrics page.  [default: port 8002 of --triton's host]")
-@click.option("--only", multiple=True, type=click.Choice(PARTS), help="One part; repeat for several.")
+@click.option("--only", multiple=True, type=click.Choice(PARTS), help="Check only this part; may be repeated.")
 @click.option(
     "--calibrate",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     help="Also measure this host's step times, for `llmops plan --measured FILE`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to this file.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML report to this file.")
 @click.option(
     "--textfile",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 )
 @click.option("--api-key", envvar="LLMOPS_API_KEY", help="Bearer token for --url; also $LLMOPS_API_KEY.")
 def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: Path | None, **given: Any) -> None:
-    """Does a deployment do what its contract, its checkpoint and its plan promised.
+    """Check that a deployment does what its contract, checkpoint and plan promise.
 
-    Without --engine, --triton and --url: on the embedded default, the bundled SmolLM2 as `llmops up` builds it.
+    Without --engine, --triton or --url: checks the bundled SmolLM2 as `llmops up` builds it.
     Exit code 0 when nothing is wrong; 1 with one sentence per fault.
     """
     from rich.console import Console

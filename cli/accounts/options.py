@@ -27,8 +27,8 @@ def admin_options(command: Command) -> Command:
 
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-        click.option("--api-key", envvar="LLMOPS_API_KEY", help="An admin's key, for --url; also $LLMOPS_API_KEY."),
-        click.option("--url", help="Ask the admin API of `llmops control` or `llmops up` there, not a store."),
+        click.option("--api-key", envvar="LLMOPS_API_KEY", help="Admin key for --url; also $LLMOPS_API_KEY."),
+        click.option("--url", help="Use the admin API of `llmops control` or `llmops up` at this URL, not a store."),
         click.option(
             "--store",
             metavar="URL",
@@ -43,10 +43,10 @@ def admin_options(command: Command) -> Command:
 def limit_options(command: Command) -> Command:
     """`--rpm`, `--tpm`, `--concurrent`, `--budget`."""
     for option in (
-        click.option("--budget", type=BudgetType(), help="US dollars per day, week or month: 50/month; or none."),
-        click.option("--concurrent", type=LimitType(), help="Requests at once; or none."),
-        click.option("--tpm", type=LimitType(), help="Tokens per minute; or none."),
-        click.option("--rpm", type=LimitType(), help="Requests per minute; or none."),
+        click.option("--budget", type=BudgetType(), help="US dollars per day, week or month, e.g. 50/month, or none."),
+        click.option("--concurrent", type=LimitType(), help="Concurrent requests, or none."),
+        click.option("--tpm", type=LimitType(), help="Tokens per minute, or none."),
+        click.option("--rpm", type=LimitType(), help="Requests per minute, or none."),
     ):
         command = option(command)
     return command

@@ -99,15 +99,15 @@ def file_options(command: Command) -> Command:
         "described",
         type=click.Path(path_type=Path, dir_okay=False),
         expose_value=False,
-        help="Take from this llmops.yaml what no flag says.",
+        help="Defaults from this llmops.yaml; flags override them.",
     )
-    profile = click.option("--profile", expose_value=False, help="With -f: a profile of the file.")
+    profile = click.option("--profile", expose_value=False, help="With -f: profile of the file.")
     return file(profile(command))
 
 
 def model_option(command: Command) -> Command:
     """--model, for commands that have none of their own."""
-    text = "With -f: this model of the file; repeat for several. Default: all."
+    text = "With -f: only this model of the file; may be repeated."
     return click.option("--model", multiple=True, expose_value=False, help=text)(command)
 
 

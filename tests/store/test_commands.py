@@ -262,7 +262,7 @@ def test_usage_in_every_form(acme, url):
     assert table[0] == "2026-11-01 to 2026-11-30 (UTC)"
     assert table[-1].split() == ["total", "5", "500", "200", "50", "$0.000035"]
     assert acme("usage", "--from", "2026-11-06", "--to", "2026-11-06", "--json").json["requests"] == 2
-    assert acme("usage", *november, "--model", "m3").err == "Nothing was used, 2026-11-01 to 2026-11-30 (UTC).\n"
+    assert acme("usage", *november, "--model", "m3").err == "No usage, 2026-11-01 to 2026-11-30 (UTC).\n"
     acme("tenant", "delete", "acme")
     assert acme("usage", *november, "--tenant", "acme", "--user", "user@acme.example", "--json").json["requests"] == 5
 

@@ -124,7 +124,7 @@ def test_the_command(url, by, page):
 
     run = CliRunner().invoke
     told = run(cli, ["usage", "reconcile", "--store", url])
-    assert (told.exit_code, told.output) == (0, "Missing: 0 events, of 0 gateway workers that were ever heard of.\n")
+    assert (told.exit_code, told.output) == (0, "Missing: 0 events, from 0 known gateway workers.\n")
     asyncio.run(write(0, 3))
     told = run(cli, ["usage", "reconcile", "--store", url, "--engine", page])
     assert told.exit_code == 1
