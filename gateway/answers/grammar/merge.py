@@ -59,11 +59,18 @@ def types_of(flat: Mapping[str, Any]) -> set[str] | None:
 
 def canonical(value: Any) -> str:
     """Equal texts for equal JSON values."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = json.dumps(value, sort_keys=True)
+    text = json.dumps(_whole(value), sort_keys=True)
     spend(2 + len(text) // _CHARACTERS_PER_STEP)
     return text
+
+
+def _whole(value: Any) -> Any:
+    """`value` with 1 for each 1.0 in it."""
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def merged(first: Flat, second: Flat) -> Flat:

@@ -41,15 +41,14 @@ def _kinds(flat: Flat) -> set[str] | None:
 def _needs_more(one: Flat, other: Flat) -> bool:
     """`one` requires what the objects written for `other`, and those that are valid by it, cannot have."""
     spend(len(one.get("required", ())))
-    closed = other.get("additionalProperties", True) is False
+    closed = other.get("additionalProperties", True) is False and not other.get("patternProperties")
     return closed and any(name not in other.get("properties", {}) for name in one.get("required", ()))
 
 
 def _told_apart(one: Flat, other: Flat, ways: Callable[[Schema], list[Flat]]) -> bool:
-    """A property that both require has other values in each."""
+    """A property that one of them requires has other values in each."""
     spend(len(one.get("required", ())) + len(other.get("required", ())))
-    both = set(one.get("required", ())) & set(other.get("required", ()))
-    for name in both:
+    for name in {*one.get("required", ()), *other.get("required", ())}:
         left, right = (_values(flat.get("properties", {}).get(name, True), ways) for flat in (one, other))
         if left is not None and right is not None and not left & right:
             return True

@@ -1,0 +1,117 @@
+"""Which parts of a `oneOf` a grammar takes to exclude each other; jsonschema says that they do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import jsonschema
+import pytest
+
+from llmops.gateway.answers.grammar import NotEnforceableError, grammar_of
+from llmops.gateway.answers.grammar.overlap import overlap
+from llmops.gateway.answers.grammar.work import metered
+
+INTEGER, TEXT, TRUE = {"type": "integer"}, {"type": "string"}, True
+
+
+def objects(*required, closed=True, **fields):
+    found = {"type": "object", "properties": fields, "required": list(required)}
+    return {**found, "additionalProperties": False} if closed else found
+
+
+def kind(*names, **others):
+    return objects("kind", closed=False, kind={"enum": list(names)}, **others)
+
+
+APART = {
+    "types": [INTEGER, TEXT, {"type": "null"}],
+    "several types": [{"type": ["integer", "null"]}, {"type": ["string", "boolean"]}],
+    "values": [{"enum": [1, 2, "a"]}, {"enum": [3, "1"]}, {"const": None}],
+    "values and types": [{"enum": [1, "a"]}, {"type": ["boolean", "null"]}],
+    "alternatives": [{"anyOf": [INTEGER, {"type": "null"}]}, {"anyOf": [TEXT, {"type": "boolean"}]}],
+    "the first needs more": [objects("a", a=INTEGER), objects(b=INTEGER)],
+    "the second needs more": [objects(b=INTEGER), objects("b", "a", a=INTEGER, b=INTEGER)],
+    "needs more than an open one": [objects("a", closed=False, a=INTEGER), objects(b=INTEGER)],
+    "a property of other values": [kind("x", a=INTEGER), kind("y", "z", a=INTEGER)],
+    "a property that only one needs": [kind("x"), objects(closed=False, kind={"const": "y"})],
+    "one of several properties": [
+        objects("a", "kind", closed=False, a=INTEGER, kind={"const": "x"}),
+        objects("kind", "a", closed=False, a=INTEGER, kind={"const": "y"}),
+    ],
+    "alternatives of a property": [
+        objects("kind", closed=False, kind={"anyOf": [{"const": "x"}, {"const": "y"}]}), kind("z"),
+    ],
+}  # fmt: skip
+TOGETHER = {
+    "the same": [TEXT, TEXT],
+    "numbers": [INTEGER, {"type": "number"}],
+    "the first and the third": [INTEGER, TEXT, {"type": ["null", "integer"]}],
+    "the second and the third": [INTEGER, TEXT, {"type": ["null", "string"]}],
+    "anything": [{}, INTEGER],
+    "values": [{"enum": [1, 2]}, {"enum": [2.0, 3]}],
+    "values within values": [{"const": [1]}, {"const": [1.0]}],
+    "a value and its type": [{"enum": [1, "a"]}, TEXT],
+    "alternatives": [{"anyOf": [INTEGER, TEXT]}, {"anyOf": [{"type": "null"}, TEXT]}],
+    "lists": [{"type": "array", "items": INTEGER}, {"type": "array", "items": TEXT}],
+    "neither needs more": [objects(a=INTEGER), objects(b=INTEGER)],
+    "what is needed may be there": [objects("a", a=INTEGER, b=INTEGER), objects(a=INTEGER)],
+    "what is needed fits a pattern": [
+        objects("x1", x1=INTEGER), {"type": "object", "patternProperties": {"^x": {}}, "additionalProperties": False},
+    ],
+    "others may be there": [objects("a", a=INTEGER), objects(closed=False, b=INTEGER)],
+    "a property of one value in common": [kind("x", "y"), kind("y", "z")],
+    "a property that neither needs": [objects(closed=False, kind={"const": one}) for one in "xy"],
+    "a property that one does not declare": [kind("x"), objects("kind", closed=False)],
+    "a property that may be any text": [kind("x"), objects("kind", closed=False, kind=TEXT)],
+    "alternatives of a property": [
+        objects("kind", closed=False, kind={"anyOf": [{"const": "x"}, TEXT]}), kind("z"),
+    ],
+    "an object and a list": [objects(a=INTEGER), {"type": ["array", "object"]}],
+}  # fmt: skip
+VALUES = [
+    None, True, 0, 1, 2, 3, 1.5, "", "a", "1", [], [1], ["a"], {},
+    *({name: value for name, value in zip(names, values, strict=True) if value is not None}
+      for names in (("a", "b"), ("kind", "a"), ("x1", "kind"))
+      for values in itertools.product((None, 1, "x", "y", "z"), repeat=2)),
+]  # fmt: skip
+
+
+def both_ways(parts):
+    return [{"oneOf": parts}, {"oneOf": parts[::-1]}]
+
+
+def twice_valid(parts):
+    judges = [jsonschema.Draft202012Validator(part) for part in parts]
+    return [value for value in VALUES if sum(judge.is_valid(value) for judge in judges) > 1]
+
+
+@pytest.mark.parametrize("name", APART)
+def test_parts_that_exclude_each_other(name):
+    assert twice_valid(APART[name]) == []
+    for schema in both_ways(APART[name]):
+        assert grammar_of(json.dumps(schema), True)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_parts_that_may_hold_at_the_same_time(name):
+    assert twice_valid(TOGETHER[name])
+    for schema in both_ways(TOGETHER[name]):
+        with pytest.raises(NotEnforceableError, match="'oneOf' whose parts may hold at the same time"):
+            grammar_of(json.dumps(schema), True)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "steps"),
+    [
+        (INTEGER, TEXT, 5),
+        ({"enum": [1, 2, 3]}, TEXT, 5 + 3),
+        (objects("a", "b"), objects(), 5 + 2),
+        (objects(), objects("a"), 5 + 0 + 1),
+        (objects("a", "b", closed=False), objects("c", closed=False), 5 + 2 + 1 + 3),
+    ],
+)
+def test_comparing_parts_is_counted(left, right, steps):
+    with metered(1000) as spent:
+        overlap([left, right], lambda part: [{} if part is True else part])
+        assert spent() == steps
