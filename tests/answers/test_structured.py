@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from llmops.gateway.answers.guided.schemas import SchemaLimits, calls_schema, checked_schema
+from llmops.gateway.answers.guided.schemas import (
+    SchemaLimits,
+    calls_schema,
+    checked_schema,
+    embedded,
+    parameters_schema,
+    pattern_problem,
+    resolved,
+)
 from llmops.gateway.answers.guided.structured import guide_of
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
@@ -115,6 +123,24 @@ def nested(depth):
         ({"pattern": "a{1,99999999}"}, "repeats something more than"),
         ({"required": "name"}, "list of property names"),
         (nested(80), "nested deeper than 64"),
+        ({"enum": "ab"}, "'enum' must be a list with at least one value at '#'"),
+        ({"required": ["a", 1]}, "list of property names"),
+        ({"type": ["string", 1]}, "1 is not a type (use one of array, boolean, integer, null, number, object, string)"),
+        ({"maxLength": True}, "'maxLength' must be a whole number, 0 or more"),
+        ({"maxLength": 1.5}, "whole number"),
+        ({"maximum": True}, "'maximum' must be a number"),
+        ({"items": [True, 1]}, "must be an object or a boolean at '/items/1'"),
+        ({"anyOf": [{}, {"properties": {"a": {"prefixItems": [1]}}}]}, "at '/anyOf/1/properties/a/prefixItems/0'"),
+        ({"pattern": 5}, "a pattern must be a text that is not empty"),
+        ({"pattern": ""}, "a pattern must be a text that is not empty"),
+        ({"pattern": "a{10000000}"}, "repeats something more than 8192 times"),
+        ({"pattern": "a{5000,}b{2}"}, "repeats something more than 8192 times"),
+        ({"pattern": "(?i)a"}, "the pattern uses (?i, which grammars cannot express"),
+        ({"$ref": 5}, "'$ref' 5 does not point into the schema itself"),
+        ({"properties": {f"p{at}": {} for at in range(5000)}}, "it has more than 5000 parts"),
+        ({"maxItems": 8193}, "'maxItems' is 8193, the limit is 8192"),
+        ({"pattern": "a" * 4097}, "the pattern has 4097 characters, the limit is 4096"),
+        ({"items": [{"type": "string", "maxLength": 8000}] * 3}, "add up to more than 16384"),
         ({"enum": ["x" * 70_000]}, "the limit is 65536"),
         ([], "must be a JSON Schema"),
     ],
@@ -153,3 +179,102 @@ def test_calls_schema_accepts_calls_and_nothing_else():
     assert not valid([{"name": "other", "arguments": {}}])
     one = jsonschema.Draft202012Validator(calls_schema([("now", None)], many=False)).is_valid
     assert not one([{"name": "now", "arguments": {}}] * 2)
+
+
+# each with the limit at which it is allowed, and the one below, at which it is not
+LIMITS = {
+    "size": ({"enum": ["x"]}, {"size": 14}, "it has 14 characters, the limit is 13"),
+    "depth": (nested(3), {"depth": 3}, "nested deeper than 2 levels"),
+    "nodes": ({"properties": {"a": {}, "b": {}}}, {"nodes": 3}, "more than 2 parts"),
+    "a length": ({"minLength": 5}, {"repeats": 5}, "'minLength' is 5, the limit is 4"),
+    "all lengths": ({"anyOf": [{"maxLength": 5}, {"minItems": 3, "maxItems": 6}]}, {"all_repeats": 11}, "more than 10"),
+    "all patterns": ({"pattern": "a{2}", "patternProperties": {"b{3}": {}}}, {"all_repeats": 5}, "up to more than 4"),
+    "a pattern": ({"pattern": "abc"}, {"pattern": 3}, "the pattern has 3 characters, the limit is 2"),
+    "repetitions": ({"pattern": "(a{2,3}){04,}b{0}c{1}"}, {"repeats": 12}, "something more than 11 times"),
+    "of names": ({"patternProperties": {"a{3}": {}}}, {"repeats": 3}, "'patternProperties': the pattern repeats"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_to_the_last(name):
+    schema, limit, says = LIMITS[name]
+    assert json.loads(checked_schema(schema, "p", SchemaLimits(**limit))) == schema
+    less = {field: value - 1 for field, value in limit.items()}
+    with pytest.raises(InvalidRequestError) as refused:
+        checked_schema(schema, "p", SchemaLimits(**less))
+    assert says in refused.value.message
+    if not limit.keys() & {"size", "depth", "nodes"}:
+        assert checked_schema(schema, "p", SchemaLimits(**less, grammar=False)), "it is only shown to the model"
+
+
+@pytest.mark.parametrize(
+    "low", ["minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"],
+)  # fmt: skip
+def test_pairs_of_bounds(low):
+    high = low.replace("min", "max").replace("Min", "Max")
+    assert checked_schema({low: 2, high: 2}, "p")
+    assert checked_schema({low: 3, "maxContains": 2}, "p")
+    with pytest.raises(InvalidRequestError, match=f"'{low}' 3 is more than '{high}' 2 at '#'"):
+        checked_schema({low: 3, high: 2}, "p")
+
+
+def chain(count: int) -> dict:
+    """The first of so many references, one behind the other."""
+    parts = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(1, count)}
+    return {"$defs": {**parts, f"d{count}": {"type": "null"}}, "$ref": "#/$defs/d1"}
+
+
+def test_chains_of_references():
+    assert checked_schema(chain(32), "p")
+    with pytest.raises(InvalidRequestError, match="more than 32 references at '#'"):
+        checked_schema(chain(33), "p")
+    assert resolved(chain(15), chain(15)) == {"type": "null"}
+    assert resolved(chain(16), chain(16)) == {}
+    for nowhere in ("#/$defs/x", "#/list/5", "#/list/a", "#/text/a", "#/text"):
+        assert resolved({"$ref": nowhere}, {"list": [], "text": "t"}) == {}
+
+
+@pytest.mark.parametrize("pattern", [r"\\b", "(?:a)", r"a\\1", r"\d\.\/", "a{,3}"])
+def test_what_only_looks_like_something_that_grammars_cannot_express(pattern):
+    assert pattern_problem(pattern) is None
+
+
+@pytest.mark.parametrize(
+    "part", ["\\b", "\\B", "\\A", "\\Z", "\\z", "\\k", "\\p", "\\P", "\\1", "\\9", "(?=a", "(?i", "(?P<"]
+)
+def test_what_grammars_cannot_express(part):
+    assert pattern_problem(f"a{part}b)").startswith(f"the pattern uses {part}"[:20])
+
+
+def test_a_schema_keeps_its_references_elsewhere():
+    schema = {"$schema": "x", "$id": "y", "a": [{"$ref": "#/b/0"}, 5], "$ref": "#", "enum": [{"$ref": 1}]}
+    assert embedded(schema, "#/$defs/f") == {
+        "a": [{"$ref": "#/$defs/f/b/0"}, 5], "$ref": "#/$defs/f", "enum": [{"$ref": 1}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "schema"),
+    [
+        (None, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({}, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({"properties": {}}, {"type": "object", "properties": {}}),
+        ({"$ref": "#/a"}, {"$ref": "#/a"}),
+        ({"type": "null"}, {"type": "null"}),
+    ],
+)
+def test_parameters_are_an_object(parameters, schema):
+    assert parameters_schema(parameters) == schema
+
+
+def test_the_schema_of_one_call():
+    call = {
+        "type": "object",
+        "properties": {"name": {"const": "f"}, "arguments": {"$ref": "#/$defs/f0"}},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    definitions = {"f0": {"type": "object"}}
+    many = {"$defs": definitions, "type": "array", "minItems": 1, "items": call}
+    assert calls_schema([("f", {"type": "object"})], many=True) == many
+    assert calls_schema([("f", {"type": "object"})], many=False) == {**many, "maxItems": 1}
