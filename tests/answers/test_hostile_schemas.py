@@ -265,6 +265,16 @@ def test_each_character_of_a_grammar_is_read_once(text):
         ("root ::= a b\na ::= \"x\"", "the rule 'b' is used but not defined"),
         ("a ::= \"x\"", "it has no rule 'root ::= …'"),
         ("root ::= (\"x\"", "its parentheses do not match"),
+        ('root ::= "x")', "its parentheses do not match"),
+        ('root ::= (("x"))', None),
+        ('root ::= "a" ::= "b"', None),  # the engine's to say
+        ('root "x"', "it has no rule 'root ::= …'"),
+        ('root (::= "x")', "it has no rule 'root ::= …'"),
+        ('root # comment\n ::= a-b.c\na-b.c ::= "x"', None),
+        ('root ::= "x" \0', "it has the character U+0000"),
+        ('root ::= c | b\nd ::= "x"', "the rule 'b' is used but not defined"),
+        ("root ::= 'x'", "a text, a character class or a repetition is not closed"),
+        ("root ::= [a]]", "a text, a character class or a repetition is not closed"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_grammar(text, problem):

@@ -12,7 +12,10 @@ from functools import cache
 import jsonschema
 import pytest
 
-from llmops.gateway.answers.grammar import grammar_of
+from llmops.gateway.answers.grammar import NotEnforceableError, choice_grammar, grammar_of, pattern_grammar, rules
+from llmops.gateway.answers.grammar.errors import TooCostlyError
+from llmops.gateway.answers.grammar.language import EMPTY, literal
+from llmops.gateway.answers.grammar.work import metered
 
 _ITEM = re.compile(r'("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\w+)(\{\d+(?:,\d*)?\}|[*+?])?\s*(\|?)\s*')
 
@@ -209,3 +212,88 @@ def test_texts_of_all_lengths_within_bounds(least, most):
     assert [size for size in sizes if reader.reads(f'"{"a" * size}"')] == [
         size for size in sizes if least <= size and (most is None or size <= most)
     ]
+
+
+# -- how it is written -------------------------------------------------------------------------------------------------
+
+CLASSES = [
+    "a-c", "a-cx", "^a", "^a-c", r"^\x00", r"^\x01-\x1f\"\\", r"\x00-\x1f", "é", "a-é", "é-ü", "^é", r"-\]\\", 
+    "0-9a-fA-F", r"\x7f-\x80", "\U0000ffff-\U00010000", "\U00010000-\U0010ffff", "^\U0010ffff", r"\d_", r"^\w",
+]  # fmt: skip
+CODES = [*range(1, 0x102), 0xD7FF, 0xE000, 0xFFFE, 0xFFFF, 0x10000, 0x10001, 0x10FFFE, 0x10FFFF]
+# a letter or digit behind an escape may be taken for one more of its digits
+PLAIN, ESCAPED = r"(?:[0-9A-Za-z](?:-[0-9A-Za-z])?)+", r"(?:\\u[0-9a-f]{4}|\\U[0-9a-f]{8}|-)+"
+
+
+@pytest.mark.parametrize("one", CLASSES)
+def test_the_characters_of_a_class(one):
+    grammar = pattern_grammar(f"[{one}]")
+    reader, judge = Reader(grammar), re.compile(f"[{one}]", re.ASCII)
+    assert [code for code in CODES if reader.reads(chr(code)) != bool(judge.fullmatch(chr(code)))] == []
+    assert all(re.fullmatch(f"{PLAIN}|{ESCAPED}", inside) for inside in re.findall(r"\[\^?(.*?)\]", grammar))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "root"),
+    [
+        ("abc", '"abc"'),
+        ("[a]b[c]", '"abc"'),
+        ("[^a]", "[^a]"),
+        ("[^a-c]", "[^a-c]"),
+        ("[^é]", r"[\u0000-\u00e8\u00ea-\ud7ff\ue000-\U0010ffff]"),
+        ('a"\\\\b\n', r'"a\"\\b\x0a"'),
+        ("éaéx", '"é" "aéx"'),
+        ("ab?", '"a" r2'),
+        ("(ab)*", '"" | "ab" r1'),
+    ],
+)
+def test_what_can_only_follow_each_other_is_one_literal(pattern, root):
+    """And what is beyond ASCII is only what a class does not exclude."""
+    assert dict(line.split(" ::= ", 1) for line in pattern_grammar(pattern).splitlines())["r1"] == root
+
+
+def test_states_that_are_reached_twice_are_written_once():
+    assert choice_grammar(("abcde", "xbcde")).splitlines() == [
+        "root ::= r1", 'space ::= "" | " "', 'r1 ::= [ax] r2', 'r2 ::= "bcde"',
+    ]  # fmt: skip
+    lines = pattern_grammar("(?:ab|xyb)cd").splitlines()
+    assert sum('"cd"' in line or '"bcd"' in line for line in lines) == 1
+
+
+def test_a_rule_is_written_once():
+    made = rules.Rules()
+    first, second = made.add('"a"'), made.add('"b"')
+    assert (made.add('"a"'), made.add(second), made.add("space")) == (first, second, "space")
+    later = made.reserve()
+    made.define(later, '"c"')
+    assert made.add('"c"') == later
+    assert made.language(literal("d")) == made.language(literal("d"))
+    assert made.text(first).splitlines() == [
+        f"root ::= {first}", 'space ::= "" | " "', 'r1 ::= "a"', 'r2 ::= "b"', 'r3 ::= "c"', 'r4 ::= "d"',
+    ]  # fmt: skip
+
+
+def test_a_grammar_has_so_many_states_and_characters(monkeypatch):
+    monkeypatch.setattr(rules, "_MAX_STATES", 4)
+    rules.Rules().language(literal("abc"))  # before each character, and behind the last
+    with pytest.raises(NotEnforceableError, match="too large"):
+        rules.Rules().language(literal("abcd"))
+    monkeypatch.setattr(rules, "_MAX_TEXT", 10)
+    made = rules.Rules()
+    made.add("12345")
+    made.add("1234_")
+    with pytest.raises(TooCostlyError, match="too large"):
+        made.add("1")
+
+
+def test_writing_is_counted():
+    with metered(1000) as spent:
+        rules.Rules().add("x" * 63 * 64)
+        assert spent() == 10 + 63
+
+
+def test_a_language_without_a_text_has_no_rule():
+    with pytest.raises(NotEnforceableError, match="nothing"):
+        rules.Rules().language(rules.NOTHING)
+    made = rules.Rules()
+    assert made.text(made.language(EMPTY)).endswith('\nr1 ::= ""')

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from llmops.gateway.callers.limits.buckets import (
     refilled,
 )
 from llmops.gateway.callers.limits.embedded import Embedded
-from llmops.gateway.callers.limits.expected import FIRST, Expected
+from llmops.gateway.callers.limits.expected import Expected
 from llmops.gateway.callers.limits.headers import Level, anthropic_headers, duration, openai_headers
 
 
@@ -94,12 +95,14 @@ def test_a_share_of_each_limit_but_not_of_money():
 
 
 def test_expected_is_the_ninetieth_percentile_of_the_last_answers():
-    expected = Expected()
-    assert expected.of("m") == FIRST
-    for tokens in range(1, 1001):
-        expected.note("m", tokens)
-    assert expected.of("m") == 981  # of 801 … 1000
-    assert expected.of("other") == FIRST
+    """numpy says which that is."""
+    expected, draw, lengths = Expected(), random.Random(5), []
+    assert expected.of("m") == 256
+    for _ in range(450):
+        lengths.append(draw.randrange(1000))
+        expected.note("m", lengths[-1])
+        assert expected.of("m") == numpy.quantile(lengths[-200:], 0.9, method="higher")
+    assert expected.of("other") == 256
 
 
 # -- headers ---------------------------------------------------------------------------------------------------------
@@ -118,14 +121,29 @@ def test_the_tightest_limit_is_shown_in_openais_terms():
 
 
 def test_anthropics_clients_are_told_in_its_terms(noon):
-    assert anthropic_headers([Level("requests", 60, 30)], noon) == {
+    assert anthropic_headers([Level("requests", 60, 30), Level("tokens", 6000, -40.0)], noon) == {
         "anthropic-ratelimit-requests-limit": "60",
         "anthropic-ratelimit-requests-remaining": "30",
         "anthropic-ratelimit-requests-reset": "2026-11-22T12:00:30Z",
+        "anthropic-ratelimit-tokens-limit": "6000",
+        "anthropic-ratelimit-tokens-remaining": "0",
+        "anthropic-ratelimit-tokens-reset": "2026-11-22T12:01:00Z",
     }
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0ms"), (0.017, "17ms"), (1.5, "1.5s"), (360, "6m0s"), (60, "1m0s")])
+@pytest.mark.parametrize("left", [60, 60.5])
+def test_what_is_full_needs_no_time(left, noon):
+    assert openai_headers([Level("tokens", 60, left)])["x-ratelimit-reset-tokens"] == "0ms"
+    assert anthropic_headers([Level("tokens", 60, left)], noon)["anthropic-ratelimit-tokens-reset"].endswith(
+        "12:00:00Z"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0ms"), (0.017, "17ms"), (0.999, "999ms"), (1, "1s"), (1.5, "1.5s"), (59.999, "59.999s"), (60, "1m0s"),
+     (61.25, "1m1.25s"), (360, "6m0s")],
+)  # fmt: skip
 def test_durations(seconds, text):
     assert duration(seconds) == text
 

@@ -77,10 +77,13 @@ def test_the_whole_file_is_wrong(tmp_path):
         assert words in caught.value.message
     with pytest.raises(InputError, match=r"none.json does not exist; measure"):
         Measured.load(tmp_path / "none.json")
+    with pytest.raises(InputError, match=r"is not JSON \(.*Is a directory"):
+        Measured.load(tmp_path)
     with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); name a file in a folder"):
         Measured(**FILE).save(tmp_path / "no folder" / "host.json")
 
 
 def test_steps_of_one_token_and_no_context_are_measurements(tmp_path):
     least = {**STEP, "context": 0, "samples": 1, "seconds": 1e-9}
-    assert Measured(**{**FILE, "steps": [least]}).steps[0].seconds == 1e-9
+    layout = {"tp_size": 1, "pp_size": 1, "ep_size": 1}
+    assert Measured(**{**FILE, "layout": layout, "steps": [least]}).steps[0].seconds == 1e-9

@@ -47,8 +47,9 @@ _OPPOSITES = {
     sre.CATEGORY_NOT_WORD: sre.CATEGORY_WORD,
     sre.CATEGORY_NOT_SPACE: sre.CATEGORY_SPACE,
 }
-_STARTS = ((sre.AT, sre.AT_BEGINNING), (sre.AT, sre.AT_BEGINNING_STRING))
-_ENDS = ((sre.AT, sre.AT_END), (sre.AT, sre.AT_END_STRING))
+_STARTS = ([(sre.AT, sre.AT_BEGINNING)], [(sre.AT, sre.AT_BEGINNING_STRING)])
+_ENDS = ([(sre.AT, sre.AT_END)], [(sre.AT, sre.AT_END_STRING)])
+_ANY: Ranges = [(0, LAST)]
 
 
 def as_it_is(ranges: Ranges) -> Language:
@@ -62,7 +63,7 @@ def pattern_language(pattern: str, encode: Encode, *, whole: bool = False) -> La
 
     Raises NotEnforceableError for what is not regular.
     """
-    anything = repeat(encode([(0, LAST)]))
+    anything = repeat(encode(_ANY))
 
     def placed(starts: bool, inner: Language, ends: bool) -> Language:
         if whole or starts == ends:
@@ -88,7 +89,7 @@ def finds(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _finding(pattern: str) -> Language:
-    anything = repeat(chars([(0, LAST)]))
+    anything = repeat(chars(_ANY))
     branches = (_anchored(branch, chars) for branch in _branches(parsed(pattern)))
     return any_of(
         cat(*(() if starts else (anything,)), inner, *(() if ends else (anything,))) for starts, inner, ends in branches
@@ -108,8 +109,8 @@ def _branches(nodes: list[Any]) -> list[list[Any]]:
 
 def _anchored(nodes: list[Any], encode: Encode) -> tuple[bool, Language, bool]:
     """What stands between the anchors, and whether there is one before and behind it."""
-    starts, ends = bool(nodes) and nodes[0] in _STARTS, len(nodes) > 0 and nodes[-1] in _ENDS
-    return starts, _sequence(nodes[starts : len(nodes) - (ends and len(nodes) > starts)], encode), ends
+    starts, ends = nodes[:1] in _STARTS, nodes[-1:] in _ENDS
+    return starts, _sequence(nodes[starts : len(nodes) - ends], encode), ends
 
 
 def _sequence(nodes: Any, encode: Encode) -> Language:
@@ -133,13 +134,13 @@ def _ranges(op: Any, value: Any) -> Ranges:
     if op is sre.LITERAL:
         return [(value, value)]
     if op is sre.ANY:
-        return without([(0, LAST)], [(10, 10), (13, 13)])
+        return without(_ANY, [(10, 10), (13, 13)])
     if op is sre.NOT_LITERAL:
-        return without([(0, LAST)], [(value, value)])
+        return without(_ANY, [(value, value)])
     if op is sre.RANGE:
         return [value]
     if op is sre.CATEGORY:
-        return _SETS[value] if value in _SETS else without([(0, LAST)], _SETS[_OPPOSITES[value]])
+        return _SETS[value] if value in _SETS else without(_ANY, _SETS[_OPPOSITES[value]])
     negated = value[0][0] is sre.NEGATE
     found = merged(part for item in value[negated:] for part in _ranges(*item))
-    return without([(0, LAST)], found) if negated else found
+    return without(_ANY, found) if negated else found

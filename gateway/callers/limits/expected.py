@@ -19,7 +19,7 @@ class Expected:
 
     def of(self, model: str) -> int:
         lengths = self._models[model][1] if model in self._models else []
-        return lengths[min(int(len(lengths) * QUANTILE), len(lengths) - 1)] if lengths else FIRST
+        return lengths[int(len(lengths) * QUANTILE)] if lengths else FIRST
 
     def note(self, model: str, tokens: int) -> None:
         order, lengths = self._models.setdefault(model, (deque(), []))

@@ -1,0 +1,61 @@
+"""Regular expressions character by character and anchor by anchor; Python's own matcher is the judge."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from llmops.gateway.answers.grammar import NotEnforceableError
+from llmops.gateway.answers.grammar.language import LAST, contains
+from llmops.gateway.answers.grammar.patterns import as_it_is, finds, pattern_language
+
+CODES = [*range(0x180), 0x2027, 0xD7FF, 0xE000, 0xFFFF, 0x10000, LAST]
+SETS = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", "a", "[^a]", "[^a-c_]", r"[\d.]", r"[^\d.]", r"[\D5]", r"[^\W_]"]
+
+
+@pytest.mark.parametrize("one", SETS)
+def test_the_characters_of_a_set(one):
+    language, judge = pattern_language(one, as_it_is), re.compile(one, re.ASCII)
+    wrong = [code for code in CODES if contains(language, chr(code)) != (judge.fullmatch(chr(code)) is not None)]
+    assert wrong == []
+
+
+def test_a_dot_is_none_of_ecmas_line_ends():
+    dot = pattern_language(".", as_it_is)
+    assert [code for code in CODES if not contains(dot, chr(code))] == [10, 13]
+
+
+# each with the expression that a whole text must match: what is anchored at one side may go on at the other
+ANCHORED = {
+    "": "", "^": ".*", "$": ".*", "^$": "", "a": "a", "^a": "a.*", "a$": ".*a", "^a$": "a", "^ab|b": "ab.*|b",
+    "ab|ac$": "ab|.*ac", "a(?:b|c$)": "ab|.*ac", "(?:^a|b)c": "ac.*|bc", "^(?:a|bc)$": "a|bc", "^a|^b|c$": "[ab].*|.*c",
+    "(?:^a|b)(?:a|c$)": "aa.*|ac|ba|.*bc", "^|b$": ".*", r"\Aa|b\Z": "a.*|.*b", "^(a|b)+?c{2,}$": "(a|b)+c{2,}",
+    "^a{2,3}$": "a{2,3}", "^a*$": "a*", "^(?:ab){0,2}c?$": "(?:ab){0,2}c?",
+}  # fmt: skip
+TEXTS = ["".join(letters) for size in range(5) for letters in itertools.product("abc", repeat=size)]
+
+
+@pytest.mark.parametrize("pattern", ANCHORED)
+def test_anchors_wherever_they_stand(pattern):
+    language = pattern_language(pattern, as_it_is)
+    assert [one for one in TEXTS if contains(language, one)] == [
+        one for one in TEXTS if re.fullmatch(ANCHORED[pattern], one)
+    ]
+    assert [one for one in TEXTS if finds(pattern, one)] == [one for one in TEXTS if re.search(pattern, one)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("(", "not a regular expression: missing \\)"),
+        ("(" * 5000 + ")" * 5000, "not a regular expression: maximum recursion"),
+        ("a{99999999999999999999}", "not a regular expression: the repetition number is too large"),
+        ("(a)\\1", r"something that a grammar cannot express \(groupref\)"),
+        ("a^b", r"something that a grammar cannot express \(at\)"),
+    ],
+)
+def test_what_is_not_regular_is_refused(pattern, says):
+    with pytest.raises(NotEnforceableError, match=says):
+        pattern_language(pattern, as_it_is)

@@ -1,0 +1,133 @@
+"""How much work a grammar may take, to the step, and which grammars are remembered, to the character."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from llmops.gateway.answers.grammar import NotEnforceableError, enforce, grammar_of, pattern_grammar, work
+from llmops.gateway.answers.grammar.errors import TooCostlyError
+from llmops.gateway.text.threads import TooLongError
+
+
+def refused_at(*bounds: float) -> int:
+    """Which step is the first too many."""
+    with work.metered(*bounds):
+        for step in itertools.count(1):
+            try:
+                work.spend()
+            except TooCostlyError:
+                return step
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("steps", "at"), [(0, 4097), (4096, 4097), (4097, 8194), (8193, 8194), (8194, 12291)])
+def test_steps_are_looked_at_each_4097th(steps, at):
+    assert refused_at(steps, 1e9) == at
+
+
+@pytest.mark.parametrize(("look", "seconds", "looks"), [(0.4, 1.0, 3), (0.5, 1.0, 3), (20.0, 1.0, 3), (0.5, 0.0, 1)])
+def test_a_look_counts_its_time_up_to_half_a_second(monkeypatch, look, seconds, looks):
+    moments = itertools.count(100.0, look)
+    monkeypatch.setattr(work, "thread_time", lambda: next(moments))
+    assert refused_at(10**9, seconds) == looks * 4097
+
+
+def test_without_a_bound_on_time_it_is_five_seconds(monkeypatch):
+    moments = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(work, "thread_time", lambda: next(moments))
+    assert refused_at(10**9) == 11 * 4097
+
+
+def test_what_is_counted_within_is_not_counted_outside():
+    work.spend(10**12)
+    with work.metered(10**6) as outer:
+        work.spend(3)
+        with work.metered(10**6) as inner:
+            work.spend(7)
+            assert inner() == 7
+        assert outer() == 3
+
+
+# -- what is remembered ------------------------------------------------------------------------------------------------
+
+ROOM = 2 * (200 + 1 + 10)
+
+
+def key(name: str) -> tuple[str, str, bool]:
+    return ("schema", name, True)
+
+
+def kept(memory: enforce.Memory) -> str:
+    return "".join(name for name in "abcd" if memory.get(key(name)) is not None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "left"), [("ab", "ab"), ("abc", "bc"), ("aba", "ab"), ("aba?c", "ac"), ("aab", "ab"), ("abca?d", "cd")]
+)
+def test_of_what_does_not_fit_the_longest_unasked_goes(asked, left):
+    """`a` is put in, `a?` only asked for."""
+    memory = enforce.Memory(ROOM)
+    for name, following in itertools.pairwise(asked + " "):
+        if following == "?":
+            memory.get(key(name))
+        elif name != "?":
+            memory.put(key(name), "x" * 10)
+    assert kept(memory) == left
+
+
+def test_what_is_longer_than_all_of_it_leaves_room_for_others():
+    memory = enforce.Memory(ROOM)
+    memory.put(key("a"), "x" * (ROOM - 200))
+    assert kept(memory) == ""
+    for name, length in (("b", 10), ("c", 11), ("d", 9)):
+        memory.put(key(name), NotEnforceableError("x" * length))
+    assert kept(memory) == "cd"
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.setattr(enforce, "_memory", enforce.Memory(10**6))
+
+
+def test_each_grammar_is_made_once(memory, monkeypatch):
+    made = {strict: grammar_of('{"oneOf":[{"type":"integer"},{}]}', strict) for strict in (False,)}
+    assert pattern_grammar("true") != grammar_of("true", True)
+    with pytest.raises(NotEnforceableError, match="oneOf"):
+        grammar_of('{"oneOf":[{"type":"integer"},{}]}', True)
+    monkeypatch.setattr(enforce, "Compiler", None)
+    assert grammar_of('{"oneOf":[{"type":"integer"},{}]}', False) == made[False]
+    with pytest.raises(NotEnforceableError, match="oneOf"):
+        grammar_of('{"oneOf":[{"type":"integer"},{}]}', True)
+
+
+def making(steps: int) -> str:
+    def make() -> str:
+        for _ in range(steps):
+            work.spend()
+        return "made"
+
+    return enforce._remembered(("schema", str(steps), True), make)
+
+
+def test_what_is_brief_may_take_less(memory, monkeypatch):
+    monkeypatch.setattr(enforce, "STEPS", 3 * 4097)
+    monkeypatch.setattr(enforce, "BRIEF", 4097)
+    monkeypatch.setattr(enforce, "is_brief", lambda: True)
+    assert making(8193) == "made"
+    with pytest.raises(TooLongError):
+        making(8194)
+    monkeypatch.setattr(enforce, "is_brief", lambda: False)
+    assert making(8194) == "made"
+    with pytest.raises(NotEnforceableError, match="too complex"):
+        making(4 * 4097)
+
+
+@pytest.mark.parametrize("brief", [4097, 10**6])
+def test_what_has_as_much_as_there_is_need_not_be_tried_again(memory, monkeypatch, brief):
+    monkeypatch.setattr(enforce, "STEPS", 4097)
+    monkeypatch.setattr(enforce, "BRIEF", brief)
+    monkeypatch.setattr(enforce, "is_brief", lambda: True)
+    with pytest.raises(NotEnforceableError, match="too complex"):
+        making(8194)

@@ -1,0 +1,217 @@
+"""What a rendering is charged, measured and looked at for, step by step: counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+from jinja2 import Environment
+
+from llmops.errors import InputError
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.text import allowance, guard, template
+from llmops.gateway.text.marking import UNMARKED, Marker
+from llmops.gateway.text.template import ChatTemplate
+
+VALUES = {"x": "ab", "y": "cde", "l": [1, 2], "d": {"ab": 7, "cde": 8}, "n": 3}
+CHAIN = " + ".join(["x"] * 9)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What was charged, what became text, what was compared, and how often the time was looked at."""
+    found: dict[str, list] = {"spend": [], "texted": [], "compared": [], "looks": []}
+    for module in (allowance, guard):
+        monkeypatch.setattr(module, "spend", found["spend"].append)
+        monkeypatch.setattr(module, "check_time", lambda: found["looks"].append(1))
+    for name in ("texted", "compared"):
+        monkeypatch.setattr(guard, name, lambda value, to=found[name]: (to.append(value), value)[1])
+    return found
+
+
+def rendered(source: str) -> str:
+    return ChatTemplate(source, {}).render([], variables=VALUES).text
+
+
+@pytest.mark.parametrize(
+    ("expression", "charged"),
+    [
+        ("x", []),
+        ("x + y", [5]),
+        ("x + y + x", [7]),  # once, as a whole
+        (CHAIN, [18]),
+        (f"{CHAIN} + x", [4, 20]),  # and what eight further steps are added to
+        (f"{CHAIN} + {CHAIN} + x", [6, 22, 38]),
+        (f"({CHAIN}) * 1", [18, 18]),
+        ("l + l", [4 * 8]),
+        ("n + n", []),
+        ("x ~ y", [5]),
+        ("x ~ y ~ x", [7]),
+        ("x[:1]", [1]),
+        ("x[0]", []),
+        ("x * 3", [6]),
+        ("x % ()", [2]),
+        ("n - 1", []),
+        ("x.upper()", [2]),
+        ("'{:>4}{}'.format(x, y)", [4, 3, 7]),
+        ("'{!r:>9}'.format(x)", [9, 9]),
+        ("[x + y, x ~ x] | length", [5, 4]),
+        ("(x + x)[1:]", [4, 3]),
+    ],
+)
+def test_what_is_charged(seen, expression, charged):
+    text = rendered("{{ " + expression + " }}")
+    assert seen["spend"] == [*charged, len(text)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "compared"),
+    [
+        ("x == y", ["ab", "cde"]),
+        ("x == 'ab'", []),
+        ("1 < n < n", []),
+        ("x < y < y", ["ab", "cde", "cde"]),
+        ("x in l", ["ab", [1, 2]]),
+        ("d[x]", ["ab"]),
+        ("d['ab']", []),
+        ("l[:1]", []),
+        ("{x: 1}", ["ab"]),
+        ("{'x': x}", []),
+    ],
+)
+def test_what_is_measured_before_it_is_compared(seen, expression, compared):
+    rendered("{{ " + expression + " }}")
+    assert seen["compared"] == compared
+
+
+@pytest.mark.parametrize(
+    ("source", "texted"),
+    [
+        ("a{{ 'b' }}{{ x }}{{ n }}", ["ab", 3]),
+        ("{{ 'a' + x }}{{ x + 'a' }}{{ x + 'a' + x }}{{ x + x }}", ["abab"]),
+        ("{{ l + [1] }}{{ n + 1 }}", [[1, 2, 1], 4]),
+        ("{{ x ~ 'a' ~ n }}", ["ab", 3, "aba3"]),
+        ("{% set z = x ~ y %}", ["ab", "cde"]),
+        ("{{ '{}{!r}'.format(x, n) }}", ["ab", 3, "ab3"]),
+    ],
+)
+def test_what_is_measured_before_it_is_text(seen, source, texted):
+    rendered(source)
+    assert seen["texted"] == texted
+
+
+@pytest.mark.parametrize(
+    ("source", "looks"),
+    [
+        ("{{ x }}", 0),
+        ("{% for one in l %}{% for other in l %}{{ other }}{% endfor %}{% endfor %}", 2 + 4),
+        ("{{ x.upper() }}", 1),
+        ("{{ '{}{}'.format(x, y) }}", 1 + 2),
+        ("{% macro m() %}{% endmacro %}{{ m() }}{{ m() }}", 2),
+        ("{% for one in [] %}{% endfor %}", 0),
+    ],
+)
+def test_where_the_time_is_looked_at(seen, source, looks):
+    rendered(source)
+    assert len(seen["looks"]) == looks
+
+
+@pytest.mark.parametrize("name", ["encode", "format_map", "to_bytes", "translate"])
+def test_a_mapping_may_have_what_is_called_like_a_method(name):
+    source = "{{ one." + name + " }}"
+    assert ChatTemplate(source, {}).render([], variables={"one": {name: "its value"}}).text == "its value"
+
+
+# -- templates ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_template_has_so_many_characters(monkeypatch):
+    assert ChatTemplate("x" * (1 << 17), {}).render([]).text == "x" * (1 << 17)
+    with pytest.raises(InputError, match="more than 131072 characters"):
+        ChatTemplate("x" * (1 << 17) + "x", {})
+
+
+def test_a_rendering_has_a_second(monkeypatch):
+    moments = iter(0.2 * at for at in range(100))
+    one = ChatTemplate("{% for a in range(9) %}{{ a }}{% endfor %}", {})
+    monkeypatch.setattr(allowance, "thread_time", lambda: next(moments))
+    with pytest.raises(InvalidRequestError, match=r"needs more than 1 s for these"):
+        one.render([])
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ add_generation_prompt }}{{ tools }}", "TrueNone"),
+        ("{{ {'b': 'é<', 'a': [1]} | tojson }}", '{"b": "é<", "a": [1]}'),
+        ("{{ {'b': 'é', 'a': 1} | tojson(True, 1, (',', ':'), True) }}", '{\n "a":1,\n "b":"\\u00e9"\n}'),
+        ("  {% if true %}\nx{% endif %}\n y", "x y"),
+        ("{{ strftime_now('%%') }}", "%"),
+        ("{% generation %}x{% endgeneration %}y", "xy"),
+    ],
+)
+def test_what_a_template_has(source, text):
+    assert ChatTemplate(source, {}).render([]).text == text
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 1 // n }}", "{{ x.y.z }}", "{{ [].pop() }}", "{{ x | int(base=99) + [] }}", "{{ n + 'a' }}"]
+)
+def test_what_a_template_fails_with_is_told(source):
+    with pytest.raises(InvalidRequestError, match=r"^The chat template cannot render these messages: "):
+        ChatTemplate(source, {}).render([], variables={"n": 0, "d": {}})
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"), [("{% if %}", "TemplateSyntaxError"), ("{{ x | nothing }}", "TemplateAssertionError")]
+)
+def test_what_cannot_be_compiled_is_told(source, kind):
+    with pytest.raises(InputError, match=rf"^the chat template cannot be compiled: {kind}: "):
+        ChatTemplate(source, {})
+
+
+def test_texts_of_messages():
+    value = {"a": ["b", {"c": ("d", 5, None)}], "e": "f", "g": True}
+    assert list(template._texts(value)) == ["a", "b", "c", "d", "e", "f", "g"]
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+
+class Controls:
+    """`<s>` is one, and `!` the mark."""
+
+    def mark(self, text: str) -> str:
+        return text.replace("<s>", "!<s>")
+
+    def found_in(self, text: str) -> bool:
+        return "<s>" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("<s>{{ x }}", "!<s>a<s>b"),
+        ("{{ '<s>' }}{{ 5 }}{{ ['<s>', x] | join }}", "!<s>5!<s>a<s>b"),
+        ("{{ x.replace('<s>', '<s>') }}", "a!<s>b"),
+        ("{{ x | replace('<s>', '<s>') }}", "a!<s>b"),
+        ("{{ x.split('<s>') | join('<s>') }}", "a!<s>b"),
+        ("{{ '<s>x'.replace('x', 'y') }}", "!<s>y"),
+        ("{{ '<s>' | upper }}", "!<S>"),
+        ("{{ x | default('<s>') }}{{ z | default('<s>') }}", "a<s>b!<s>"),
+        ("{{ d.get('z', '<s>') }}", "!<s>"),
+        ("{{ d['<s>'] }}{{ {'<s>': '<s>'}['<s>'] }}", "7!<s>"),
+        ("{{ s is eq('<s>') }}{{ s is string }}", "TrueTrue"),
+        ("{{ s == '<s>' }}{{ '<s>' == s }}{{ '<s>' in x }}", "TrueTrueTrue"),
+        ("{% set e = '<s>' %}{{ e == '<s>' }}{{ e == s }}", "TrueFalse"),
+        ("{{ t == s }}{{ t ~ '' == s }}{{ s == s == t }}", "TrueTrueTrue"),
+        ("{{ t == t }}{{ t in [s] }}{{ s == 5 }}", "TrueTrueFalse"),
+        ("{% if x.startswith('a<s>') %}{{ t }}{% endif %}", "!<s>"),
+    ],
+)
+def test_marks(source, text):
+    """`x`, `s` and the key of `d` are a client's, `t` is the template's."""
+    environment = Environment()
+    environment.filters[UNMARKED] = lambda value: value.replace("!", "") if isinstance(value, str) else value
+    tree = environment.parse(source)
+    Marker(Controls(), {"t": "<s>"}).mark(tree)
+    marked = environment.from_string(tree)
+    assert marked.render(x="a<s>b", s="<s>", d={"<s>": 7}, t="!<s>") == text
