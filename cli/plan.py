@@ -121,7 +121,7 @@ def command(
     top: int,
     **flags: Any,
 ) -> None:
-    """Plan a deployment: whether it fits, how to shard it, how fast it is and what it costs.
+    """Will it fit, how to shard it, how fast, what will it cost.
 
     CHECKPOINT is what `llmops build` takes, or only its config.json. Neither a GPU nor weights are needed.
     """
