@@ -124,6 +124,15 @@ def test_what_is_brief_may_take_less(memory, monkeypatch):
         making(4 * 4097)
 
 
+def test_what_is_brief_takes_a_quarter_of_a_second(memory, monkeypatch):
+    moments = itertools.count(0.0, 0.125)
+    monkeypatch.setattr(work, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(enforce, "is_brief", lambda: True)
+    assert making(2 * 4097) == "made"
+    with pytest.raises(TooLongError):
+        making(3 * 4097)
+
+
 @pytest.mark.parametrize("brief", [4097, 10**6])
 def test_what_has_as_much_as_there_is_need_not_be_tried_again(memory, monkeypatch, brief):
     monkeypatch.setattr(enforce, "STEPS", 4097)
