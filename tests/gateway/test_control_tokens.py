@@ -221,9 +221,15 @@ def test_a_template_that_takes_texts_apart_cannot_be_used_to_put_a_token_togethe
     assert controls_of(ours, ours.encode_prompt(prompt)) == ["<|im_start|>", "<|im_end|>"]
 
 
-def test_where_a_template_changes_its_own_tokens_texts_that_hold_one_are_refused(pair):
+@pytest.mark.parametrize(
+    "where",
+    ["true", "add_generation_prompt", "not add_generation_prompt", "tools", "not tools", "messages[0].role == 'system'",
+     "messages[0].role == 'developer'", "messages[1].role == 'assistant'", "messages[-1].role == 'tool'"],
+)  # fmt: skip
+def test_where_a_template_changes_its_own_tokens_texts_that_hold_one_are_refused(pair, where):
     ours, _ = pair
-    source = "{{ '<|im_start|>' | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    changed = "{% if " + where + " %}{{ '<|im_start|>' | length }}{% endif %}"
+    source = changed + "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     template = ChatTemplate(source, ours.special_tokens, controls=ours.controls)
     assert controls_of(ours, ours.encode_prompt(template.render([{"role": "user", "content": "x"}]))) == ["<|im_end|>"]
     with pytest.raises(InvalidRequestError, match="a control token, which"):
