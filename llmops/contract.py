@@ -225,7 +225,7 @@ STEP_TOKENS = STEP_OUTPUTS.plain("step_tokens", INT32, "of all entries, in their
 STEP_LOG_PROBS = STEP_OUTPUTS.plain("step_log_probs", FP32, "one per token, where an entry asks for them", (-1,))
 STEP_ERRORS = STEP_OUTPUTS.plain("step_errors", BYTES, "one per entry with the error flag", (-1,))
 STEP_CACHED = STEP_OUTPUTS.plain("step_cached", INT32, "one per slot's first entry: prompt tokens reused, or -1", (-1,))
-STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to watchers", (11,))
+STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to watchers", (12,))
 STEP_KV = STEP_OUTPUTS.plain("step_kv", INT64, "names of KV-cache blocks, to watchers", (-1,))
 STEP_KV_KINDS = STEP_OUTPUTS.plain("step_kv_kinds", INT32, "kind of change and how many names of it", (-1, 2))
 STEP_SERVED = STEP_OUTPUTS.plain("step_served", BYTES, "to watchers: model, version, engine, instance", (4,))
@@ -243,6 +243,7 @@ STATE_FIELDS = {
     "subscribers": "gateways' workers that are subscribed",
     "demand": "sum of the weights that they declared",
     "draining": "1 once it takes no new requests",
+    "next_slot": "requests of this subscription in slots below it are counted in these numbers, or over",
 }
 
 # All that an engine model of ours takes and gives, whatever library runs in it.

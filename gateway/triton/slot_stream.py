@@ -26,16 +26,16 @@ class SlotStream(TokenStream):
         "_error",
         "_leave",
         "_sink",
-        "_slot",
         "_taken",
         "_waiter",
+        "slot",
         "unconfirmed",
     )
 
     def __init__(self, slot: int, submission: Submission, leave: Callable[[int], None]) -> None:
         """`leave` takes the slot out of the engine's batch."""
         self._leave = leave
-        self._slot = slot
+        self.slot = slot
         # kept until the engine has answered, to be sent again over a new connection
         self.unconfirmed: Submission | None = submission
         self._batches: deque[TokenBatch] = deque()
@@ -104,7 +104,7 @@ class SlotStream(TokenStream):
         if not self._cancelled:
             self._cancelled = True
             self._batches.clear()
-            self._leave(self._slot)
+            self._leave(self.slot)
             self._wake()
 
     def _wake(self) -> None:

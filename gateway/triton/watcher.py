@@ -28,6 +28,7 @@ class EngineState(NamedTuple):
     subscribers: int
     demand: int
     draining: int
+    next_slot: int
 
 
 class Served(NamedTuple):

@@ -155,19 +155,28 @@ async def test_an_answer_of_another_engine_is_counted_and_the_replica_left():
     assert replica.problem == f"it answers with engine {'f' * 12}, and its card says {'e' * 12}"
 
 
-async def test_what_was_sent_counts_until_a_state_of_a_later_step_comes():
-    clock = SimpleNamespace(now=10.0)
-    _, _, (replica,) = made(gate=False)
-    replica._clock = lambda: clock.now
-    replica.heard(state())
-    clock.now = 11.0
-    replica.sent(300, is_counted=False)
-    clock.now = 11.1
-    replica.heard(state())
-    assert (replica.view.unseen, replica.view.unseen_tokens) == (1, 300), "this step may have begun before"
-    clock.now = 11.2
-    replica.heard(state(waiting=1, waiting_tokens=300))
-    assert (replica.view.unseen, replica.view.unseen_tokens) == (0, 0)
+async def test_what_was_sent_to_a_replica_that_says_nothing_counts_until_the_second_count_after_it():
+    fleet, _, (replica,) = made(gate=False)
+    replica.counted(0, 0)
+    await fleet.open(request())
+    replica.counted(0, 0)
+    assert (replica.view.running, replica.view.unseen, replica.view.unseen_tokens) == (0, 1, 8), "it may be older"
+    replica.counted(0, 0)
+    assert (replica.view.running, replica.view.unseen, replica.view.unseen_tokens) == (1, 0, 0)
+
+
+async def test_who_is_let_in_when_its_replica_has_just_gone_leaves_nothing_behind():
+    fleet, _, (replica,) = made()
+    asked = asyncio.create_task(fleet.open(request()))
+    gate = fleet.admission.gate
+    replica.view.running = 2
+    await asyncio.sleep(0)
+    replica.view.running = 0
+    fleet.changed()
+    fleet.replicas = {}
+    with pytest.raises(UnavailableError, match="has no replicas now"):
+        await asked
+    assert (replica.view.unseen, replica.view.unseen_tokens, gate._shares._all.total()) == (0, 0, 0)
 
 
 async def test_a_tenant_whose_prompts_begin_with_the_time_is_told_where_they_part(caplog):

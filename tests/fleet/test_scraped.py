@@ -63,7 +63,7 @@ def test_gauges_are_those_of_each_model() -> None:
 
 async def test_what_the_metrics_say_is_believed_and_stays_while_they_cannot_be_read(caplog) -> None:
     one = replica("127.0.0.1", Clock())
-    one.sent(500, is_counted=False)
+    one.enter(500, is_counted=False).mark = one._clock()
     async with serving(
         [TEXT, "no metrics {", TEXT.replace('"active",version="1"} 10', '"active",version="1"} 3')]
     ) as port:
@@ -87,8 +87,7 @@ def test_without_any_word_own_requests_are_what_counts() -> None:
     clock = Clock()
     one = replica("10.0.0.1", clock)
     for _ in range(3):
-        one.sent(100, is_counted=False)
-        one.open_streams += 1
+        one.enter(100, is_counted=False)
     one.settle()
     assert (one.view.running, one.view.unseen) == (0, 3)
     clock.now += 10

@@ -150,6 +150,18 @@ def test_a_state_is_not_kept_for_later_and_comes_while_the_window_is_closed(engi
     assert gateway.steps[1].cached == [64]
 
 
+def test_a_state_says_which_requests_of_its_own_subscription_it_counts(engine) -> None:
+    (one, _, first), (other, _, second) = watching(engine), watching(engine)
+    for slot in (0, 1, 1, 0):
+        one.claim(slot)
+    for now in (1.0, 2.0):
+        for subscription in (one, other):
+            subscription.flush(now, state_of(engine, running=2))
+        one.claim(7)
+    assert [first.steps[0].report.state.next_slot, first.beats[0].next_slot] == [2, 8]
+    assert [second.steps[0].report.state.next_slot, second.beats[0].next_slot] == [0, 0]
+
+
 def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there(engine) -> None:
     subscription, _, gateway = watching(engine, served=("smollm2", "1", "abc", "f00d"))
     subscription.begin(0, 0, None)

@@ -13,6 +13,7 @@ from llmops.gateway.errors import CancelledStreamError, PreemptedError, Unavaila
 from llmops.gateway.fleet.admission.gate import Gate
 from llmops.gateway.fleet.admission.waiting import Admission, ticket_of
 from llmops.gateway.fleet.replicas.replica import Replica, ids_of, with_salt
+from llmops.gateway.fleet.replicas.unseen import Sent
 from llmops.gateway.messages import (
     Engine,
     EngineRequest,
@@ -81,7 +82,7 @@ class Fleet(Engine):
         while True:
             visit = await self._place(request, wanted)
             try:
-                stream = FleetStream(await visit.replica.open(request), visit)
+                stream = FleetStream(await visit.replica.open(request, visit.sent), visit)
             except UnavailableError as error:
                 visit.leave(error)
                 wanted = wanted._replace(without=wanted.without | {visit.replica.replica_id})
@@ -102,6 +103,8 @@ class Fleet(Engine):
             if at is None:
                 raise UnavailableError(self._nowhere(wanted))
             view, ticket = self.views[at], None
+            uncached = max(wanted.tokens - self.policy.cached(wanted, view), 1)
+            self.policy.sent(wanted, view)
         else:
             ticket = ticket_of(request.turn, wanted, len(wanted.ids), moved=request.moved)
             entering = self.admission.enter(ticket)
@@ -109,13 +112,13 @@ class Fleet(Engine):
                 view = await entering
             finally:
                 self._declare()
+            uncached = ticket.uncached
         replica = self.replicas.get(view.replica_id)
         if replica is None:
+            if ticket is not None and self.admission is not None:
+                self.admission.gate.unsent(ticket, view)
             raise UnavailableError(self._nowhere(wanted))
-        replica.sent(max(wanted.tokens - self.policy.cached(wanted, view), 1), is_counted=ticket is not None)
-        if ticket is None:
-            self.policy.sent(wanted, view)
-        return Visit(self, replica, ticket)
+        return Visit(self, replica, replica.enter(uncached, is_counted=ticket is not None), ticket)
 
     def ended(self, visit: Visit) -> None:
         """An answer is over, or goes on elsewhere."""
@@ -184,19 +187,18 @@ class Fleet(Engine):
 class Visit:
     """A request at a replica: counted there until it leaves."""
 
-    __slots__ = ("_fleet", "_over", "replica", "ticket", "tokens")
+    __slots__ = ("_fleet", "_over", "replica", "sent", "ticket", "tokens")
 
-    def __init__(self, fleet: Fleet, replica: Replica, ticket: Ticket | None) -> None:
-        self.replica, self._fleet, self.ticket = replica, fleet, ticket
+    def __init__(self, fleet: Fleet, replica: Replica, sent: Sent, ticket: Ticket | None) -> None:
+        self.replica, self.sent, self._fleet, self.ticket = replica, sent, fleet, ticket
         self.tokens, self._over = 0, False
-        replica.open_streams += 1
 
     def leave(self, error: BaseException | None = None) -> None:
         """May be called again."""
         if self._over:
             return
         self._over = True
-        self.replica.ended()
+        self.replica.ended(self.sent)
         # a full queue is no fault
         if isinstance(error, UnavailableError) and error.code != OVERLOADED:
             self.replica.failed()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -13,8 +12,10 @@ from llmops.contract import KV_CLEARED, KV_STORED, LORA_TASK_ID
 from llmops.gateway.errors import ApiError, UnavailableError
 from llmops.gateway.fleet.cost import PrefillRate
 from llmops.gateway.fleet.replicas.health import Health
+from llmops.gateway.fleet.replicas.unseen import Sent, Unseen
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.messages import EngineRequest, Policy, ReplicaState, ReplicaView, TokenStream
+from llmops.gateway.triton.slot_stream import SlotStream
 from llmops.gateway.triton.step_stream import StepStreams
 from llmops.gateway.triton.watcher import EngineState, Served
 
@@ -54,10 +55,10 @@ class Replica:
         self.instance, self.problem = "", ""
         self.open_streams = 0
         self._policy, self._changed, self._misrouted, self._clock = policy, changed, misrouted, clock
-        # when, and how many prompt tokens were sent that no state shows yet
-        self._unseen: deque[tuple[float, int]] = deque()
+        self._unseen = Unseen(self.view)
         self._prefill_rate = PrefillRate()
-        self._last_state = clock()
+        # when somebody else counted last
+        self._last_count = clock()
 
     @property
     def replica_id(self) -> str:
@@ -83,19 +84,25 @@ class Replica:
         if isinstance(self.engine, StepStreams):
             self.engine.unwatch()
 
-    async def open(self, request: EngineRequest) -> TokenStream:
+    def enter(self, tokens: int, is_counted: bool) -> Sent:
+        """A request with so many uncached prompt tokens goes there, until `ended`. `is_counted`: the view has it
+        already."""
+        self.open_streams += 1
+        return self._unseen.add(tokens, is_counted)
+
+    async def open(self, request: EngineRequest, sent: Sent) -> TokenStream:
         """Raises UnavailableError when it cannot be reached."""
         adapters = {one.id for one in self.model.card.adapters}
         if request.extras.get(LORA_TASK_ID, 0) and request.extras[LORA_TASK_ID] not in adapters:
             raise UnavailableError(f"The replica {self.replica_id} does not have the adapter.")
-        return await self.engine.open(request)
+        stream = await self.engine.open(request)
+        sent.mark = stream.slot if isinstance(stream, SlotStream) else self._clock()
+        return stream
 
-    def sent(self, tokens: int, is_counted: bool) -> None:
-        """A request with so many uncached prompt tokens goes there. `is_counted`: the view has it already."""
-        self._unseen.append((self._clock(), tokens))
-        if not is_counted:
-            self.view.unseen += 1
-            self.view.unseen_tokens += tokens
+    def ended(self, sent: Sent) -> None:
+        """The request is over, or goes on elsewhere."""
+        self.open_streams -= 1
+        self._unseen.remove(sent)
 
     def look(self) -> ReplicaState:
         """Its state now. Streams that are open where nothing is believed in any more end, to go on elsewhere."""
@@ -123,33 +130,33 @@ class Replica:
         self.health.failed(self._clock())
 
     def counted(self, running: int, waiting: int) -> None:
-        """Somebody else counted its sequences. What was sent just now may not be among them."""
+        """Somebody else counted its sequences. What was sent since the last time may not be among them."""
         view = self.view
-        view.running, view.waiting = max(running, self.open_streams - waiting - view.unseen, 0), waiting
-        self._forget_seen(self._clock())
+        self._unseen.seen(self._last_count)
+        self._last_count = self._clock()
+        view.running, view.waiting = max(running, self._taken - waiting, 0), waiting
         self._changed()
 
     def settle(self) -> None:
         """Nobody says how it is: own requests are all that is known."""
-        if not self.health.speaks and self._clock() - self._last_state > UNCOUNTED:
+        if not self.health.speaks and self._clock() - self._last_count > UNCOUNTED:
             view = self.view
             self._unseen.clear()
-            view.unseen = view.unseen_tokens = view.waiting = 0
-            view.running = self.open_streams
+            view.running, view.waiting = self.open_streams, 0
 
     def heard(self, state: EngineState) -> None:
         now = self._clock()
         self.health.heard(now, bool(state.draining))
         if _is_possible(state):
+            self._unseen.seen(state.next_slot)
             self._believe(state)
-        self._forget_seen(now)
         self.look()
         self._changed()
 
     def _believe(self, state: EngineState) -> None:
         view = self.view
         # what one's own streams say is not taken from anybody else
-        view.running = max(state.running, self.open_streams - len(self._unseen) - state.waiting, 0)
+        view.running = max(state.running, self._taken - state.waiting, 0)
         view.waiting, view.waiting_tokens = state.waiting, state.waiting_tokens
         view.free_blocks, view.blocks = state.free_blocks, state.blocks
         view.tokens_per_block = state.tokens_per_block or view.tokens_per_block
@@ -160,15 +167,10 @@ class Replica:
             if state.prefill_tokens:
                 view.prefill_rate = self._prefill_rate.add(state.prefill_tokens, seconds)
 
-    def _forget_seen(self, now: float) -> None:
-        """What was sent before the last state came is in this one, which is of a later step."""
-        view = self.view
-        while self._unseen and self._unseen[0][0] < self._last_state:
-            _, tokens = self._unseen.popleft()
-            view.unseen, view.unseen_tokens = max(view.unseen - 1, 0), max(view.unseen_tokens - tokens, 0)
-        if not view.unseen:
-            view.unseen_tokens = 0
-        self._last_state = now
+    @property
+    def _taken(self) -> int:
+        """Own streams that the engine knows of."""
+        return self.open_streams - len(self._unseen)
 
     def changed(self, kind: int, hashes: Sequence[int]) -> None:
         if kind == KV_STORED:
@@ -192,16 +194,11 @@ class Replica:
         self.health.lost()
         self._policy.forget(self.replica_id)
         self._unseen.clear()
-        self.view.unseen = self.view.unseen_tokens = 0
         self.look()
 
     def silent(self) -> float | None:
         """Seconds since it was heard of; None if it never was, or says nothing of itself."""
         return self.health.silent(self._clock()) if self.health.speaks else None
-
-    def ended(self) -> None:
-        """One of its streams is over."""
-        self.open_streams -= 1
 
 
 def _is_possible(state: EngineState) -> bool:

@@ -77,6 +77,7 @@ class EngineState(NamedTuple):
     subscribers: int = 0
     demand: int = 0
     draining: int = 0
+    next_slot: int = 0
 
 
 class EngineDead(Exception):

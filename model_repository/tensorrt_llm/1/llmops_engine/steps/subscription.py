@@ -83,7 +83,7 @@ class Subscription:
     def __init__(self, window: int = WINDOW, grace: float = GRACE, served: tuple[str, ...] | None = None) -> None:
         self.lost = False
         self.open: dict[int, Any] = {}
-        self._highest_slot = -1
+        self._next_slot = 0
         self._window = window
         self._grace = grace
         self._sender: StepSender | None = None
@@ -118,9 +118,9 @@ class Subscription:
     def claim(self, slot: int) -> bool:
         """Take a slot for a new request. False for one that was taken before: a gateway that lost its stream repeats
         whatever may not have arrived. Slots only grow, so comparing with the highest is enough."""
-        if slot <= self._highest_slot:
+        if slot < self._next_slot:
             return False
-        self._highest_slot = slot
+        self._next_slot = slot + 1
         return True
 
     def acknowledge(self, index: int, now: float) -> None:
@@ -151,6 +151,8 @@ class Subscription:
         """Send what has gathered, if somebody is there and the window is open; `state` for those who watch."""
         if self._sender is None:
             return
+        if state is not None:
+            state = state._replace(next_slot=self._next_slot)
         news = self.news if self.news else None
         if (self._pending or news is not None) and len(self._unacknowledged) < self._window:
             self._index += 1
