@@ -242,7 +242,8 @@ class EngineRequest:
     `cache_salt`: prefixes are shared with requests that have the same one only, where the engine keeps them apart.
     `extras`: numbers for inputs of the contract that have no field here; those that only engine models of ours know are
     left out for others. `without`: replicas that cannot have it, where there are several; `moved`: it has begun before,
-    on one that could not finish it. `trace`: W3C's `traceparent` for the engine's server, if it is to tell of it.
+    on one that could not finish it. `whole`: nothing of it is shown before all of it is there, so that it may begin
+    anew. `trace`: W3C's `traceparent` for the engine's server, if it is to tell of it.
     """
 
     request_id: str
@@ -263,15 +264,20 @@ class EngineRequest:
     turn: Turn = ANY_TURN
     without: frozenset[str] = frozenset()
     moved: bool = False
+    whole: bool = False
     trace: str = ""
 
 
 class TokenBatch(NamedTuple):
-    """New tokens of one sequence (0 … n-1) of a request, in order; `logprobs` has one natural-log value per token."""
+    """New tokens of one sequence (0 … n-1) of a request, in order; `logprobs` has one natural-log value per token.
+
+    `anew`, of `whole` requests only: there are no tokens, and what came of the sequence before does not count.
+    """
 
     sequence: int
     tokens: Sequence[int]
     logprobs: Sequence[float] | None = None
+    anew: bool = False
 
 
 TokenSink = Callable[[TokenBatch], bool]

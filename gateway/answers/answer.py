@@ -1,12 +1,13 @@
 """An answer in progress: the engine's token streams, the choices they fill, and the clock.
 
-Streaming and plain answers of every endpoint read the same thing: `next` until None.
+Streaming and plain answers of every endpoint read the same thing: `next` until None. A choice of an answer that is
+shown as a whole may give way to another in its place: what was added to the first is no part of the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
 
@@ -34,15 +35,17 @@ class Answer:
     def __init__(
         self,
         stream: TokenStream,
-        choices: Sequence[Choice],
+        choices: list[Choice],
         meter: Meter,
         timeouts: Timeouts,
         prompt_tokens: int,
         leave: Callable[[], None],
         context: RequestContext,
+        fresh: Callable[[int], Choice] | None = None,
     ) -> None:
-        """`leave` releases its places among the sequences in progress; `context` gets usage and outcome at the end."""
-        self._stream = stream
+        """`leave` releases its places among the sequences in progress; `context` gets usage and outcome at the end.
+        `fresh` makes a choice anew, where the answer is shown as a whole."""
+        self._stream, self._fresh = stream, fresh
         self.choices = choices
         self.meter = meter
         self.timeouts = timeouts
@@ -177,6 +180,8 @@ class Answer:
     def take(self, batch: TokenBatch) -> Delta:
         """What the tokens add to their choice."""
         choice = self.choices[batch.sequence]
+        if batch.anew:
+            return Delta(self._begun_anew(choice), "", False)
         before = choice.completion_tokens
         was_done = choice.done
         text = choice.feed(batch)
@@ -190,6 +195,14 @@ class Answer:
                 self._over = True
                 self._stream.cancel()
         return Delta(choice, text, choice.done and not was_done)
+
+    def _begun_anew(self, choice: Choice) -> Choice:
+        """The one in its place. One that has ended needs nothing more."""
+        if choice.done or self._fresh is None:
+            return choice
+        self.meter.forget(choice.completion_tokens)
+        fresh = self.choices[choice.index] = self._fresh(choice.index)
+        return fresh
 
     def _finish_open(self) -> None:
         self._over = True

@@ -87,15 +87,17 @@ async def start_chat(
     answer_id: str,
     context: RequestContext,
     *,
+    whole: bool,
     fit: bool = False,
 ) -> Answer:
     """Submit the request. Raises InvalidRequestError, or UnavailableError when too many are waiting.
 
-    `fit`: a length for which the context has no room is cut to what there is, instead of refused.
+    `whole`: nothing is shown before its end. `fit`: a length for which the context has no room is cut to what there
+    is, instead of refused.
     """
 
     async def start(leave: Callable[[], None], meter: Meter) -> Answer:
-        return await _start(service, body, model, answer_id, context, leave, meter, fit)
+        return await _start(service, body, model, answer_id, context, leave, meter, whole, fit)
 
     return await admitted(service, model, body.n or 1, context, start)
 
@@ -117,6 +119,7 @@ async def _start(
     context: RequestContext,
     leave: Callable[[], None],
     meter: Meter,
+    whole: bool,
     fit: bool,
 ) -> Answer:
     plan = await plan_in_turn(service, body, model, context)
@@ -142,11 +145,13 @@ async def _start(
         caller=context.caller.share,
         extras=model.extras,
         turn=context.turn,
+        whole=whole,
         trace=context.onward,
     )
     end_ids = frozenset(endings.end_ids)
-    choices = [
-        Choice(
+
+    def choice(index: int) -> Choice:
+        return Choice(
             index,
             model.tokenizer.detokenizer(skip_special_tokens=plan.skip_special_tokens),
             max_tokens=length,
@@ -156,14 +161,14 @@ async def _start(
             logprobs=LogprobLog(model.tokenizer.token_bytes) if body.logprobs else None,
             starts=TokenStarts(plan.marker_ids) if plan.marker_ids is not None else None,
         )
-        for index in range(request.n)
-    ]
+
     stream = await open_streams(model.engine, [request])
     context.mark("submit")
     meter.submitted(len(plan.input_ids), request.n)
     if context.tally is not None:
         context.tally.begin(model.name, answer_id, len(plan.input_ids))
-    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave, context)
+    choices, fresh = [choice(index) for index in range(request.n)], choice if whole else None
+    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave, context, fresh)
 
 
 def plan_chat(model: ServedModel, body: ChatRequest, limits: RequestLimits, mark: Callable[[str], None]) -> ChatPlan:

@@ -107,25 +107,26 @@ async def _start(
     requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context)
     if context.grant is not None:
         requests = await _granted(context.grant, requests, model.name)
-    choices = [
-        Choice(
-            at * request.n + sequence,
+
+    def choice(index: int) -> Choice:
+        request = requests[index // requests[0].n]
+        return Choice(
+            index,
             model.tokenizer.detokenizer(skip_special_tokens=body.skip_special_tokens is not False),
             max_tokens=request.max_tokens,
             end_ids=frozenset(endings.end_ids),
             stops=endings.stops,
             logprobs=LogprobLog(model.tokenizer.token_bytes) if request.logprobs else None,
         )
-        for at, request in enumerate(requests)
-        for sequence in range(request.n)
-    ]
-    prompt_tokens = sum(map(len, encoded))
+
+    choices = [choice(index) for index in range(len(requests) * requests[0].n)]
+    prompt_tokens, fresh = sum(map(len, encoded)), None if body.stream else choice
     stream = await open_streams(model.engine, requests)
     context.mark("submit")
     meter.submitted(prompt_tokens, len(choices))
     if context.tally is not None:
         context.tally.begin(model.name, answer_id, prompt_tokens)
-    return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context)
+    return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context, fresh)
 
 
 async def _granted(grant: Grant, requests: list[EngineRequest], model: str) -> list[EngineRequest]:
@@ -174,6 +175,7 @@ def _engine_requests(
             caller=context.caller.share,
             extras=model.extras,
             turn=context.turn,
+            whole=not body.stream,
             trace=context.onward,
         )
         for at, ids in enumerate(prompts)

@@ -57,6 +57,11 @@ class ResponseBuilder:
             _fill(now["output"][-1], "".join(self._parts))
         return now
 
+    def begin_anew(self) -> None:
+        """Nobody has seen an item of it."""
+        self.response["output"], self.cuts = [], []
+        self._item, self._parts, self._call = None, [], -1
+
     def start(self) -> list[Event]:
         return [self._event("response.created"), self._event("response.in_progress")]
 

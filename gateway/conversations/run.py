@@ -127,8 +127,12 @@ class ResponseRun(AnswerEvents):
 
     async def collect(self) -> dict[str, object]:
         """The whole response. Raises the engine's errors."""
+        (choice,) = self._answer.choices
         try:
             while (delta := await self._answer.next()) is not None:
+                if delta.choice is not choice:
+                    choice = delta.choice
+                    self._builder.begin_anew()
                 self._publish(self._events(delta))
         except CancelledStreamError:
             if self._builder.response["status"] != "cancelled":

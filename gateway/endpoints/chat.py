@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.answer import Answer, Delta
 from llmops.gateway.answers.chat import check_chat, start_chat
-from llmops.gateway.answers.choice import Choice
+from llmops.gateway.answers.choice import Choice, TokenLogprob
 from llmops.gateway.answers.events import AnswerEvents
 from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
 from llmops.gateway.answers.service import Service
@@ -76,7 +77,7 @@ class ChatCompletions:
 
         return await respond(
             request,
-            lambda: start_chat(self._service, body, model, answer_id, context),
+            lambda: start_chat(self._service, body, model, answer_id, context, whole=not body.stream),
             self._service.timeouts,
             events=events if body.stream else None,
             collect=collect,
@@ -121,17 +122,17 @@ class ChatEvents(AnswerEvents):
 
 async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
     """All choices, complete."""
-    pieces: list[list[Piece]] = [[] for _ in answer.choices]
-    entries: list[list] = [[] for _ in answer.choices]
+    pieces: defaultdict[Choice, list[Piece]] = defaultdict(list)
+    entries: defaultdict[Choice, list[TokenLogprob]] = defaultdict(list)
     while (delta := await answer.next()) is not None:
         choice, text, _ = delta
-        pieces[choice.index].extend(choice.sort(text))
-        entries[choice.index].extend(choice.take_logprobs(text) or ())
+        pieces[choice].extend(choice.sort(text))
+        entries[choice].extend(choice.take_logprobs(text) or ())
     return [
         {
             "index": choice.index,
-            "message": message_of(pieces[choice.index]),
-            "logprobs": chat_logprobs(entries[choice.index]) if choice.logprobs is not None else None,
+            "message": message_of(pieces[choice]),
+            "logprobs": chat_logprobs(entries[choice]) if choice.logprobs is not None else None,
             "finish_reason": choice.finish_reason,
         }
         for choice in answer.choices

@@ -122,9 +122,14 @@ class CompletedText:
 
 
 async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[CompletedText]:
-    texts = [CompletedText(choice, list(echoes[choice.index : choice.index + 1]), []) for choice in answer.choices]
+    def begun(choice: Choice) -> CompletedText:
+        return CompletedText(choice, list(echoes[choice.index : choice.index + 1]), [])
+
+    texts = [begun(choice) for choice in answer.choices]
     while (delta := await answer.next()) is not None:
         choice, text, _ = delta
+        if texts[choice.index].choice is not choice:
+            texts[choice.index] = begun(choice)
         texts[choice.index].parts.append(text)
         texts[choice.index].entries.extend(choice.take_logprobs(text) or ())
     return texts

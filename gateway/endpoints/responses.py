@@ -62,10 +62,11 @@ class Responses:
         chat = self._as_chat(body, [*before, *own], model, context)
         builder = ResponseBuilder(new_response(body, model))
         running = None if body.store is False else self._running
+        whole = not (body.stream or body.background)
 
         async def start() -> Answer:
             try:
-                return await start_chat(self._service, chat, model, builder.id, context)
+                return await start_chat(self._service, chat, model, builder.id, context, whole=whole)
             except ApiError as error:
                 put_into_own_terms(error)
                 raise

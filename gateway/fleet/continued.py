@@ -59,11 +59,13 @@ class Home(Protocol):
 
 class _Leg(NamedTuple):
     """A part of the way. `sequence`: whose tokens these are, None where the stream itself says so; `again`: it began
-    from the prompt alone, and what is known already is left out; `parts`: of these each moves by itself."""
+    from the prompt alone, and what is known already is left out; `anew`: the same, and what is known is forgotten;
+    `parts`: of these each moves by itself."""
 
     stream: TokenStream
     sequence: int | None = None
     again: bool = False
+    anew: bool = False
     parts: bool = False
 
 
@@ -336,7 +338,11 @@ class Continued(TokenStream):
 
     async def _open_one(self, sequence: int, failed: tuple[str, ...], plainly: bool = False) -> _Leg:
         request, kept = alone(self._request, sequence), self._kept[sequence]
-        again = not plainly and bool(kept) and needs_replay(request) and is_repeatable(request)
+        own = sequence if self._request.n > 1 else None
+        lost = not plainly and bool(kept) and needs_replay(request)
+        if lost and request.whole:
+            return _Leg(await self._open(request, failed), own, anew=True)
+        again = lost and is_repeatable(request)
         if not again and kept and request.guide is not None:
             raise UnavailableError("The state of a grammar cannot be moved.")
         asked = request if again else rest_of(request, kept)
@@ -344,7 +350,7 @@ class Continued(TokenStream):
         exact = again or (is_greedy(request) and not needs_replay(request))
         self._note("exact" if exact and self._home.exact else "approximate")
         self._verified = 0
-        return _Leg(stream, sequence if self._request.n > 1 else None, again)
+        return _Leg(stream, own, again)
 
     async def _open_all(self, left: Sequence[int], failed: tuple[str, ...]) -> _Leg:
         parts = [self._part(at, failed) for at in left]
@@ -395,14 +401,22 @@ class Continued(TokenStream):
 
     def _enter(self, leg: _Leg) -> None:
         """From here on the tokens are those of `leg`."""
-        self._held.clear()
+        self._held = deque(batch for batch in self._held if batch.anew)
         self._work, self._moving, self._next = None, None, None
         self._cached = self.cached_tokens
+        if leg.anew:
+            self._forget(leg.sequence or 0)
         self._before = self._known
         self._leg = leg
         if self._cancelled:
             leg.stream.cancel()
         self._join_sink()
+
+    def _forget(self, sequence: int) -> None:
+        """Nobody has seen what came of it; its reader is the first to hear that it does not count."""
+        if self._known:
+            del self._kept[sequence][:]
+            self._held.append(TokenBatch(sequence, (), anew=True))
 
     def _note(self, kind: str) -> None:
         self._seams[kind] = self._seams.get(kind, 0) + 1

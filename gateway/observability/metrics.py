@@ -172,6 +172,10 @@ class Meter:
         self.last = now
         self.total += count
 
+    def forget(self, count: int) -> None:
+        """So many of them are no part of the answer."""
+        self.total -= count
+
     def cancelled(self) -> None:
         """The client left."""
         self._left = True

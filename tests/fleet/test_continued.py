@@ -29,10 +29,12 @@ GREEDY = Sampling(temperature=0)
 END = 7
 
 
-def answer(request: EngineRequest, sequence: int = 0) -> list[int]:
-    """What the engine says: of greedy requests a function of the ids, of others of the seed and the place as well."""
+def answer(request: EngineRequest, sequence: int = 0, own: int = 0) -> list[int]:
+    """What the engine says: of greedy requests a function of the ids, of others of the seed, or its own luck, and the
+    place as well."""
     ids, sampling = list(request.input_ids), request.sampling
-    luck = [] if sampling.temperature == 0 else [((sampling.seed or 0) + sequence) % 2**31, len(ids)]
+    seed = own if sampling.seed is None else sampling.seed
+    luck = [] if sampling.temperature == 0 else [(seed + sequence) % 2**31, len(ids)]
     tokens = list(islice(Mixed(range(10, 90)).after([*luck, *ids]), request.max_tokens))
     for at, token in enumerate(tokens):
         if token in request.end_ids and at + 1 >= request.min_tokens:
@@ -50,7 +52,7 @@ class Slot(TokenStream):
         self.waiter: asyncio.Future | None = None
         self.error: Exception | None = None
         self.over = self.cancelled = False
-        self.left = {at: answer(request, at) for at in range(request.n)}
+        self.left = {at: answer(request, at, engine.luck) for at in range(request.n)}
         self.sent = 0
 
     @property
@@ -123,6 +125,7 @@ class Engine:
     asked: list[EngineRequest] = field(default_factory=list)
     away: Exception | None = None
     silent: bool = False
+    luck: int = 0
 
     def start(self, request: EngineRequest) -> Slot:
         if self.away is not None:
@@ -172,6 +175,7 @@ class Reader:
         self.stream, self.pushed = stream, pushed
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: list[float] = []
+        self.anew = 0
         self.blocked = self.attached = False
         self.task = asyncio.create_task(self._read())
 
@@ -188,6 +192,9 @@ class Reader:
         return not self.blocked
 
     def _take(self, batch: TokenBatch) -> None:
+        if batch.anew:
+            assert self.tokens.pop(batch.sequence), "of what was never begun"
+            self.anew += 1
         self.tokens.setdefault(batch.sequence, []).extend(batch.tokens)
         self.logprobs += batch.logprobs or []
 
@@ -605,6 +612,62 @@ async def test_a_grammar_starts_anew_while_nothing_has_come(sampling) -> None:
     await fleet.run(reader)
     assert fleet.engines[1].asked == [asked]
     assert (reader.tokens, dict(reader.stream.seams)) == ({0: answer(asked)}, {})
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_an_answer_that_nobody_has_seen_begins_anew(n) -> None:
+    fleet = Fleet()
+    fleet.engines[1].luck = 40
+    asked = request(20, n=n, guide=GUIDE, sampling=Sampling(), whole=True)
+    reader = await read(fleet, asked, pushed=False)
+    await fleet.run(reader, 6)
+    assert reader.tokens == {at: answer(asked, at)[:6] for at in range(n)}
+    fleet.engines[0].fail()
+    await fleet.run(reader)
+    assert fleet.engines[1].asked == [alone(asked, at) for at in range(n)]
+    assert reader.tokens == {at: answer(alone(asked, at), 0, 40) for at in range(n)}
+    assert (reader.anew, dict(reader.stream.seams)) == (n, {})
+
+
+async def test_an_answer_that_begins_anew_stays_where_it_is_until_there_is_a_place(monkeypatch) -> None:
+    fleet = Fleet()
+    asked = request(20, guide=GUIDE, sampling=Sampling(), whole=True)
+    reader = await read(fleet, asked, pushed=False)
+    await fleet.run(reader, 6)
+    fleet.engines[1].away = UnavailableError("It drains, too.")
+    fleet.home.leave("r0", "drain")
+    await fleet.run(reader)
+    assert (reader.tokens, reader.anew) == ({0: answer(asked)}, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(EVENT, min_size=1, max_size=MOST_MOVES), st.integers(1, 3), st.integers(1, 30))
+def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, tokens) -> None:
+    async def run() -> None:
+        fleet = Fleet(4)
+        for at, engine in enumerate(fleet.engines):
+            engine.luck = 100 * at
+        asked = request(tokens, n=n, guide=GUIDE, sampling=Sampling(), whole=True)
+        reader = await read(fleet, asked, pushed=False)
+        for steps, why, _ in events:
+            await fleet.run(reader, steps)
+            leaving = max(fleet.engines, key=lambda engine: len(engine.open))
+            if why in ERRORS:
+                leaving.fail(ERRORS[why])
+            else:
+                fleet.home.leave(leaving.name, why)
+            await settled()
+        await fleet.run(reader)
+        if reader.task.exception() is not None:
+            assert sum(why in ("lost", "failed") for _, why, _ in events) >= 2
+            return
+        for at in range(n):
+            ways = [(alone(asked, at), 0), (asked, at)]
+            assert reader.tokens[at] in [answer(*way, engine.luck) for way in ways for engine in fleet.engines]
+        assert not any(engine.open for engine in fleet.engines)
+        assert not fleet.home._streams
+
+    asyncio.run(run())
 
 
 async def test_a_grammar_that_cannot_be_made_again_ends_with_today_s_error() -> None:

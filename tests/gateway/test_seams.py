@@ -139,4 +139,54 @@ async def test_a_grammar_is_made_again_and_compared(card, tokenizer) -> None:
     assert first["input_ids"] == second["input_ids"]
 
 
+async def test_an_answer_that_nobody_has_seen_begins_anew_and_is_billed_once(card, tokenizer) -> None:
+    """Drawn without a seed, so that a grammar's state cannot be made again."""
+    engine = Engine(tokenizer)
+    form = {"type": "json_schema", "json_schema": SCHEMA}
+    requests = {
+        "chat": ("/v1/chat/completions", {**CHAT, "response_format": form, "logprobs": True}),
+        "forced call": ("/v1/chat/completions", {**CHAT, "tools": TOOLS, "tool_choice": "required"}),
+        "completion": (
+            "/v1/completions",
+            {"model": "tiny", "prompt": "Hello", "max_tokens": 40, "echo": True, "guided_json": SCHEMA["schema"]},
+        ),
+        "responses": (
+            "/v1/responses",
+            {"model": "tiny", "input": "Hello", "text": {"format": {"type": "json_schema", **SCHEMA}}},
+        ),
+        "messages": (
+            "/v1/messages",
+            {
+                **CHAT,
+                "max_tokens": 500,
+                "tools": [{"name": "now", "input_schema": {"type": "object"}}],
+                "tool_choice": {"type": "any"},
+            },
+        ),
+    }
+
+    def otherwise(tensors: dict) -> list[Step]:
+        """The first replica would have said something else."""
+        engine.text, engine.cut = ('{ "city": "Rome, or', 9) if not engine.asked else (said, None)
+        return engine(tensors)
+
+    async with two(card, lambda tensors: script(tensors)) as client:
+        for name, (path, body) in requests.items():
+            called = "call" in name or name == "messages"
+            said = '[{"name": "now", "arguments": {"zone": "Paris 🙂"}}]' if called else '{"city": "Paris 🙂"}'
+            engine.text, engine.cut, script = said, None, engine
+            whole = await client.post(path, json={**body, "temperature": 0.7})
+            assert whole.status_code == 200, whole.text
+            engine.asked.clear()
+            script = otherwise
+            anew = await client.post(path, json={**body, "temperature": 0.7})
+            assert told(anew.text) == told(whole.text), name
+            assert "x-llmops-continued" not in anew.headers
+            first, second = engine.asked
+            assert first["input_ids"] == second["input_ids"]
+            assert first["guided_decoding_guide"] == second["guided_decoding_guide"]
+        metrics = (await client.get("/metrics")).text
+        assert f'llmops_migrations_total{{reason="lost"}} {len(requests)}' in metrics
+
+
 SCHEMA = {"name": "where", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}

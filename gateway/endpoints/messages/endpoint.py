@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +47,9 @@ class Messages:
 
         async def start() -> Answer:
             with _own_terms():
-                return await start_chat(self._service, chat, model, head["id"], context, fit=True)
+                return await start_chat(
+                    self._service, chat, model, head["id"], context, whole=not body.stream, fit=True
+                )
 
         def stop(answer: Answer, choice: Choice, called: bool) -> dict[str, Any]:
             return stop_of(choice, called=called, cut=body.max_tokens > room_for(model.card, answer.prompt_tokens))
@@ -58,11 +61,13 @@ class Messages:
             return MessageEvents(answer, head, lambda choice, called: stop(answer, choice, called), failed)
 
         async def collect(answer: Answer) -> dict[str, Any]:
-            pieces: list[Piece] = []
+            added: defaultdict[Choice, list[Piece]] = defaultdict(list)
             while (delta := await answer.next()) is not None:
-                pieces += delta.choice.sort(delta.text)
+                added[delta.choice] += delta.choice.sort(delta.text)
+            (choice,) = answer.choices
+            pieces = added[choice]
             called = any(isinstance(piece, ToolCall) for piece in pieces)
-            ended = stop(answer, answer.choices[0], called)
+            ended = stop(answer, choice, called)
             return {**head, "content": blocks_of(pieces), **ended, "usage": usage_of(answer)}
 
         response = await respond(
