@@ -44,6 +44,11 @@ def written(address: Address) -> str:
     return f"{named}{address.server}{model}"
 
 
+def server_of(replica: str) -> str:
+    """HOST:PORT of a replica's Triton, by its id."""
+    return replica.rpartition("=")[2].partition("/")[0]
+
+
 def _host_port(text: str, address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     bare = ":" not in host or (host.startswith("[") and host.endswith("]"))

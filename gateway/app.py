@@ -36,6 +36,7 @@ from llmops.gateway.fleet.admission.hints import hints_of
 from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.queues import Queues
 from llmops.gateway.fleet.replicas.census import Census
+from llmops.gateway.fleet.replicas.encoders import encoders_of
 from llmops.gateway.fleet.replicas.team import Fleets, fleets_of
 from llmops.gateway.fleet.serving import EmbeddingModel, Encoder, ServedModel
 from llmops.gateway.http.body import Intake
@@ -87,7 +88,8 @@ def create_app(
     holding = Holding(settings.limits.held_bytes)
     intake = Intake(settings.limits, settings.timeouts.body, holding.take)
     fleets = fleets_of(settings, metrics)
-    catalogue = catalogue_of(settings, [settings.triton], fleets, metrics.reaches)
+    teams = {**encoders_of(settings), **({ServedModel: fleets} if fleets is not None else {})}
+    catalogue = catalogue_of(settings, [settings.triton], teams, metrics.reaches)
     metrics.registry.register(Census(catalogue, fleets))
     access = access_of(settings)
     billing = billing_of(settings)

@@ -18,7 +18,7 @@ class Places:
     """On the event loop's thread only. How many may wait is not bounded here (see Shares)."""
 
     def __init__(self, places: int) -> None:
-        self._free = places
+        self._all = self._free = places
         self._waiting: Turns[_Turn] = Turns()
         # whose turn it is, as soon as there is room
         self._next: _Turn | None = None
@@ -36,6 +36,11 @@ class Places:
             if turn.come.done() and not turn.come.cancelled():
                 self.leave(count)
             raise
+
+    def resize(self, places: int) -> None:
+        """From now on there are so many, once those that are too many have been left."""
+        more, self._all = places - self._all, places
+        self.leave(more)
 
     def leave(self, count: int = 1) -> None:
         """Give places back; they are at once those of whose turn it is."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, cast
 
 from llmops.gateway.addresses import parse_replica
@@ -14,7 +15,7 @@ from llmops.gateway.fleet.discover import Found, Places
 from llmops.gateway.fleet.kinds import Kind, kinds_of
 from llmops.gateway.fleet.refresher import Refresher
 from llmops.gateway.fleet.server import Server
-from llmops.gateway.fleet.serving import M, Model, ServedModel, Standing
+from llmops.gateway.fleet.serving import M, Model, Standing
 from llmops.gateway.messages import Caller
 from llmops.gateway.settings import GatewaySettings
 
@@ -70,14 +71,14 @@ class Catalogue:
         refresh_seconds: float,
         patience: float,
         find: Callable[[], Awaitable[Sequence[Server]]] | None = None,
-        team: Team | None = None,
+        teams: Mapping[type[Model], Team] = MappingProxyType({}),
         reaches: Reaches = lambda server, reached: None,
     ) -> None:
         """`patience`: how long `start` waits for the first look (s). `find`: the servers that there are now, those
-        known already as they are; None where they stay. Without a `team` the first place that is ready is used.
-        `reaches` is told of each server that is used, and of those that are no longer."""
+        known already as they are; None where they stay. `teams` by the kind of models; without one the first place
+        that is ready is used. `reaches` is told of each server that is used, and of those that are no longer."""
         self._servers, self._kinds, self._patience = list(servers), kinds, patience
-        self._find, self._team, self._reaches = find, team, reaches
+        self._find, self._teams, self._reaches = find, teams, reaches
         for server in servers:
             reaches(server.name, partial(_reached, server))
         self._leaving: list[Server] = []
@@ -165,9 +166,12 @@ class Catalogue:
             self._reaches(server.name, None)
         self._leaving += gone
         self._servers = list(servers)
-        for server in [one for one in self._leaving if self._team is None or self._team.idle(one.address)]:
+        for server in [one for one in self._leaving if self._is_idle(one)]:
             self._leaving.remove(server)
             await server.close()
+
+    def _is_idle(self, server: Server) -> bool:
+        return all(team.idle(server.address) for team in self._teams.values())
 
     async def _look_at(self, server: Server) -> None:
         await server.look()
@@ -177,8 +181,9 @@ class Catalogue:
         shelf = _Shelf()
         for view in self._views(kind):
             shelf.places.setdefault(view.model.name, []).append(view)
-        if self._team is not None and kind.model is ServedModel:
-            shelf.chosen = dict(self._team.join(shelf.places))
+        team = self._teams.get(kind.model)
+        if team is not None:
+            shelf.chosen = dict(team.join(shelf.places))
         else:
             shelf.chosen = {name: choose(places) for name, places in shelf.places.items()}
         for server in self._servers:
@@ -203,8 +208,8 @@ class Catalogue:
 
     async def close(self) -> None:
         await self._refresher.close()
-        if self._team is not None:
-            await self._team.close()
+        for team in self._teams.values():
+            await team.close()
         for server in [*self._servers, *self._leaving]:
             await server.close()
 
@@ -230,7 +235,7 @@ def _reached(server: Server) -> bool:
 def catalogue_of(
     settings: GatewaySettings,
     addresses: Sequence[str],
-    team: Team | None = None,
+    teams: Mapping[type[Model], Team] = MappingProxyType({}),
     reaches: Reaches = lambda server, reached: None,
 ) -> Catalogue:
     """The catalogue of all kinds of models on these servers, or on those of `settings.replicas`."""
@@ -242,6 +247,6 @@ def catalogue_of(
         refresh_seconds=settings.refresh_seconds,
         patience=patience,
         find=found if settings.replicas else None,
-        team=team,
+        teams=teams,
         reaches=reaches,
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Rows = Sequence[Sequence[int]]
+Metadata = Sequence[tuple[str, str]]
 Infer = Callable[..., Awaitable[service_pb2.ModelInferResponse]]
 
 
@@ -66,6 +67,16 @@ class TritonEncoder:
         self._infer, self._model, self._card = infer, model, card
         self._at_once = 2 * card.max_batch_size
         self._places, self._queued = Places(self._at_once), Shares(queued)
+
+    def resize(self, servers: int) -> None:
+        """`infer` sends the batches to so many servers, which work on them side by side."""
+        self._at_once = 2 * self._card.max_batch_size * max(servers, 1)
+        self._places.resize(self._at_once)
+
+    async def send(self, request: service_pb2.ModelInferRequest, *metadata: Metadata) -> service_pb2.ModelInferResponse:
+        """A batch that somebody else cut and counts."""
+        request.model_name = self._model
+        return await self._infer(request, *metadata)
 
     async def run(
         self, rows: Rows, types: Rows | None = None, caller: str = "", trace: str = ""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from llmops.contract import KV_CLEARED, KV_STORED, LORA_TASK_ID
+from llmops.gateway.addresses import server_of
 from llmops.gateway.errors import ApiError, UnavailableError
 from llmops.gateway.fleet.cost import PrefillRate
 from llmops.gateway.fleet.replicas.health import Health
@@ -67,7 +68,7 @@ class Replica:
     @property
     def server(self) -> str:
         """HOST:PORT of its Triton."""
-        return self.replica_id.rpartition("=")[2].partition("/")[0]
+        return server_of(self.replica_id)
 
     @property
     def engine_model(self) -> str:

@@ -13,7 +13,7 @@ from llmops.gateway.fleet.admission.waiting import gate_of
 from llmops.gateway.fleet.catalogue import Place, choose
 from llmops.gateway.fleet.continued import Reason
 from llmops.gateway.fleet.continuing import Continuing
-from llmops.gateway.fleet.replicas.alike import differences
+from llmops.gateway.fleet.replicas.alike import strangers
 from llmops.gateway.fleet.replicas.beliefs import told
 from llmops.gateway.fleet.replicas.fleet import Fleet
 from llmops.gateway.fleet.replicas.replica import Replica
@@ -115,7 +115,7 @@ class Fleets:
 
     def _update(self, fleet: Fleet, places: Sequence[Place[Any]]) -> None:
         """Replicas whose card changed are new ones. One that is not like the first takes no part."""
-        problems = _strangers(fleet, places)
+        problems = strangers(fleet.name, places)
         known, now = self._watched.get(fleet.name, {}), {}
         for place in places:
             if place.replica not in problems:
@@ -225,25 +225,6 @@ def fleets_of(settings: GatewaySettings, metrics: Metrics) -> Fleets | None:
         return Fleet(model, policy, salt, gate_of(settings, model, policy), Instability(model, metrics).look)
 
     return Fleets(make, outlive, count, Scraper(settings.metrics_port), COME_BACK if settings.replicas else GRACE)
-
-
-def _strangers(fleet: Fleet, places: Sequence[Place[Any]]) -> dict[str, str]:
-    """Why some of the places cannot be replicas of the others: most of them are alike, or the first ones. All gateways
-    come to the same, whatever they saw first."""
-    alike: list[list[Place[Any]]] = []
-    for place in places:
-        own = next((some for some in alike if not differences(some[0].model.card, place.model.card)), None)
-        if own is None:
-            alike.append([place])
-        else:
-            own.append(place)
-    first = max(alike, key=len, default=[])[:1]
-    return {
-        place.replica: f"it has {said}, so it is no replica of {fleet.name} on {first[0].replica}"
-        for some in alike
-        for place in some
-        if (said := differences(first[0].model.card, some[0].model.card))
-    }
 
 
 def _twins(replicas: Iterable[Replica]) -> dict[str, str]:

@@ -1,0 +1,156 @@
+"""An encoder on several servers is one model: its batches go where least is to be done, and nowhere that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from gateway_conftest import eventually, eventually_async, serving
+from scripted_triton import ScriptedTriton
+from tritonclient.grpc import service_pb2
+
+from llmops.gateway.settings import GatewaySettings
+
+BATCH = 4
+
+
+@dataclass
+class Vectors(ScriptedTriton):
+    """An embedding model alone: a row's vector is its length, its first id and the server's number. `came` has the rows
+    of each batch; while it is `held` nothing is answered."""
+
+    number: int = 0
+    came: list[int] = field(default_factory=list)
+    held: bool = False
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def RepositoryIndex(self, request, context):
+        answer = service_pb2.RepositoryIndexResponse()
+        answer.models.add(name="vectors-embedding", version="1", state=self.state)
+        return answer
+
+    async def ModelInfer(self, request, context):
+        rows = np.frombuffer(request.raw_input_contents[0], np.int32).reshape(request.inputs[0].shape)
+        lengths = np.frombuffer(request.raw_input_contents[1], np.int32)
+        self.came.append(len(rows))
+        assert request.model_name == "vectors-embedding"
+        if self.held:
+            await self.freed.wait()
+        vectors = np.stack([lengths, rows[:, 0], np.full(len(rows), self.number)], axis=1).astype(np.float32)
+        return service_pb2.ModelInferResponse(raw_output_contents=[vectors.tobytes()])
+
+
+@pytest.fixture
+def card(tokenizer_dir, tokenizer):
+    shape = {"max_batch_size": BATCH, "max_seq_len": 64, "dimensions": 3, "vocab_size": tokenizer.vocab_size}
+    return {"target": "openvino", "tokenizer_dir": str(tokenizer_dir), "name": "vectors"} | shape
+
+
+@contextlib.asynccontextmanager
+async def gateway(*tritons: Vectors, refresh: float = 0.1):
+    for number, triton in enumerate(tritons):
+        triton.number = number
+        await triton.start()
+    replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
+    try:
+        async with serving(GatewaySettings(replicas=replicas, refresh_seconds=refresh)) as (client, _):
+            yield client
+    finally:
+        for triton in tritons:
+            triton.freed.set()
+            await triton.stop()
+
+
+async def embed(client, *texts: str):
+    return await client.post("/v1/embeddings", json={"model": "vectors", "input": list(texts)})
+
+
+def vectors(answer) -> list[list[float]]:
+    assert answer.status_code == 200, answer.text
+    return [one["embedding"] for one in answer.json()["data"]]
+
+
+async def test_they_take_turns_and_a_busy_one_is_left_alone(card) -> None:
+    first, second = Vectors(card, None), Vectors(card, None)
+    async with gateway(first, second) as client:
+        answers = [vectors(await embed(client, "Hello"))[0] for _ in range(6)]
+        assert sorted(number for _, _, number in answers) == [0, 0, 0, 1, 1, 1]
+        assert len({(length, token) for length, token, _ in answers}) == 1
+        first.held = True
+        waiting = [asyncio.create_task(embed(client, "Hello")) for _ in range(2)]
+        await eventually(lambda: len(first.came) + len(second.came) == 8)
+        assert [vectors(await embed(client, "Hello"))[0][2] for _ in range(4)] == [1] * 4
+        first.freed.set()
+        assert {one.status_code for one in await asyncio.gather(*waiting)} == {200}
+
+
+async def test_a_large_request_is_cut_for_all_of_them_and_keeps_its_order(card) -> None:
+    first, second = Vectors({**card, "max_batch_size": 6}, None), Vectors(card, None)
+    texts = ["Hello" + " Hello" * (at % 5) for at in range(8 * BATCH)]
+    async with gateway(first, second) as client:
+        first.held = second.held = True
+        asked = asyncio.create_task(embed(client, *texts))
+        # two batches each: the one that runs, and the next
+        await eventually(lambda: (first.came, second.came) == ([BATCH] * 2, [BATCH] * 2))
+        first.freed.set()
+        second.freed.set()
+        lengths = [length for length, _, _ in vectors(await asked)]
+        assert sum(first.came + second.came) == len(texts)
+    singly = {at: lengths[at] for at in range(5)}
+    assert lengths == [singly[at % 5] for at in range(len(texts))]
+    assert len(set(singly.values())) == 5
+
+
+async def test_what_a_dead_server_was_to_have_goes_to_another(card, caplog) -> None:
+    dead, good = Vectors(card, None), Vectors(card, None)
+    async with gateway(dead, good, refresh=3600.0) as client:
+        port, dead.held = dead.port, True
+        waiting = [asyncio.create_task(embed(client, "Hello")) for _ in range(4)]
+        await eventually(lambda: (len(dead.came), len(good.came)) >= (1, 1))
+        with caplog.at_level(logging.WARNING):
+            await dead.stop()
+            for one in await asyncio.gather(*waiting):
+                assert vectors(one)[0][2] == 1
+        assert f"a batch goes from 127.0.0.1:{port} to 127.0.0.1:{good.port}: Triton cannot be reached" in caplog.text
+        caplog.clear()
+        for _ in range(6):
+            assert vectors(await embed(client, "Hello"))[0][2] == 1
+        assert "a batch goes" not in caplog.text, "it is passed over for a while"
+        await good.stop()
+        assert (await embed(client, "Hello")).status_code == 503
+
+
+async def test_a_server_that_comes_back_is_used_again(card) -> None:
+    first, second = Vectors(card, None), Vectors(card, None)
+    async with gateway(first, second) as client:
+        first.engine_ready = False
+
+        async def only_second() -> bool:
+            return {vectors(await embed(client, "Hello"))[0][2] for _ in range(4)} == {1}
+
+        await eventually_async(only_second)
+        assert json.loads((await client.get("/v1/models/vectors")).text)["ready"] is True
+        first.engine_ready = True
+
+        async def both() -> bool:
+            return {vectors(await embed(client, "Hello"))[0][2] for _ in range(2)} == {0, 1}
+
+        await eventually_async(both)
+
+
+async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:
+    first, second = Vectors(card, None), Vectors({**card, "max_seq_len": 32, "dimensions": 5}, None)
+    with caplog.at_level(logging.WARNING):
+        async with gateway(first, second) as client:
+            for _ in range(4):
+                assert vectors(await embed(client, "Hello"))[0][2] == 0
+    said = [record.getMessage() for record in caplog.records if "takes no part" in record.getMessage()]
+    assert said == [
+        f"127.0.0.1:{second.port} takes no part in vectors: it has another context length, other dimensions, "
+        f"so it is no replica of vectors on 127.0.0.1:{first.port}"
+    ]
