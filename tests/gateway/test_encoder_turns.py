@@ -172,3 +172,17 @@ async def test_a_place_that_came_to_whoever_was_leaving_goes_to_the_next():
     await settle()
     assert not fourth.done(), "the place came back once"
     fourth.cancel()
+
+
+async def test_places_that_are_added_are_somebodys_at_once_and_those_that_go_are_waited_for():
+    places = Places(2)
+    await places.enter(["a"], 2)
+    waits = [asyncio.ensure_future(places.enter([name])) for name in "bcd"]
+    places.resize(4)
+    await settle()
+    assert [one.done() for one in waits] == [True, True, False]
+    places.resize(1)
+    for expected in (False, False, False, True):
+        places.leave()
+        await settle()
+        assert waits[2].done() == expected
