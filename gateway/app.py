@@ -88,7 +88,9 @@ def create_app(
     holding = Holding(settings.limits.held_bytes)
     intake = Intake(settings.limits, settings.timeouts.body, holding.take)
     fleets = fleets_of(settings, metrics)
-    teams = {**encoders_of(settings), **({ServedModel: fleets} if fleets is not None else {})}
+    teams = encoders_of(settings)
+    if fleets is not None:
+        teams[ServedModel] = fleets
     catalogue = catalogue_of(settings, [settings.triton], teams, metrics.reaches)
     metrics.registry.register(Census(catalogue, fleets))
     access = access_of(settings)

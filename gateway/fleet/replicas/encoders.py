@@ -132,7 +132,7 @@ class Encoders:
         self._problems[name] = problems
 
 
-def encoders_of(settings: GatewaySettings) -> Mapping[type[Model], Team]:
+def encoders_of(settings: GatewaySettings) -> dict[type[Model], Team]:
     """None where there is one server."""
     kinds = (EmbeddingModel, CrossEncoder) if settings.replicas else ()
     return {kind: Encoders(settings.limits.queued_inputs) for kind in kinds}
