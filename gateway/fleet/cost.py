@@ -36,7 +36,10 @@ def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
     What waits there is read before it, beside a step of the sequences that run; and where the batch is full, some of it
     has to end before: a sequence takes about `answer` steps, and they end one after another.
     """
-    step = view.step_seconds or STEP_SECONDS
+    return _first_token(view, uncached, answer, view.step_seconds or STEP_SECONDS)
+
+
+def _first_token(view: ReplicaView, uncached: float, answer: float, step: float) -> float:
     queued = view.waiting_tokens + view.unseen_tokens
     seconds = (uncached + queued) / (view.prefill_rate or PREFILL_RATE) + step
     size = view.max_batch_size
@@ -50,8 +53,9 @@ def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
 def cost(view: ReplicaView, uncached: float, answer: float) -> float:
     """What is compared: the seconds until the first token, and a little of those by which the whole answer, with those
     that run beside it, takes longer than in an empty replica."""
-    slower = answer * (view.step_seconds or STEP_SECONDS) * occupancy(view)
-    return first_token(view, uncached, answer) + DECODING * slower
+    step = view.step_seconds or STEP_SECONDS
+    slower = answer * step * occupancy(view)
+    return _first_token(view, uncached, answer, step) + DECODING * slower
 
 
 def kv_load(view: ReplicaView, tokens: float = 0.0) -> float:

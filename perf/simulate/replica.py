@@ -194,9 +194,10 @@ class Replica:
             self._was_read()
         self._use()
         running = self._running
-        while running and running[0][0] <= self._steps:
-            self._leave(heappop(running)[2])
-        self._use()
+        if running and running[0][0] <= self._steps:
+            while running and running[0][0] <= self._steps:
+                self._leave(heappop(running)[2])
+            self._use()
         self._begin()
         self._tell()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -36,17 +36,18 @@ class Cheapest:
         places = _eligible(wanted, views)
         if len(places) < 2:
             return places[0] if places else None
-        held: Sequence[Held] = ()
+        known: dict[str, int] = {}
         first: list[int] = []
         if self.index is not None:
             hashes = self.hashes(wanted, views[places[0]].tokens_per_block)
             held = self.index.held(hashes)
             self._found = (wanted, held)
-            first = self._preferred(hashes, held, places, views)
+            known = {name: some.blocks for some in held for name in self.index.names(some.bits)}
+            first = _preferred(hashes, known, places, views)
         candidates = [*dict.fromkeys((*first, *self._drawn(places)))]
-        best = self._cheapest(wanted, views, candidates, held)
+        best = self._cheapest(wanted, views, candidates, known)
         if best is None and len(places) > len(candidates):
-            best = self._cheapest(wanted, views, places, held)
+            best = self._cheapest(wanted, views, places, known)
         return min(candidates, key=lambda place: kv_load(views[place])) if best is None else best
 
     def sent(self, wanted: Wanted, view: ReplicaView) -> None:
@@ -87,30 +88,6 @@ class Cheapest:
             self._found = (wanted, held)
         return _blocks(held, self.index.bit(view.replica_id)) * view.tokens_per_block
 
-    def _preferred(
-        self, hashes: Sequence[int], held: Sequence[Held], places: list[int], views: Sequence[ReplicaView]
-    ) -> list[int]:
-        """Holders of the prefix, the longest first, and the choice that all gateways have for what is new of it."""
-        if not hashes:
-            return []
-        new = held[0].blocks if held else 0
-        favourite = _favourite(hashes[min(new, len(hashes) - 1)], places, views)
-        return [*self._holders(held, places, views), favourite]
-
-    def _holders(self, held: Sequence[Held], places: list[int], views: Sequence[ReplicaView]) -> list[int]:
-        assert self.index is not None
-        found: list[int] = []
-        for some in held:
-            names = set(self.index.names(some.bits))
-            more = [place for place in places if views[place].replica_id in names]
-            if len(found) + len(more) > HOLDERS:
-                # of many that hold the same, those with most room: the first by number would get everything
-                more.sort(key=lambda place: occupancy(views[place]))
-            found += more
-            if len(found) >= HOLDERS:
-                break
-        return found[:HOLDERS]
-
     def _drawn(self, places: list[int]) -> list[int]:
         """Two at random. Of few replicas all, beginning anywhere: else the first would win every tie."""
         count = len(places)
@@ -119,23 +96,16 @@ class Cheapest:
             return places[start:] + places[:start]
         return [places[start], places[(start + 1 + int(self._rng.random() * (count - 1))) % count]]
 
-    def _known(self, held: Sequence[Held], views: Sequence[ReplicaView]) -> dict[str, int]:
-        """Tokens of the prompt's beginning by the replicas that hold them."""
-        if self.index is None or not held:
-            return {}
-        size = views[0].tokens_per_block
-        return {name: some.blocks * size for some in held for name in self.index.names(some.bits)}
-
     def _cheapest(
-        self, wanted: Wanted, views: Sequence[ReplicaView], candidates: Sequence[int], held: Sequence[Held]
+        self, wanted: Wanted, views: Sequence[ReplicaView], candidates: Sequence[int], known: Mapping[str, int]
     ) -> int | None:
         """The best candidate of those under the watermark; None when there is none."""
         tokens, answer, best, lowest = wanted.tokens, wanted.answer, None, float("inf")
-        known = self._known(held, views)
+        size = views[0].tokens_per_block
         for place in candidates:
             view = views[place]
             # the last token is always read: its logits are the answer's first
-            uncached = max(tokens - known.get(view.replica_id, 0), 1)
+            uncached = max(tokens - known.get(view.replica_id, 0) * size, 1)
             seconds = cost(view, uncached, answer)
             if seconds < lowest - ALIKE and kv_load(view, uncached) <= WATERMARK:
                 best, lowest = place, seconds
@@ -145,21 +115,46 @@ class Cheapest:
 def _eligible(wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
     """Where it may go at all: ready ones with its adapter and version; spare ones too when those are full; suspects
     when there is nothing else."""
-    states = [view.state for view in views]
-    places = _in_state("ready", states, wanted, views)
-    if "spare" in states and _are_full([views[at] for at in places]):
-        places += _in_state("spare", states, wanted, views)
-    return places or _in_state("suspect", states, wanted, views)
+    places = _in_state("ready", wanted, views)
+    if len(places) < len(views):
+        spare = _in_state("spare", wanted, views)
+        if spare and _are_full([views[at] for at in places]):
+            places += spare
+    return places or _in_state("suspect", wanted, views)
 
 
-def _in_state(state: ReplicaState, states: Sequence[str], wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
+def _in_state(state: ReplicaState, wanted: Wanted, views: Sequence[ReplicaView]) -> list[int]:
     if wanted.version or wanted.adapter or wanted.without:
-        return [at for at, known in enumerate(states) if known == state and takes(views[at], wanted)]
-    return [at for at, known in enumerate(states) if known == state and views[at].weight > 0]
+        return [at for at, view in enumerate(views) if view.state == state and takes(view, wanted)]
+    return [at for at, view in enumerate(views) if view.state == state and view.weight > 0]
 
 
 def _are_full(views: Sequence[ReplicaView]) -> bool:
     return sum(map(occupancy, views)) >= FULL * len(views)
+
+
+def _preferred(
+    hashes: Sequence[int], known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]
+) -> list[int]:
+    """Holders of the prefix, the longest first, and the choice that all gateways have for what is new of it."""
+    if not hashes:
+        return []
+    new = next(iter(known.values()), 0)
+    favourite = _favourite(hashes[min(new, len(hashes) - 1)], places, views)
+    return [*_holders(known, places, views), favourite]
+
+
+def _holders(known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
+    """Those that hold most of a prefix; of many that hold the same those with most room, as the first by number would
+    get everything."""
+    holders = [(-known[view.replica_id], place) for place in places if (view := views[place]).replica_id in known]
+    holders.sort()
+    if len(holders) > HOLDERS:
+        last = holders[HOLDERS - 1][0]
+        alike = [place for blocks, place in holders if blocks == last]
+        alike.sort(key=lambda place: occupancy(views[place]))
+        return [*(place for blocks, place in holders if blocks < last), *alike][:HOLDERS]
+    return [place for _, place in holders]
 
 
 def _favourite(name: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:
