@@ -185,7 +185,8 @@ class Gate:
         """It was placed and did not go: nothing of it is charged."""
         self._shares.gave(ticket)
         view.unseen = max(view.unseen - 1, 0)
-        view.unseen_tokens = max(view.unseen_tokens - ticket.uncached, 0)
+        uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
+        view.unseen_tokens = max(view.unseen_tokens - uncached, 0)
         self.order.served(ticket, -ticket.wanted.tokens, -ticket.wanted.answer)
 
     def ended(self, ticket: Ticket, answer: int) -> None:
@@ -272,10 +273,10 @@ class Gate:
         return self.order.pop(room, now)
 
     def _send(self, ticket: Ticket, view: ReplicaView) -> None:
-        ticket.uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
+        uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
         view.unseen += 1
-        view.unseen_tokens += ticket.uncached
-        self._ramps.sent(view, ticket.uncached)
+        view.unseen_tokens += uncached
+        self._ramps.sent(view, uncached)
         self._shares.took(ticket)
         self.policy.sent(ticket.wanted, view)
 
