@@ -105,7 +105,7 @@ def _show_report(report: Reconciliation) -> None:
     if report.missing:
         rows = [[gap.gateway, f"{gap.first}-{gap.last}", f"{gap.since:%Y-%m-%d %H:%M} UTC"] for gap in report.gaps]
         show_table(("gateway", "events", "missing since"), rows)
-    click.echo(f"Missing: {report.missing:,} events, from {report.gateways:,} known gateway workers.")
+    click.echo(f"Missing: {report.missing:,} events (gateway workers known: {report.gateways:,}).")
     if report.engines:
         counts = [(one.served, one.billed, one.unbilled) for one in report.engines]
         cells = [["" if count is None else f"{count:,}" for count in line] for line in counts]

@@ -124,13 +124,13 @@ def test_the_command(url, by, page):
 
     run = CliRunner().invoke
     told = run(cli, ["usage", "reconcile", "--store", url])
-    assert (told.exit_code, told.output) == (0, "Missing: 0 events, from 0 known gateway workers.\n")
+    assert (told.exit_code, told.output) == (0, "Missing: 0 events (gateway workers known: 0).\n")
     asyncio.run(write(0, 3))
     told = run(cli, ["usage", "reconcile", "--store", url, "--engine", page])
     assert told.exit_code == 1
     assert "gw-1" in told.output
     assert "1-2" in told.output
-    assert "Missing: 2 events, of 1 gateway workers" in told.output
+    assert "Missing: 2 events (gateway workers known: 1)" in told.output
     asyncio.run(write(1, 2))
     told = run(cli, ["usage", "reconcile", "--store", url, "--json"])
     assert told.exit_code == 0
