@@ -30,8 +30,8 @@ async def keep(duties: Sequence[Duty]) -> None:
     """Have all of them done, until this is cancelled."""
     tasks = [asyncio.create_task(_kept(duty), name=duty.name) for duty in duties]
     try:
-        # also without duties: who leads has to stay the leader
-        await asyncio.gather(asyncio.Event().wait(), *tasks)
+        # they do not end by themselves; also without any, who leads has to stay the leader
+        await asyncio.Event().wait()
     finally:
         await end(tasks)
 

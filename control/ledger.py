@@ -61,7 +61,8 @@ class Ledger(Duty):
             except (KafkaError, OSError) as error:
                 raise ResourceError(told(self._kafka, error)) from error
             finally:
-                await consumer.stop()
+                # half a stop would leave it in the group, with partitions that nobody reads
+                await asyncio.shield(consumer.stop())
 
     async def _batch(self, consumer: AIOKafkaConsumer, store: Store) -> None:
         found = await consumer.getmany(timeout_ms=1000, max_records=BATCH)

@@ -71,9 +71,14 @@ class Program:
         return None
 
     def ready(self) -> None:
-        """Raises ServerError when it does not become so."""
+        """Begun again when it ended, as by Kubernetes: without its store it does not start.
+
+        Raises ServerError when it does not become ready.
+        """
         deadline = time.monotonic() + READY_SECONDS
         while self.page("/health/ready") is None:
+            if self._process is not None and self._process.poll() is not None:
+                self.start()
             if time.monotonic() > deadline:
                 raise ServerError(f"{self._command} did not come up:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.1)
