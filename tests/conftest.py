@@ -153,6 +153,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for line in _held(config):
         stage = line["stage"] or "something that is not the gateway's own code"
         terminalreporter.write_line(f"LAG: an event loop was held for {line['held']:.3f} s by {stage}")
+    for report in terminalreporter.getreports("rerun"):
+        lines = report.longreprtext.splitlines()
+        said = next((line[1:].strip() for line in lines if line.startswith("E ")), lines[-1])
+        terminalreporter.write_line(f"TWICE: {report.nodeid} failed at first: {said}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
