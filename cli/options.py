@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+
+
+def gateways_option(help_: str) -> Any:
+    """--url, as often as there are gateways: `urls` of the command."""
+    return click.option(
+        "--url", "urls", multiple=True, default=("http://127.0.0.1:9000",), show_default=True, help=help_
+    )
 
 
 def refuse_others(sentence: str, *names: str) -> None:

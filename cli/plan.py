@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +9,7 @@ import click
 
 from llmops.build.formats import PLANNED
 from llmops.build.target_names import GPU_TARGETS
+from llmops.cli.console import table_console
 from llmops.cli.service.command import file_options, for_each_model, model_option
 from llmops.cli.service.flags import of_plan
 from llmops.durations import seconds
@@ -143,13 +142,9 @@ def command(
 
         click.echo(json.dumps(plan_data(plan), indent=2))
         return
-    from rich.console import Console
-
     from llmops.build.plan.report.terminal import show
 
-    # a pipe has no width, and leaving columns out would be noticed by nobody
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    show(plan, Console(highlight=False, width=PIPED if piped else None), top)
+    show(plan, table_console(PIPED), top)
     if save:
         chosen = plan.best
         click.echo(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}")

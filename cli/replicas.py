@@ -6,20 +6,14 @@ from typing import Any
 
 import click
 
+from llmops.cli.options import gateways_option
 from llmops.errors import InputError, ServerError
 
 COLUMNS = ("model", "replica", "state", "heard", "running", "waiting", "own", "KV free", "step", "prefill")
 
 
 @click.command("replicas")
-@click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    default=("http://127.0.0.1:9000",),
-    show_default=True,
-    help="A gateway; may be repeated.",
-)
+@gateways_option("A gateway; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(urls: tuple[str, ...], as_json: bool) -> None:
     """What each gateway believes of its replicas: their states, and how busy they are.

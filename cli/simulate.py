@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.console import table_console
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,9 +91,7 @@ def command(json_path: Path | None, html_path: Path | None, compare: str | None,
 
     from llmops.perf.simulate.report import show, show_comparison
 
-    # a pipe has no width, and what is cut would be noticed by nobody
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    console = Console(highlight=False, width=PIPED if piped else None)
+    console = table_console(PIPED)
     ways = [way.strip() for way in compare.split(",")] if compare else [_way(given["policy"], given["gate"])]
     documents = []
     for way in ways:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.console import table_console
 from llmops.cli.live.orders import ORDERS, View
+from llmops.cli.options import gateways_option
 from llmops.errors import ServerError
 
 if TYPE_CHECKING:
@@ -21,14 +21,7 @@ PIPED = 400
 
 
 @click.command("top")
-@click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    default=("http://127.0.0.1:9000",),
-    show_default=True,
-    help="A gateway, or dns:NAME:PORT for all behind a name; may be repeated.",
-)
+@gateways_option("A gateway, or dns:NAME:PORT for all behind a name; may be repeated.")
 @click.option(
     "--engine",
     "engines",
@@ -81,7 +74,7 @@ async def _once(sources: Sources, interval: float, as_json: bool, view: View) ->
 async def _again_and_again(sources: Sources, interval: float, as_json: bool, view: View) -> None:
     from llmops.cli.live.terminal import looks, show_live
 
-    console = _console()
+    console = table_console(PIPED, markup=False)
     if console.is_terminal and not console.is_dumb_terminal and not as_json:
         await show_live(sources, view, interval, console)
         return
@@ -89,13 +82,6 @@ async def _again_and_again(sources: Sources, interval: float, as_json: bool, vie
         _print(board, as_json, view)
         if not as_json:
             click.echo()
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, markup=False, width=PIPED if piped else None)
 
 
 def _print(board: Board, as_json: bool, view: View) -> None:
@@ -109,5 +95,5 @@ def _print(board: Board, as_json: bool, view: View) -> None:
         return
     from llmops.cli.live.screen import screen
 
-    console = _console()
+    console = table_console(PIPED, markup=False)
     console.print(screen(board, view, console.width))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from time import monotonic
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.clocks import utc_now
 from llmops.control.shared import SharedStore
 from llmops.gateway.errors import ApiError
 from llmops.gateway.observability import names
 from llmops.store.accounts.limits import Budget
 from llmops.store.accounts.tenants import list_tenants
 from llmops.store.usage import UsageFilter, UsageSum, sum_usage
+from llmops.store.usage_writes import SUMMED
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +26,6 @@ log = logging.getLogger(__name__)
 FRESH, MOST, OTHERS = 60.0, 20, "other"
 # of usage without a user that anybody knows
 NOBODY = "unknown"
-
-
-def utc_now() -> datetime:
-    return datetime.now(timezone.utc)
 
 
 class Spending(Collector):
@@ -88,9 +86,8 @@ def _most(sums: Sequence[UsageSum], by: str) -> list[tuple[str, UsageSum]]:
     ordered = sorted(sums, key=lambda one: (-one.cost_micros, -one.input_tokens, str(one.group[by])))
     named = [(one.group[by] or NOBODY, one) for one in ordered[:MOST]]
     rest = ordered[MOST:]
-    counts = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
     if rest:
-        named.append((OTHERS, UsageSum({}, **{name: sum(getattr(one, name) for one in rest) for name in counts})))
+        named.append((OTHERS, UsageSum({}, **{name: sum(getattr(one, name) for one in rest) for name in SUMMED})))
     return named
 
 

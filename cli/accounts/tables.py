@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+from llmops.cli.console import table_console
 
 if TYPE_CHECKING:
     from llmops.control.admin.wire import Key, LimitFields, Tenant
@@ -25,11 +25,9 @@ def show(
     columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), narrow: int | None = None
 ) -> None:
     """A table; the columns of `right` are numbers, and a narrow terminal has only the first `narrow` columns."""
-    from rich.console import Console
     from rich.table import Table
 
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    console = Console(highlight=False, markup=False, width=PIPED if piped else None)
+    console = table_console(PIPED, markup=False)
     shown = columns if console.width >= WIDE else columns[:narrow]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in shown:

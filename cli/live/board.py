@@ -13,7 +13,6 @@ from llmops.gateway.observability import names
 
 # of the outcomes of an answer, those that are nobody's success
 TROUBLES = ("failed", "shed", "aborted")
-REQUESTS, BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 
 
 @dataclass(frozen=True)
@@ -223,8 +222,8 @@ def seen(engines: Mapping[str, Recent]) -> list[ReplicaRow]:
         if recent.last is None:
             continue
         requests, blocks = Sums("model", "request_type"), Sums("model", "kv_cache_block_type")
-        requests.add(recent.last.series(REQUESTS))
-        blocks.add(recent.last.series(BLOCKS))
+        requests.add(recent.last.series(names.ENGINE_REQUESTS))
+        blocks.add(recent.last.series(names.ENGINE_BLOCKS))
         for engine in sorted({model for model, _ in requests.values}):
             of, memory = requests.of(engine), blocks.of(engine)
             rows.append(

@@ -14,6 +14,8 @@ import jinja2
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
+from llmops.clocks import Countdown
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -23,8 +25,7 @@ CHARACTERS = 1 << 27
 LONGEST = 1 << 25
 #: times that a text is padded, indented or repeated
 MOST = 1 << 20
-#: what the time between two looks counts at most (s): the processor's time goes on in a thread whose virtual machine
-#: stands still
+#: what the time between two looks counts at most (s)
 LONGEST_LOOK = 0.25
 # what an element of a list or mapping counts, besides its text
 _ELEMENT = 32
@@ -36,8 +37,7 @@ class TemplateTimeoutError(jinja2.TemplateError):
 
 
 class _Allowance(threading.local):
-    seconds = float("inf")
-    looked = 0.0
+    time = Countdown(float("inf"), LONGEST_LOOK, thread_time)
     characters = CHARACTERS
 
 
@@ -46,20 +46,17 @@ _left = _Allowance()
 
 def within_allowance(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `work`; whatever it renders on this thread is stopped after `seconds` of CPU or CHARACTERS."""
-    before = _left.seconds, _left.looked, _left.characters
-    _left.seconds, _left.looked, _left.characters = seconds, thread_time(), CHARACTERS
+    before = _left.time, _left.characters
+    _left.time, _left.characters = Countdown(seconds, LONGEST_LOOK, thread_time), CHARACTERS
     try:
         return work(*args, **kwargs)
     finally:
-        _left.seconds, _left.looked, _left.characters = before
+        _left.time, _left.characters = before
 
 
 def check_time() -> None:
     """Raises TemplateTimeoutError when the rendering has no time left."""
-    now = thread_time()
-    _left.seconds -= min(now - _left.looked, LONGEST_LOOK)
-    _left.looked = now
-    if _left.seconds < 0:
+    if _left.time.is_over():
         raise TemplateTimeoutError("it takes too long")
 
 

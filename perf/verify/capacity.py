@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmops.gateway.observability.names import ENGINE_BLOCKS as BLOCKS
+from llmops.gateway.observability.names import ENGINE_REQUESTS as REQUESTS
 from llmops.perf.verify.base import Check, Finding, check, expect, unseen, works, wrong
 from llmops.perf.verify.desk import Desk
-from llmops.perf.verify.gauges import BLOCKS, REQUESTS
 
 CHECKS: list[Check] = []
 # of the plan's KV cache: what CUDA graphs and NCCL take is not known to the byte

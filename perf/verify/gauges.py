@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 # seconds between two looks, and what one counts at most: where all is slow, an engine must not end by itself meanwhile
 _PAUSE, _LONGEST = 0.02, 2.0
-REQUESTS, BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 
 
 class Gauges:

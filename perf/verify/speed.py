@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmops.gateway.observability.names import ENGINE_BLOCKS as BLOCKS
+from llmops.gateway.observability.names import ENGINE_REQUESTS as REQUESTS
 from llmops.perf.bench import bench
 from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import Document
@@ -17,7 +19,6 @@ from llmops.perf.verify.base import Check, Finding, WrongError, check, works, wr
 from llmops.perf.verify.capacity import ENOUGH, planned_tokens
 from llmops.perf.verify.desk import Desk
 from llmops.perf.verify.device import Gpu, gpus
-from llmops.perf.verify.gauges import BLOCKS, REQUESTS
 from llmops.perf.workloads.lengths import parse_lengths
 
 CHECKS: list[Check] = []

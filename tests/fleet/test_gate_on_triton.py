@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -21,13 +19,7 @@ from llmops.gateway.messages import Caller
 from llmops.gateway.settings import GatewaySettings
 from llmops.perf.lab.fleet.stage import Engines, engines
 from llmops.perf.lab.mock_engine.planned import constant
-
-if "gateway_conftest" not in sys.modules:
-    _path = Path(__file__).parents[1] / "gateway" / "conftest.py"
-    _spec = importlib.util.spec_from_file_location("gateway_conftest", _path)
-    sys.modules["gateway_conftest"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["gateway_conftest"])
-from gateway_conftest import eventually, eventually_async, serving
+from tests.fleet.served import eventually, eventually_async, serving
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

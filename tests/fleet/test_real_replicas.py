@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,14 +17,8 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.perf.lab.harness.processes import descendants
 from llmops.perf.lab.mock_engine.planned import constant
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
+from tests.fleet.served import eventually_async, serving
 from tests.steps.test_drain import Serve
-
-if "gateway_conftest" not in sys.modules:
-    _path = Path(__file__).parents[1] / "gateway" / "conftest.py"
-    _spec = importlib.util.spec_from_file_location("gateway_conftest", _path)
-    sys.modules["gateway_conftest"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["gateway_conftest"])
-from gateway_conftest import eventually_async, serving
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

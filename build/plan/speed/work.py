@@ -37,11 +37,11 @@ class StepWork:
 def step_work(model: Architecture, precision: Format, kv: str, layout: Layout, batch: int) -> StepWork:
     """About a step with `batch` sequences: how many experts are read depends on it, all else does not."""
 
-    def amount(times: _Flops | _Bytes) -> Amount:
-        steps = StepModel(model, precision, kv, layout, times)
+    def amount(counted: int) -> Amount:
+        steps = StepModel(model, precision, kv, layout, _Work(counted))
         return _fitted(lambda size, length: layout.gpus * steps.seconds(size, length), max(batch, 1))
 
-    return StepWork(amount(_Flops()), amount(_Bytes()))
+    return StepWork(amount(_FLOPS), amount(_BYTES))
 
 
 def _fitted(total: Callable[[int, int], float], batch: int) -> Amount:
@@ -52,47 +52,35 @@ def _fitted(total: Callable[[int, int], float], batch: int) -> Amount:
     return Amount(once - each * batch, each - SHORT * cached, cached)
 
 
-class _Counted:
-    """OpTimes of which nothing costs anything: links are neither arithmetic nor memory."""
+# where the roofline's amounts of work have them
+_FLOPS, _BYTES = 0, 1
+
+
+class _Work:
+    """OpTimes that give FLOPs or bytes for seconds. Links are neither arithmetic nor memory: they cost nothing."""
 
     label = "work"
+
+    def __init__(self, counted: int) -> None:
+        self._counted = counted
+
+    def gemm(self, m: int, n: int, k: int, precision: str) -> float:
+        return gemm_work(m, n, k, precision)[:2][self._counted]
+
+    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
+        return prefill_work(prompts, tokens, prefix, attention)[self._counted]
+
+    def decode(self, batch: int, length: int, attention: Attention) -> float:
+        return decode_work(batch, length, attention)[self._counted]
+
+    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
+        return moe_work(tokens, experts, precision)[:2][self._counted]
+
+    def memory(self, bytes_: float) -> float:
+        return bytes_ if self._counted == _BYTES else 0.0
 
     def all_reduce(self, values: int, ranks: int) -> float:
         return 0.0
 
     def send(self, bytes_: float, nodes: bool) -> float:
         return 0.0
-
-
-class _Flops(_Counted):
-    def gemm(self, m: int, n: int, k: int, precision: str) -> float:
-        return gemm_work(m, n, k, precision)[0]
-
-    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
-        return prefill_work(prompts, tokens, prefix, attention)[0]
-
-    def decode(self, batch: int, length: int, attention: Attention) -> float:
-        return decode_work(batch, length, attention)[0]
-
-    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
-        return moe_work(tokens, experts, precision)[0]
-
-    def memory(self, bytes_: float) -> float:
-        return 0.0
-
-
-class _Bytes(_Counted):
-    def gemm(self, m: int, n: int, k: int, precision: str) -> float:
-        return gemm_work(m, n, k, precision)[1]
-
-    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
-        return prefill_work(prompts, tokens, prefix, attention)[1]
-
-    def decode(self, batch: int, length: int, attention: Attention) -> float:
-        return decode_work(batch, length, attention)[1]
-
-    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
-        return moe_work(tokens, experts, precision)[1]
-
-    def memory(self, bytes_: float) -> float:
-        return bytes_

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import thread_time
 
+from llmops.clocks import Countdown
 from llmops.gateway.answers.grammar.errors import TooCostlyError
 
 # what one grammar may take: in steps about 3 s of CPU; the clock is for what is not counted well
 STEPS, SECONDS = 2_000_000, 5.0
 _LOOKED_AT = 1 << 12
-# What the time between two looks counts at most (s), some hundred times what the steps take: the processor's time goes
-# on in a thread whose virtual machine stands still.
+# what the time between two looks counts at most (s): some hundred times what the steps take
 _LONGEST = 0.5
 
 
@@ -25,8 +25,7 @@ class _Meter(threading.local):
 
     left = float("inf")
     clock = float("inf")
-    seconds = float("inf")
-    looked = 0.0
+    time = Countdown(float("inf"), _LONGEST, thread_time)
 
 
 _meter = _Meter()
@@ -36,12 +35,12 @@ _meter = _Meter()
 def metered(steps: float, seconds: float = SECONDS) -> Iterator[Callable[[], float]]:
     """Raises TooCostlyError from the `spend` that goes over `steps` or `seconds` of CPU. Gives what says how much was
     spent."""
-    before = _meter.left, _meter.clock, _meter.seconds, _meter.looked
-    _meter.left, _meter.clock, _meter.seconds, _meter.looked = steps, steps - _LOOKED_AT, seconds, thread_time()
+    before = _meter.left, _meter.clock, _meter.time
+    _meter.left, _meter.clock, _meter.time = steps, steps - _LOOKED_AT, Countdown(seconds, _LONGEST, thread_time)
     try:
         yield lambda: steps - _meter.left
     finally:
-        _meter.left, _meter.clock, _meter.seconds, _meter.looked = before
+        _meter.left, _meter.clock, _meter.time = before
 
 
 def spend(steps: int = 1) -> None:
@@ -52,8 +51,6 @@ def spend(steps: int = 1) -> None:
 
 
 def _look() -> None:
-    _meter.clock, now = _meter.left - _LOOKED_AT, thread_time()
-    _meter.seconds -= min(now - _meter.looked, _LONGEST)
-    _meter.looked = now
-    if _meter.left < 0 or _meter.seconds < 0:
+    _meter.clock = _meter.left - _LOOKED_AT
+    if _meter.time.is_over() or _meter.left < 0:
         raise TooCostlyError("it is too complex: compiling a grammar from it takes too much work")

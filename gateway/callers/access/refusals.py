@@ -7,8 +7,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime
 
+from llmops.clocks import utc_now
 from llmops.errors import LlmopsError
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import Caller, Outcome
@@ -53,9 +54,7 @@ class AuditLog(ABC):
 class Refusals:
     """What was refused since the last writing. Nothing runs while nothing is refused."""
 
-    def __init__(
-        self, audit: AuditLog, window: float = WINDOW, now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
-    ) -> None:
+    def __init__(self, audit: AuditLog, window: float = WINDOW, now: Callable[[], datetime] = utc_now) -> None:
         self._audit, self._window, self._now = audit, window, now
         self._counted: dict[tuple[str, str, int], Refusal] = {}
         self._writing: asyncio.Task[None] | None = None

@@ -129,8 +129,7 @@ class Embedded(Limiter):
         for kind, key, limit, _, _ in wants:
             if kind == RATE:
                 row = self._rate(key)
-                found = table.find(row)
-                level, stamp = refilled(found[1], found[0], now, limit) if found else (limit, now)
+                level, stamp = _level(table, row, now, limit)
                 left.append(level)
                 kept.append((row, stamp))
             else:
@@ -150,8 +149,7 @@ class Embedded(Limiter):
         for kind, key, limit, held, used in changes:
             if kind == RATE:
                 row = self._rate(key)
-                found = table.find(row)
-                level, stamp = refilled(found[1], found[0], now, limit) if found else (limit, now)
+                level, stamp = _level(table, row, now, limit)
                 _keep(table, row, min(level - used, limit), stamp, limit)
                 continue
             hold = self._hold(kind, key)
@@ -236,6 +234,12 @@ class Embedded(Limiter):
         if self._spare is None:
             self._spare = Embedded(_MEMORY, self._clock)
         return self._spare
+
+
+def _level(table: Table, row: Row, now: float, limit: int) -> tuple[float, float]:
+    """What a rate has now, and of when that is."""
+    found = table.find(row)
+    return refilled(found[1], found[0], now, limit) if found else (limit, now)
 
 
 def _room(table: Table, hold: _Hold, limit: int) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from functools import partial
+from datetime import datetime
 from itertools import repeat
 from time import monotonic
 
+from llmops.clocks import utc_now
 from llmops.gateway.callers.limits.base import Limiter
 from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Decision, Want, change_of, want_of
 from llmops.gateway.callers.limits.budgets import Budgets, Costs
@@ -27,9 +27,6 @@ BUSY = 0.1
 # what an answer that nothing cut short ends with
 _OWN_ENDS = frozenset({"stop", "tool_calls"})
 _ENTRY = frozenset({"requests", "places"})
-
-
-utc_now = partial(datetime.now, timezone.utc)
 
 
 class Gate:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
-from functools import partial
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.clocks import utc_now
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
 from llmops.gateway.messages import Usage
@@ -33,9 +33,6 @@ class Bill(NamedTuple):
 
     micros: int
     price_id: str | None
-
-
-utc_now = partial(datetime.now, timezone.utc)
 
 
 class Billing:

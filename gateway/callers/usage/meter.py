@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llmops.clocks import utc_now
 from llmops.gateway.callers.usage.base import Prices
 from llmops.gateway.callers.usage.events import id_text, new_id
 from llmops.gateway.callers.usage.journal import Journal
@@ -27,7 +28,6 @@ _FAILED = frozenset({"error", "engine_lost"})
 _LONGEST_ID = 64
 
 
-utc_now = partial(datetime.now, timezone.utc)
 # of a tuple with all its values, in their order: its own constructor takes several times as long
 _event_of: Callable[[tuple[Any, ...]], UsageEvent] = partial(tuple.__new__, UsageEvent)
 

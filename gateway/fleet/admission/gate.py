@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from llmops.gateway.fleet.admission.fair import cost_of
 from llmops.gateway.fleet.admission.order import Tiers
+from llmops.gateway.fleet.admission.parts import Parts
 from llmops.gateway.fleet.admission.predict import Drain
 from llmops.gateway.fleet.admission.ramp import Ramps
-from llmops.gateway.fleet.admission.shares import Shares
 from llmops.gateway.fleet.cost import PREFILL_RATE, STEP_SECONDS, first_token, kv_load, occupancy, takes
 from llmops.gateway.messages import Policy, ReplicaView, Room, Ticket
 
@@ -66,7 +66,7 @@ class Gate:
     ) -> None:
         self.order, self.policy, self.bounds = order, policy, bounds or Bounds()
         self._rng = rng or random.Random()
-        self._drain, self._ramps, self._shares = Drain(), Ramps(), Shares(order.rank)
+        self._drain, self._ramps, self._parts = Drain(), Ramps(), Parts(order.rank)
         # when a replica was this gateway's turn, of several that share it
         self._turns: dict[str, tuple[int, bool]] = {}
         self._answer = 0.0
@@ -88,7 +88,7 @@ class Gate:
         ticket.home = view.replica_id
         if self.order or not self._has_room(view, ticket.weight, now) or ticket.size > self.kv_room(view):
             return None
-        if self._is_last(view) and self._shares.leaves(ticket):
+        if self._is_last(view) and self._parts.leaves(ticket):
             return None
         self.order.take(ticket)
         self._send(ticket, view)
@@ -183,7 +183,7 @@ class Gate:
 
     def unsent(self, ticket: Ticket, view: ReplicaView) -> None:
         """It was placed and did not go: nothing of it is charged."""
-        self._shares.gave(ticket)
+        self._parts.gave(ticket)
         view.unseen = max(view.unseen - 1, 0)
         uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
         view.unseen_tokens = max(view.unseen_tokens - uncached, 0)
@@ -191,7 +191,7 @@ class Gate:
 
     def ended(self, ticket: Ticket, answer: int) -> None:
         """Its answer had so many tokens: what it was charged is put right."""
-        self._shares.gave(ticket)
+        self._parts.gave(ticket)
         self.order.served(ticket, 0, answer - ticket.wanted.answer)
         self._answer += NEWEST * (answer - self._answer) if self._answer else answer
 
@@ -213,7 +213,7 @@ class Gate:
     def _is_open_to(self, ticket: Ticket, view: ReplicaView, now: float) -> bool:
         if not self._is_open(view, now) or not takes(view, ticket.wanted) or ticket.size > self.kv_room(view):
             return False
-        return not (self._is_last(view) and self._shares.leaves(ticket))
+        return not (self._is_last(view) and self._parts.leaves(ticket))
 
     def _has_room(self, view: ReplicaView, weight: float, now: float) -> bool:
         if view.running and self._pace(view, now) > self.bounds.tpot:
@@ -268,7 +268,7 @@ class Gate:
         return held
 
     def _pop(self, view: ReplicaView, now: float) -> Ticket | None:
-        leaves = self._shares.leaves if self._is_last(view) else None
+        leaves = self._parts.leaves if self._is_last(view) else None
         room = Room(self.kv_room(view), view.replica_id, lambda ticket: takes(view, ticket.wanted), leaves)
         return self.order.pop(room, now)
 
@@ -277,7 +277,7 @@ class Gate:
         view.unseen += 1
         view.unseen_tokens += uncached
         self._ramps.sent(view, uncached)
-        self._shares.took(ticket)
+        self._parts.took(ticket)
         self.policy.sent(ticket.wanted, view)
 
 

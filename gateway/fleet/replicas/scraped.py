@@ -15,12 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.contract import ENGINE
 from llmops.gateway.fleet.replicas.replica import Replica
+from llmops.gateway.observability.names import ENGINE_BLOCKS as BLOCKS
+from llmops.gateway.observability.names import ENGINE_REQUESTS as REQUESTS
 
 log = logging.getLogger(__name__)
 
 # how often (s), and how long an answer may take
 PERIOD, TIMEOUT = 0.5, 2.0
-REQUESTS, BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type"}
 
 Gauges = Mapping[str, Mapping[str, float]]

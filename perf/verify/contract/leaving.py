@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+from llmops.gateway.observability.names import ENGINE_BLOCKS as BLOCKS
+from llmops.gateway.observability.names import ENGINE_REQUESTS as REQUESTS
 from llmops.perf.verify.base import Check, Finding, check, expect, unseen, works
 from llmops.perf.verify.desk import Desk
-from llmops.perf.verify.gauges import BLOCKS, REQUESTS
 from llmops.perf.verify.probe import Heard
 
 CHECKS: list[Check] = []

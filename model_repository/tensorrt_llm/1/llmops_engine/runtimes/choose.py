@@ -19,9 +19,10 @@ def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRu
     runtime that this version lacks."""
     name = parameters[contract.RUNTIME]
     module = f"{__package__}.{_MODULES.get(name, name)}"
-    if find_spec(module) is None:
+    create = getattr(importlib.import_module(module), "create", None) if find_spec(module) else None
+    if create is None:
         raise ValueError(
             f"{contract.RUNTIME}: {name} is not known; make the repository again with this version of llmops"
         )
-    made: EngineRuntime = importlib.import_module(module).create(parameters, card)
+    made: EngineRuntime = create(parameters, card)
     return made

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from llmops.gateway.messages import Ticket
 
 
-class Shares:
+class Parts:
     """What runs of each tenant, tier by tier. `rank`: of a ticket's tier, 0 for the highest.
 
     A fair queue alone does not keep a tenant that asks for little from those who ask for much: it is next at once, but
