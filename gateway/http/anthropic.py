@@ -32,7 +32,7 @@ _TYPES = {
 
 def is_anthropic(scope: Scope) -> bool:
     """Whether the client speaks Anthropic's API: by the path, or by the header that all of its clients send."""
-    return scope["path"].startswith(PATH) or any(name == _VERSION for name, _ in scope["headers"])
+    return scope["path"].startswith(PATH) or _VERSION in dict(scope["headers"])
 
 
 def status_of(error: ApiError) -> int:

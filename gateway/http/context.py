@@ -108,7 +108,8 @@ class RequestContext:
             (b"x-llmops-overhead-ms", b"%.2f" % (self.overhead * 1000)),
         ]
         if self.grant is not None:
-            headers += [(name.encode(), value.encode()) for name, value in self.grant.headers().items()]
+            told = self.grant.headers()
+            headers += zip(map(str.encode, told), map(str.encode, told.values()), strict=True)
         if self.ignored:
             headers.append((b"x-llmops-ignored", ", ".join(self.ignored).encode()))
         if self.continued:

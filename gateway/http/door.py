@@ -64,9 +64,10 @@ class Door:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                present = dict(message["headers"])
-                extra = [pair for pair in context.headers() if pair[0] not in present]
-                message["headers"] = [*message["headers"], *extra]
+                extra = dict(context.headers())
+                for name in extra.keys() & dict(message["headers"]).keys():
+                    del extra[name]
+                message["headers"] = [*message["headers"], *extra.items()]
             await send(message)
 
         try:

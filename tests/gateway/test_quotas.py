@@ -57,11 +57,8 @@ class Ledger:
         self.known = 0
         self.asked: list[tuple[str, datetime]] = []
 
-    def cost(self, model, usage) -> int:
-        return PRICE * (usage.prompt_tokens + 2 * usage.completion_tokens)
-
-    def check(self, model) -> None:
-        return
+    def tariff(self, model):
+        return lambda usage: PRICE * (usage.prompt_tokens + 2 * usage.completion_tokens)
 
     async def spent(self, of, since) -> int:
         self.asked.append((of, since))

@@ -64,16 +64,16 @@ async def test_each_price_holds_from_its_moment_on_without_another_look(url, sto
         assert billing.bill("tiny", USED) == second
         # what began before is billed at the price of its time
         assert billing.bill("tiny", USED, by.at) == first
-        assert billing.cost("tiny", USED) == 7
+        assert billing.tariff("tiny")(USED) == 7
 
 
 async def test_cached_tokens_have_their_price_where_the_engine_tells(url, store, by):
     await priced(store, by, Price("tiny", by.at, *CENTS))
     async with billing_on(url, Now(by.at)) as billing:
-        assert billing.cost("tiny", Usage(1000, 0, 0, 1000)) == 300
-        assert billing.cost("tiny", Usage(1000, 0, 0, None)) == 600
+        assert billing.tariff("tiny")(Usage(1000, 0, 0, 1000)) == 300
+        assert billing.tariff("tiny")(Usage(1000, 0, 0, None)) == 600
         # an engine that counts more than there was is not believed
-        assert billing.cost("tiny", Usage(1000, 0, 0, 4000)) == 300
+        assert billing.tariff("tiny")(Usage(1000, 0, 0, 4000)) == 300
 
 
 async def test_a_model_without_a_price_costs_nothing_is_told_once_and_takes_no_budget(url, store, by, caplog):
@@ -85,12 +85,12 @@ async def test_a_model_without_a_price_costs_nothing_is_told_once_and_takes_no_b
             "The model 'tiny' has no price and is billed as $0; `llmops price set` gives it one."
         ]
         with pytest.raises(ModelNotPricedError, match="no budget can pay for it") as refused:
-            billing.check("tiny")
+            billing.tariff("tiny")
         assert (refused.value.status, refused.value.code) == (403, "model_not_priced")
         await priced(store, by, Price("tiny", by.at, 0, 0, 0))
         await billing.look()
         # free is a price
-        billing.check("tiny")
+        billing.tariff("tiny")
         assert billing.bill("tiny", USED) == Bill(0, "tiny@2026-11-22T13:30:00Z")
 
 
@@ -127,25 +127,25 @@ async def test_a_store_that_goes_away_leaves_the_prices(own_postgres, by, caplog
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
                 await billing.look()
-            assert billing.cost("tiny", USED) == COST
+            assert billing.tariff("tiny")(USED) == COST
             with pytest.raises(ResourceError):
                 await billing.spent("key-a", by.at)
             fresh = Billing(url, now)
             await fresh.look()
             with pytest.raises(UnavailableError) as refused:
-                fresh.check("tiny")
+                fresh.tariff("tiny")
             assert (refused.value.status, refused.value.code) == (503, "prices_unavailable")
             assert fresh.bill("tiny", USED) == Bill(0, None)
             start()
             await fresh.look()
-            fresh.check("tiny")
+            fresh.tariff("tiny")
             await fresh.close()
             later = replace(by, at=by.at + timedelta(seconds=1))
             async with await open_store(url) as store:
                 await priced(store, later, Price("tiny", later.at, 0, 0, 0))
             await billing.look()
         now.at = later.at
-        assert billing.cost("tiny", USED) == 0
+        assert billing.tariff("tiny")(USED) == 0
     told = [record.message for record in caplog.records if record.message.startswith("Prices")]
     assert [one.partition(" (")[0].rstrip(".") for one in told].count("Prices can be read again") == 2
     assert sum("cannot be read" in one for one in told) == 2

@@ -18,6 +18,13 @@ class Directory(ABC):
     def takes(self, credential: str) -> bool:
         """Whether it has the form of one that could be known here. Costs no look-up."""
 
+    def known(self, credential: str) -> Caller | None:
+        """Whose it is, where that was found lately and is still true; None where `find` must be asked.
+
+        Raises InvalidKeyError for one that is over.
+        """
+        return None
+
     @abstractmethod
     async def find(self, credential: str) -> Caller | None:
         """Whose it is; None for one that nobody has.

@@ -69,13 +69,21 @@ class Cached(Directory):
     def takes(self, credential: str) -> bool:
         return self._directory.takes(credential)
 
-    async def find(self, credential: str) -> Caller | None:
+    def known(self, credential: str) -> Caller | None:
         digest, now = hashlib.sha256(credential.encode()).digest(), self._clock()
         known = self._known.get(digest)
-        if known is not None and now - known.at < self._fresh:
-            if now - known.at > self._fresh / 2:
-                self._look(digest, credential)
-            return _in_time(known.caller)
+        if known is None or now - known.at >= self._fresh:
+            return None
+        if now - known.at > self._fresh / 2:
+            self._look(digest, credential)
+        return _in_time(known.caller)
+
+    async def find(self, credential: str) -> Caller | None:
+        fresh = self.known(credential)
+        if fresh is not None:
+            return fresh
+        digest, now = hashlib.sha256(credential.encode()).digest(), self._clock()
+        known = self._known.get(digest)
         refused = self._refused.get(digest)
         if refused is not None and now - refused.at < self._fresh:
             return _nobody(refused)

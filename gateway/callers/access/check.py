@@ -50,13 +50,16 @@ class Access(Check):
         say whose a key is.
         """
         credential = _sent(scope)
-        probe = credential is None and context.route.startswith(HEALTH) and not scope["query_string"]
-        if not await self._asked(probe):
-            return
-        if probe:
-            context.caller = STRANGER
-            return
-        context.caller = await self._caller(credential)
+        known = self._directory.known(credential) if credential is not None else None
+        if known is None:
+            probe = credential is None and context.route.startswith(HEALTH) and not scope["query_string"]
+            if not await self._asked(probe):
+                return
+            if probe:
+                context.caller = STRANGER
+                return
+            known = await self._caller(credential)
+        context.caller = known
         wanted = scopes_of(context.route)
         if wanted and context.caller.scopes.isdisjoint(wanted):
             raise ForbiddenError(f"This API key does not have the scope '{wanted[0]}', which {context.route} asks for.")

@@ -23,6 +23,9 @@ class Several(Directory):
     def takes(self, credential: str) -> bool:
         return any(one.takes(credential) for one in self._directories)
 
+    def known(self, credential: str) -> Caller | None:
+        return next(filter(None, (one.known(credential) for one in self._directories)), None)
+
     async def find(self, credential: str) -> Caller | None:
         for one in self._directories:
             if one.takes(credential):

@@ -18,15 +18,15 @@ LOOK = 30.0
 _MOST = 10_000
 
 
+# must not fall as tokens grow
+Tariff = Callable[[Usage], int]
+
+
 class Costs(Protocol):
     """What tokens cost and what was spent, in micro-dollars."""
 
-    def cost(self, model: str, usage: Usage) -> int:
-        """Must not fall as tokens grow."""
-        ...
-
-    def check(self, model: str) -> None:
-        """Raises ApiError for a model whose cost is not known: a budget would not bound it."""
+    def tariff(self, model: str) -> Tariff:
+        """What usage of it costs now. Raises ApiError where that is not known: a budget would not bound it."""
         ...
 
     async def spent(self, of: str, since: datetime) -> int:
@@ -39,17 +39,12 @@ class Budgets:
 
     def __init__(self, limiter: Limiter, costs: Costs, now: Callable[[], datetime], clock: Callable[[], float]) -> None:
         self._limiter, self._costs, self._now, self._clock = limiter, costs, now, clock
+        self.tariff = costs.tariff
         self._periods: dict[tuple[str, str | None, str], tuple[str, datetime, datetime]] = {}
         self._looked: dict[str, float] = {}
         # what was settled since the last look began, which it may not have seen
         self._since: dict[str, int] = {}
         self._looks: set[asyncio.Task[None]] = set()
-
-    def cost(self, model: str, usage: Usage) -> int:
-        return self._costs.cost(model, usage)
-
-    def check(self, model: str) -> None:
-        self._costs.check(model)
 
     def known(self, quota: Quota) -> str | None:
         """The key of the period that is now; None where `look` must come first."""

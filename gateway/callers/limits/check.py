@@ -109,7 +109,5 @@ def _quotas(of: str, one: QuotaSettings, model: str | None = None) -> list[Quota
 
 
 def _size(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return 0
+    size = dict(scope["headers"]).get(b"content-length", b"")
+    return int(size) if size.isdigit() else 0

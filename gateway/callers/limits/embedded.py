@@ -30,16 +30,62 @@ _MOST_CHANGES = 10_000
 _MOST_ROWS = 10_000
 
 
-class _Hold:
-    """What this process holds, which nobody else writes: kept here as well as in its row (`mine`). `others`: the rows
-    of those of `alive`. `spent`: that of what is spent for good, of money."""
+class _Rate:
+    """A token bucket: what was left of it when."""
 
-    __slots__ = ("alive", "held", "mine", "others", "spent")
+    __slots__ = ("limit", "row", "stamp")
+
+    held = 0.0
+
+    def __init__(self, name: str) -> None:
+        self.row, self.limit, self.stamp = Row(name), 0, 0.0
+
+    def left(self, table: Table, limit: int, now: float) -> float:
+        """Now; `take` goes on from there."""
+        self.limit, self.stamp = limit, now
+        found = table.find(self.row)
+        if found is None:
+            return limit
+        level, self.stamp = refilled(found[1], found[0], now, limit)
+        return level
+
+    def take(self, table: Table, now: float, given: int, level: float) -> None:
+        """So that `level` is left. The row is kept until it is full again: that is what no row says too."""
+        limit, stamp = self.limit, self.stamp
+        table.write(self.row, stamp, level, stamp + (limit - level) * MINUTE / limit)
+
+    def settle(self, table: Table, now: float, change: Change) -> None:
+        limit, used = change.limit, change.used
+        self.take(table, now, used, min(self.left(table, limit, now) - used, limit))
+
+
+class _Hold:
+    """What open requests have. `held` is this process's, which nobody else writes: kept here as well as in its row
+    (`mine`). `others`: the rows of other processes. `spent`: that of what is spent for good, of money."""
+
+    __slots__ = ("held", "mine", "others", "spent")
 
     def __init__(self, mine: Row, spent: Row | None) -> None:
         self.mine, self.spent, self.held = mine, spent, 0.0
         self.others: Sequence[Row] = ()
-        self.alive: Sequence[bytes] = ()
+
+    def left(self, table: Table, limit: int, now: float) -> float:
+        """Without what living processes hold, and without what is spent."""
+        room = limit - self.held
+        if self.spent is not None:
+            room -= table.amount(self.spent)
+        for row in self.others:
+            room -= table.amount(row)
+        return room
+
+    def take(self, table: Table, now: float, given: int, level: float) -> None:
+        self.held = held = max(self.held + given, 0.0)
+        table.write(self.mine, now, held, now + _HELD if held else now)
+
+    def settle(self, table: Table, now: float, change: Change) -> None:
+        self.take(table, now, -change.held, 0.0)
+        if change.used and self.spent is not None:
+            table.write(self.spent, now, table.amount(self.spent) + change.used, now + _OVER)
 
 
 def folder() -> Path:
@@ -63,8 +109,7 @@ class Embedded(Limiter):
         self._path, self._clock, self._patience = str(path), clock, patience
         self.process = secrets.token_bytes(16)
         self._alive: Sequence[bytes] = ()
-        self._rates: dict[str, Row] = {}
-        self._holds: dict[tuple[str, str], _Hold] = {}
+        self._kept: dict[tuple[str, str], _Rate | _Hold] = {}
         self._seen, self._changes_seen = _LONG_AGO, -1
         self._spare: Embedded | None = None
         self._broken_until = 0.0
@@ -102,10 +147,8 @@ class Embedded(Limiter):
         table = self._locked()
         if table is None:
             return
-        now = self._clock()
-        row = self._hold(MONEY, key).spent
-        assert row is not None
-        table.write(row, now, max(_amount(table, row), at_least), now + _OVER)
+        now, row = self._clock(), Row(f"{MONEY}:{key}")
+        table.write(row, now, max(table.amount(row), at_least), now + _OVER)
         table.unlock()
 
     def beat(self) -> None:
@@ -123,59 +166,36 @@ class Embedded(Limiter):
     # -- what is kept ----------------------------------------------------------------------------------------------
 
     def _reserve(self, table: Table, wants: Sequence[Want], now: float) -> Decision:
-        left: list[float] = []
-        # of each want where it is kept, and of when its level is
-        kept: list[tuple[Row | _Hold, float]] = []
-        for kind, key, limit, _, _ in wants:
-            if kind == RATE:
-                row = self._rate(key)
-                level, stamp = _level(table, row, now, limit)
-                left.append(level)
-                kept.append((row, stamp))
-            else:
-                hold = self._hold(kind, key)
-                left.append(_room(table, hold, limit))
-                kept.append((hold, now))
-        decision = decide(wants, left)
+        kept = [self._kept.get(want[:2]) or self._new(want) for want in wants]
+        decision = decide(wants, [one.left(table, want[2], now) for one, want in zip(kept, wants, strict=True)])
         if decision.lacking is None:
-            for want, given, level, (one, stamp) in zip(wants, decision.given, decision.left, kept, strict=True):
-                if isinstance(one, Row):
-                    _keep(table, one, level, stamp, want.limit)
-                else:
-                    _add(table, one, given, now)
+            for one, given, level in zip(kept, decision.given, decision.left, strict=True):
+                one.take(table, now, given, level)
         return decision
 
     def _settle(self, table: Table, changes: Sequence[Change], now: float) -> None:
-        for kind, key, limit, held, used in changes:
-            if kind == RATE:
-                row = self._rate(key)
-                level, stamp = _level(table, row, now, limit)
-                _keep(table, row, min(level - used, limit), stamp, limit)
-                continue
-            hold = self._hold(kind, key)
-            _add(table, hold, -held, now)
-            if used and hold.spent:
-                table.write(hold.spent, now, _amount(table, hold.spent) + used, now + _OVER)
+        for change in changes:
+            one = self._kept.get(change[:2]) or self._new(change)
+            one.settle(table, now, change)
 
-    def _rate(self, key: str) -> Row:
-        row = self._rates.get(key)
-        if row is None:
-            if len(self._rates) > _MOST_ROWS:
-                self._rates.clear()
-            row = self._rates[key] = Row(key)
-        return row
+    def _new(self, of: Want | Change) -> _Rate | _Hold:
+        kind, key = of[:2]
+        if len(self._kept) > _MOST_ROWS:
+            self._kept = {name: one for name, one in self._kept.items() if one.held}
+        one = _Rate(key) if kind == RATE else self._hold(kind, key)
+        self._kept[kind, key] = one
+        return one
 
     def _hold(self, kind: str, key: str) -> _Hold:
-        hold = self._holds.get((kind, key))
-        if hold is None:
-            if len(self._holds) > _MOST_ROWS:
-                self._holds = {name: one for name, one in self._holds.items() if one.held}
-            mine = Row(f"{kind}:{key}:{self.process.hex()}")
-            hold = self._holds[kind, key] = _Hold(mine, Row(f"{kind}:{key}") if kind == MONEY else None)
-        if hold.alive is not self._alive:
-            hold.alive = self._alive
-            hold.others = [Row(f"{kind}:{key}:{one.hex()}") for one in self._alive if one != self.process]
+        hold = _Hold(self._row(kind, key, self.process), Row(f"{kind}:{key}") if kind == MONEY else None)
+        hold.others = self._others(kind, key)
         return hold
+
+    def _others(self, kind: str, key: str) -> Sequence[Row]:
+        return [self._row(kind, key, one) for one in self._alive if one != self.process]
+
+    def _row(self, kind: str, key: str, process: bytes) -> Row:
+        return Row(f"{kind}:{key}:{process.hex()}")
 
     def _live(self, table: Table, now: float) -> None:
         """Say that this process lives, and look who else does."""
@@ -184,6 +204,9 @@ class Embedded(Limiter):
         living = [process for process, seen in table.processes().items() if now - LEASE < seen <= now + 1]
         if living != self._alive:
             self._alive = living
+            for (kind, key), one in self._kept.items():
+                if isinstance(one, _Hold):
+                    one.others = self._others(kind, key)
         self._changes_seen = table.changes
 
     # -- the table -------------------------------------------------------------------------------------------------
@@ -234,34 +257,3 @@ class Embedded(Limiter):
         if self._spare is None:
             self._spare = Embedded(_MEMORY, self._clock)
         return self._spare
-
-
-def _level(table: Table, row: Row, now: float, limit: int) -> tuple[float, float]:
-    """What a rate has now, and of when that is."""
-    found = table.find(row)
-    return refilled(found[1], found[0], now, limit) if found else (limit, now)
-
-
-def _room(table: Table, hold: _Hold, limit: int) -> float:
-    """What is left: without what living processes hold, and without what is spent."""
-    room = limit - hold.held
-    if hold.spent:
-        room -= _amount(table, hold.spent)
-    for row in hold.others:
-        room -= _amount(table, row)
-    return room
-
-
-def _amount(table: Table, row: Row) -> float:
-    found = table.find(row)
-    return found[1] if found else 0.0
-
-
-def _keep(table: Table, row: Row, level: float, stamp: float, limit: int) -> None:
-    """Until it is full again: that is what no row says too."""
-    table.write(row, stamp, level, stamp + (limit - level) * MINUTE / limit)
-
-
-def _add(table: Table, hold: _Hold, more: int, now: float) -> None:
-    hold.held = held = max(hold.held + more, 0.0)
-    table.write(hold.mine, now, held, now + _HELD if held else now)

@@ -6,16 +6,15 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from itertools import repeat
 from time import monotonic
 
 from llmops.clocks import utc_now
 from llmops.gateway.callers.limits.base import Limiter
 from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Decision, Want, change_of, want_of
-from llmops.gateway.callers.limits.budgets import Budgets, Costs
+from llmops.gateway.callers.limits.budgets import Budgets, Costs, Tariff
 from llmops.gateway.callers.limits.expected import Expected
 from llmops.gateway.callers.limits.headers import anthropic_headers, openai_headers
-from llmops.gateway.callers.limits.plan import Guesses, Plan, Taken, Term
+from llmops.gateway.callers.limits.plan import Asked, Guesses, Plan, Taken, Term
 from llmops.gateway.callers.limits.refusals import refusal, too_large
 from llmops.gateway.callers.limits.refused import Refused
 from llmops.gateway.messages import Grant, Outcome, Quota, Usage
@@ -74,7 +73,7 @@ class Ticket(Grant):
 
     __slots__ = (
         "_answers", "_anthropic", "_bounded", "_closed", "_gate", "_model", "_owes", "_plan", "_size", "_taken",
-        "_usage",
+        "_tariff", "_usage",
     )  # fmt: skip
 
     def __init__(self, gate: Gate, plan: Plan, size: int, anthropic: bool) -> None:
@@ -83,6 +82,8 @@ class Ticket(Grant):
         # its entry is still to be asked for, or owed by a request that ends before it asks
         self._owes = False
         self._usage: Callable[[], Usage] | None = None
+        # what its money was reserved by, and is settled by
+        self._tariff: Tariff | None = None
         self._model, self._answers, self._bounded = "", 1, True
         self._closed = False
 
@@ -101,24 +102,22 @@ class Ticket(Grant):
         if gate.guesses.wait(before.wants):
             self._owes = True
         else:
-            await self._reserve(before.entry, before.wants)
+            await self._reserve(before, before.wants)
 
     async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
-        asked, before = self._plan.of(model), self._plan.before
-        terms = [*before.entry, *asked.entry, *asked.rates] if self._owes else [*asked.entry, *asked.rates]
-        wants = [*before.wants, *asked.wants] if self._owes else [*asked.wants]
+        asked = self._plan.of(model, self._owes)
+        wants = [*asked.wants]
         if asked.smallest is not None:
             amount = self._amount(asked.smallest, prompt, most)
             wants += [want_of((RATE, key, limit, amount, 0)) for _, _, key, limit in asked.rates]
         money = await self._money(asked.budgets, prompt, most) if asked.budgets else []
-        if money:
-            terms += asked.budgets
-            wants += money
-        if not terms:
+        wants += money
+        if not wants:
             return most
-        taken = (await self._reserve(terms, wants)).taken
-        return min(map(self._affordable, money, taken[-len(money) :], repeat(prompt), repeat(most)), default=most)
+        taken = await self._reserve(asked, wants)
+        given = min(taken.taken[-len(money) :]) if money else 0
+        return self._affordable(given, prompt, most) if money and given < money[0].amount else most
 
     def follow(self, usage: Callable[[], Usage]) -> None:
         self._usage = usage
@@ -151,7 +150,7 @@ class Ticket(Grant):
         total = _total(usage) if usage is not None else 0
         owed: list[Change] = []
         if self._owes:
-            gate.guesses.done(self._plan.before.wants)
+            gate.guesses.done()
             owed += [Change(RATE, one.key, one.limit, 0, 1) for one in self._plan.before.wants if one.kind == RATE]
         if total and not self._model:
             # nothing was reserved for it, but it was used
@@ -167,24 +166,21 @@ class Ticket(Grant):
 
     # -- reserving -------------------------------------------------------------------------------------------------
 
-    async def _reserve(self, terms: Sequence[Term], wants: Sequence[Want]) -> Taken:
-        """Of the terms those of its entry come first."""
+    async def _reserve(self, asked: Asked, wants: Sequence[Want]) -> Taken:
+        """`wants`: one for each of its terms, but none for money that is not needed."""
         gate = self._gate
         reserved = await gate.limiter.reserve(wants)
-        taken = Taken(terms, reserved)
+        taken = Taken(asked, reserved)
         self._taken.append(taken)
         decision = reserved.decision
-        for term, want, left in zip(terms, reserved.wants, decision.left, strict=True):
-            if term.of not in _ENTRY:
-                break
-            gate.guesses.note(want, left)
-        lacking = None if decision.lacking is None else terms[decision.lacking]
+        lacking = decision.lacking
+        gate.guesses.note(asked.keys, decision.left)
         # who is refused for what it is as such has asked, who is for its size has sent a request
-        if self._owes and (lacking is None or lacking.of in _ENTRY):
-            gate.guesses.done(self._plan.before.wants)
+        if self._owes and (lacking is None or lacking < len(asked.keys)):
+            gate.guesses.done()
             self._owes = False
-        if decision.lacking is not None:
-            self._refuse(terms[decision.lacking], reserved.wants[decision.lacking], decision)
+        if lacking is not None:
+            self._refuse(asked.terms[lacking], reserved.wants[lacking], decision)
         if self._plan.holds:
             gate.watch(self)
         return taken
@@ -214,20 +210,18 @@ class Ticket(Grant):
         budgets = self._gate.budgets
         if budgets is None:
             return []
-        budgets.check(self._model)
-        amount = budgets.cost(self._model, Usage(prompt, most))
+        self._tariff = tariff = budgets.tariff(self._model)
+        amount = tariff(Usage(prompt, most))
         if not amount:
             return []
-        least = budgets.cost(self._model, Usage(prompt, min(most, self._answers)))
+        least = tariff(Usage(prompt, min(most, self._answers)))
         keys = [budgets.known(term.quota) or await budgets.look(term.quota) for term in bound]
         return [want_of((MONEY, key, term.limit, amount, least)) for key, term in zip(keys, bound, strict=True)]
 
-    def _affordable(self, want: Want, taken: int, prompt: int, most: int) -> int:
-        budgets = self._gate.budgets
-        assert budgets is not None
-        if taken >= want.amount:
-            return most
-        return bisect_right(_Costs(budgets, self._model, prompt, most), taken) - 1
+    def _affordable(self, given: int, prompt: int, most: int) -> int:
+        """The longest answer that `given` pays for, of at most `most` tokens."""
+        assert self._tariff is not None
+        return bisect_right(_Costs(self._tariff, prompt, most), given) - 1
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -242,29 +236,27 @@ class Ticket(Grant):
             elif kind == PLACES:
                 changes.append(change_of((PLACES, key, limit, taken, 0)))
             else:
+                budgets, tariff = self._gate.budgets, self._tariff
+                assert budgets is not None
+                assert tariff is not None
                 if spent is None:
-                    spent = self._spent(usage)
-                if self._gate.budgets is not None:
-                    self._gate.budgets.settled(key, spent)
+                    spent = tariff(usage) if usage is not None else 0
+                budgets.settled(key, spent)
                 changes.append(change_of((MONEY, key, limit, taken, spent)))
         return changes
-
-    def _spent(self, usage: Usage | None) -> int:
-        budgets = self._gate.budgets
-        return budgets.cost(self._model, usage) if usage is not None and budgets is not None else 0
 
 
 class _Costs(Sequence[int]):
     """What each length costs, for a search by halves."""
 
-    def __init__(self, budgets: Budgets, model: str, prompt: int, most: int) -> None:
-        self._budgets, self._model, self._prompt, self._most = budgets, model, prompt, most
+    def __init__(self, tariff: Tariff, prompt: int, most: int) -> None:
+        self._tariff, self._prompt, self._most = tariff, prompt, most
 
     def __len__(self) -> int:
         return self._most + 1
 
     def __getitem__(self, tokens: int) -> int:  # type: ignore[override]
-        return self._budgets.cost(self._model, Usage(self._prompt, tokens))
+        return self._tariff(Usage(self._prompt, tokens))
 
 
 def _total(usage: Usage) -> int:

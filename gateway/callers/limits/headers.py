@@ -22,18 +22,20 @@ class Level(NamedTuple):
 level_of: Callable[[tuple[str, int, float]], Level] = partial(tuple.__new__, Level)
 
 
-def tightest(levels: Iterable[Level]) -> dict[str, Level]:
+def tightest(levels: Iterable[Level]) -> Iterable[Level]:
     """Of several limits on one thing, that of which the least is left."""
     found: dict[str, Level] = {}
     for level in levels:
-        if level.of not in found or level.left < found[level.of].left:
-            found[level.of] = level
-    return found
+        of, _, left = level
+        known = found.get(of)
+        if known is None or left < known[2]:
+            found[of] = level
+    return found.values()
 
 
 def openai_headers(levels: Iterable[Level]) -> dict[str, str]:
     headers = {}
-    for of, limit, left in tightest(levels).values():
+    for of, limit, left in tightest(levels):
         headers[f"x-ratelimit-limit-{of}"] = str(limit)
         headers[f"x-ratelimit-remaining-{of}"] = str(max(int(left), 0))
         headers[f"x-ratelimit-reset-{of}"] = duration(_until_full(limit, left))
@@ -42,7 +44,7 @@ def openai_headers(levels: Iterable[Level]) -> dict[str, str]:
 
 def anthropic_headers(levels: Iterable[Level], now: datetime) -> dict[str, str]:
     headers = {}
-    for of, limit, left in tightest(levels).values():
+    for of, limit, left in tightest(levels):
         headers[f"anthropic-ratelimit-{of}-limit"] = str(limit)
         headers[f"anthropic-ratelimit-{of}-remaining"] = str(max(int(left), 0))
         full = now + timedelta(seconds=_until_full(limit, left))

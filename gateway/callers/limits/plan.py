@@ -23,41 +23,50 @@ class Term(NamedTuple):
     limit: int
 
 
+class Asked:
+    """Of each request with some quotas: requests and places (with the `wants` for them, and their `keys`), tokens
+    (`rates`), and money (`budgets`); `terms` are all of them, in this order. `rated`: where in it the rates of requests
+    are, and those of tokens, as far as there are any."""
+
+    __slots__ = ("budgets", "keys", "rated", "rates", "smallest", "terms", "wants")
+
+    def __init__(self, entry: Iterable[Quota], all_: Sequence[Quota]) -> None:
+        found = [one for quota in entry for one in _entry(quota)]
+        self.wants = [want for _, want in found]
+        self.keys = [want.key for want in self.wants]
+        self.rates = [Term(quota, "tokens", f"{_key(quota)}:tpm", quota.tpm) for quota in all_ if quota.tpm is not None]
+        self.smallest = min((term.quota for term in self.rates), key=lambda quota: quota.tpm or 0, default=None)
+        self.budgets = [Term(quota, "money", "", quota.budget.micros) for quota in all_ if quota.budget is not None]
+        self.terms = [*(term for term, _ in found), *self.rates, *self.budgets]
+        where = {of: [at for at, term in enumerate(self.terms) if term.of == of] for of in ("requests", "tokens")}
+        self.rated = [(of, rates) for of, rates in where.items() if rates]
+
+
 class Taken:
-    """What a request has reserved of `terms`; or, with `taken` empty, what it was refused."""
+    """What a request has reserved of what it `asked`; or, with `taken` empty, what it was refused."""
 
-    __slots__ = ("reserved", "taken", "terms")
+    __slots__ = ("asked", "reserved", "taken")
 
-    def __init__(self, terms: Sequence[Term], reserved: Reserved) -> None:
-        self.terms, self.reserved = terms, reserved
+    def __init__(self, asked: Asked, reserved: Reserved) -> None:
+        self.asked, self.reserved = asked, reserved
         self.taken = [*reserved.decision.given]
 
     def __iter__(self) -> Iterator[tuple[Term, Want, int]]:
-        return zip(self.terms, self.reserved.wants, self.taken, strict=False)
+        return zip(self.asked.terms, self.reserved.wants, self.taken, strict=False)
 
     @property
     def by(self) -> Limiter:
         return self.reserved.by
 
-    def levels(self) -> Iterator[Level]:
-        """Of its rates. A limit may be a share."""
-        for term, want, left in zip(self.terms, self.reserved.wants, self.reserved.decision.left, strict=True):
-            if want.kind == RATE:
-                yield level_of((term.of, want.limit, left))
-
-
-class Asked:
-    """Of each request with some quotas: requests and places (`entry`, with the `wants` for them), tokens (`rates`), and
-    money (`budgets`)."""
-
-    __slots__ = ("budgets", "entry", "rates", "smallest", "wants")
-
-    def __init__(self, entry: Iterable[Quota], all_: Sequence[Quota]) -> None:
-        found = [one for quota in entry for one in _entry(quota)]
-        self.entry, self.wants = [term for term, _ in found], [want for _, want in found]
-        self.rates = [Term(quota, "tokens", f"{_key(quota)}:tpm", quota.tpm) for quota in all_ if quota.tpm is not None]
-        self.smallest = min((term.quota for term in self.rates), key=lambda quota: quota.tpm or 0, default=None)
-        self.budgets = [Term(quota, "money", "", quota.budget.micros) for quota in all_ if quota.budget is not None]
+    def levels(self) -> list[Level]:
+        """Of requests and of tokens, as asked for, that of which the least is left. A limit may be a share."""
+        wants, left = self.reserved.wants, self.reserved.decision.left
+        levels = []
+        for of, rates in self.asked.rated:
+            if rates[-1] < len(left):
+                at = min(rates, key=left.__getitem__)
+                levels.append(level_of((of, wants[at].limit, left[at])))
+        return levels
 
 
 class Plan:
@@ -76,13 +85,14 @@ class Plan:
         self._models = {quota.model: self._of(quota.model) for quota in quotas if quota.model is not None}
         self._others = self._of(None)
 
-    def of(self, model: str) -> Asked:
-        """Once the model is known: its own requests and places, and all tokens and money."""
-        return self._models.get(model, self._others)
+    def of(self, model: str, whole: bool) -> Asked:
+        """Once the model is known: its own requests and places, and all tokens and money; `whole`: with `before`."""
+        return self._models.get(model, self._others)[whole]
 
-    def _of(self, model: str | None) -> Asked:
+    def _of(self, model: str | None) -> tuple[Asked, Asked]:
         bound = [quota for quota in self._quotas if quota.model in (None, model)]
-        return Asked([quota for quota in bound if quota.model is not None], bound)
+        own = [quota for quota in bound if quota.model is not None]
+        return Asked(own, bound), Asked([*(quota for quota in bound if quota.model is None), *own], bound)
 
 
 class Guesses:
@@ -91,29 +101,25 @@ class Guesses:
 
     def __init__(self) -> None:
         self._left: dict[str, float] = {}
-        self._waiting: dict[str, int] = {}
+        # requests that wait to ask, whosever they are
+        self._waiting = 0
 
-    def note(self, want: Want, left: float) -> None:
+    def note(self, keys: Sequence[str], left: Sequence[float]) -> None:
+        """What is left of each; of what comes behind the last key nothing is noted."""
         if len(self._left) > _MOST:
             self._left.clear()
-        self._left[want.key] = left
+        self._left.update(zip(keys, left, strict=False))
 
     def wait(self, wants: Sequence[Want]) -> bool:
         """Whether all of them may be asked for later; then they count here until `done`."""
-        left, waiting = self._left, self._waiting
         for _, key, limit, _, _ in wants:
-            if left.get(key, 0.0) - waiting.get(key, 0) <= limit / 2:
+            if self._left.get(key, 0.0) - self._waiting <= limit / 2:
                 return False
-        for want in wants:
-            waiting[want.key] = waiting.get(want.key, 0) + 1
+        self._waiting += 1
         return True
 
-    def done(self, wants: Sequence[Want]) -> None:
-        waiting = self._waiting
-        for _, key, _, _, _ in wants:
-            waiting[key] -= 1
-            if not waiting[key]:
-                del waiting[key]
+    def done(self) -> None:
+        self._waiting -= 1
 
 
 def _entry(quota: Quota) -> Iterator[tuple[Term, Want]]:

@@ -111,6 +111,10 @@ class Table:
         row.at = at
         return _READ.unpack_from(self.map, at)[1:]
 
+    def amount(self, row: Row) -> float:
+        found = self.find(row)
+        return found[1] if found else 0.0
+
     def write(self, row: Row, stamp: float, amount: float, until: float) -> None:
         """After `find`: the row, or a new one in the place of that which is missed least.
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -68,17 +69,18 @@ class Billing:
             return Bill(0, None)
         return Bill(micros(price, usage), price.id)
 
-    def cost(self, model: str, usage: Usage) -> int:
-        price = self._price(model, self._now())
-        return micros(price, usage) if price is not None else 0
+    def tariff(self, model: str) -> Callable[[Usage], int]:
+        """Micro-dollars by the price in force now.
 
-    def check(self, model: str) -> None:
-        """Raises ModelNotPricedError for a model that a budget could not bound, UnavailableError while no prices are
-        known."""
+        Raises ModelNotPricedError for a model that a budget could not bound, UnavailableError while no prices are
+        known.
+        """
         if self._prices is None:
             raise UnavailableError("Prices cannot be looked up now; try again.", code="prices_unavailable")
-        if self._price(model, self._now()) is None:
+        price = self._price(model, self._now())
+        if price is None:
             raise ModelNotPricedError(model)
+        return partial(micros, price)
 
     async def spent(self, of: str, since: datetime) -> int:
         """Of a key, or of `tenant NAME`. Raises LlmopsError, SQLAlchemyError, TimeoutError when it is away."""
