@@ -36,17 +36,16 @@ def commands() -> dict[int, str]:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """User and system time that `pids` have used so far, in steps of a clock tick (10 ms)."""
+    """User and system time that `pids` have used so far."""
     return sum(_cpu(pid) for pid in pids)
 
 
 def _cpu(pid: int) -> float:
     try:
-        # the second field is the name in parentheses, which may itself hold spaces
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # clock_getcpuclockid(3): to the nanosecond, where /proc counts ticks of 10 ms
+        return time.clock_gettime(~pid << 3 | 2)
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 @dataclass(frozen=True)
