@@ -515,7 +515,7 @@ class Ticket:
     """A request that waits for a replica. `arrived` and `deadline` (for its first token) are in seconds of the clock
     that the Order is asked with; `bytes`: what it holds in memory meanwhile; `home`: the replica that was best
     when it came, the only one that will do until `stays`. `moved`: it was taken out of a batch and comes before its
-    tenant's others. `what` is the caller's own.
+    tenant's others. `uncached`: prompt tokens that were to be read where it was sent. `what` is the caller's own.
     """
 
     tenant: str
@@ -528,6 +528,7 @@ class Ticket:
     home: str = ""
     stays: float = 0.0
     moved: bool = False
+    uncached: int = 0
     what: Any = None
 
     @property

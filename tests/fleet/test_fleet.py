@@ -176,7 +176,7 @@ async def test_who_is_let_in_when_its_replica_has_just_gone_leaves_nothing_behin
     fleet.replicas = {}
     with pytest.raises(UnavailableError, match="has no replicas now"):
         await asked
-    assert (replica.view.unseen, replica.view.unseen_tokens, gate._shares._all.total()) == (0, 0, 0)
+    assert (replica.view.unseen, replica.view.unseen_tokens, gate._parts._all.total()) == (0, 0, 0)
 
 
 async def test_a_tenant_whose_prompts_begin_with_the_time_is_told_where_they_part(caplog):

@@ -18,7 +18,7 @@ from llmops.gateway.fleet.routing.choose import Cheapest
 from llmops.gateway.fleet.routing.prefix import PrefixIndex
 from llmops.gateway.messages import ReplicaView, Ticket, Wanted
 from llmops.gateway.settings import GatewaySettings
-from tests.fleet.views import ticket, view
+from tests.fleet.views import ticket, view, wanted
 
 STEPS = Bounds(steps=2)
 TIERS = [Tier("interactive", max_wait=1.0), Tier("batch", max_wait=600.0)]
@@ -315,8 +315,10 @@ def test_the_lowest_tiers_youngest_gives_way_when_the_cache_is_full() -> None:
 
 def test_what_did_not_go_is_not_charged() -> None:
     door, views = gate(), [view("a")]
-    one = ticket("x")
+    # its own prompt counts as cached there as soon as it is sent
+    one = Ticket("x", wanted(range(100)), 0.0)
     assert door.at_once(one, views, 0.0) == 0
+    assert (views[0].unseen, views[0].unseen_tokens) == (1, 100)
     door.unsent(one, views[0])
     assert (views[0].unseen, views[0].unseen_tokens) == (0, 0)
     assert door.order.tier(one).name == "batch"

@@ -185,8 +185,7 @@ class Gate:
         """It was placed and did not go: nothing of it is charged."""
         self._parts.gave(ticket)
         view.unseen = max(view.unseen - 1, 0)
-        uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
-        view.unseen_tokens = max(view.unseen_tokens - uncached, 0)
+        view.unseen_tokens = max(view.unseen_tokens - ticket.uncached, 0)
         self.order.served(ticket, -ticket.wanted.tokens, -ticket.wanted.answer)
 
     def ended(self, ticket: Ticket, answer: int) -> None:
@@ -273,10 +272,10 @@ class Gate:
         return self.order.pop(room, now)
 
     def _send(self, ticket: Ticket, view: ReplicaView) -> None:
-        uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
+        ticket.uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
         view.unseen += 1
-        view.unseen_tokens += uncached
-        self._ramps.sent(view, uncached)
+        view.unseen_tokens += ticket.uncached
+        self._ramps.sent(view, ticket.uncached)
         self._parts.took(ticket)
         self.policy.sent(ticket.wanted, view)
 

@@ -112,7 +112,7 @@ class Fleet(Engine):
                 view = await entering
             finally:
                 self._declare()
-            uncached = max(wanted.tokens - self.policy.cached(wanted, view), 1)
+            uncached = ticket.uncached
         replica = self.replicas.get(view.replica_id)
         if replica is None:
             if ticket is not None and self.admission is not None:

@@ -46,8 +46,7 @@ class Unseen:
         if sent in self._sent:
             del self._sent[sent]
             view = self._view
-            view.unseen = max(view.unseen - 1, 0)
-            view.unseen_tokens = max(view.unseen_tokens - sent.tokens, 0) if view.unseen else 0
+            view.unseen, view.unseen_tokens = max(view.unseen - 1, 0), max(view.unseen_tokens - sent.tokens, 0)
 
     def clear(self) -> None:
         for sent in list(self._sent):
