@@ -94,6 +94,7 @@ def memory(monkeypatch):
 def test_each_grammar_is_made_once(memory, monkeypatch):
     made = {strict: grammar_of('{"oneOf":[{"type":"integer"},{}]}', strict) for strict in (False,)}
     assert pattern_grammar("true") != grammar_of("true", True)
+    assert pattern_grammar("^a") == pattern_grammar("a")
     with pytest.raises(NotEnforceableError, match="oneOf"):
         grammar_of('{"oneOf":[{"type":"integer"},{}]}', True)
     monkeypatch.setattr(enforce, "Compiler", None)
@@ -140,3 +141,11 @@ def test_what_has_as_much_as_there_is_need_not_be_tried_again(memory, monkeypatc
     monkeypatch.setattr(enforce, "is_brief", lambda: True)
     with pytest.raises(NotEnforceableError, match="too complex"):
         making(8194)
+
+
+def test_what_is_nested_beyond_the_interpreters_stack_is_refused(memory):
+    def endless() -> str:
+        return endless()
+
+    with pytest.raises(NotEnforceableError, match="nested too deeply"):
+        enforce._remembered(key("endless"), endless)
