@@ -46,9 +46,9 @@ class Seconds(click.ParamType):
 @click.argument("checkpoint")
 @file_options
 @model_option
-@click.option("--gpu", help="Kind of GPU.  [default: h100-sxm]")
-@click.option("--compare", metavar="GPU,GPU…", help="Several kinds of GPU, compared by cost.")
-@click.option("--gpus", "max_gpus", type=int, default=64, show_default=True, help="How many GPUs there are.")
+@click.option("--gpu", help="GPU model.  [default: h100-sxm]")
+@click.option("--compare", metavar="GPU,GPU…", help="Compare several GPU models by cost.")
+@click.option("--gpus", "max_gpus", type=int, default=64, show_default=True, help="GPUs available.")
 @click.option(
     "--quant",
     default="auto",
@@ -59,14 +59,14 @@ class Seconds(click.ParamType):
     "--kv-dtype", default="auto", show_default=True, help="KV cache: bf16, fp8, int8; auto follows the weights."
 )
 @click.option("--target", type=click.Choice(GPU_TARGETS), help="Engine.  [default: tensorrt where it can]")
-@click.option("--isl", type=int, default=1000, show_default=True, help="Tokens of a prompt, mean.")
-@click.option("--osl", type=int, default=200, show_default=True, help="Tokens of an answer, mean.")
-@click.option("--qps", type=float, help="Requests/s to serve; without it one replica at its highest rate.")
+@click.option("--isl", type=int, default=1000, show_default=True, help="Mean prompt length in tokens.")
+@click.option("--osl", type=int, default=200, show_default=True, help="Mean answer length in tokens.")
+@click.option("--qps", type=float, help="Requests/s to serve.  [default: what one replica can take]")
 @click.option("--ttft-p95", type=Seconds(), help="Target for the time to first token, 95th percentile, e.g. 500ms.")
 @click.option("--tpot-p95", type=Seconds(), help="Target for the time per output token, 95th percentile, e.g. 50ms.")
-@click.option("--tp", type=int, help="Tensor parallel size, pinned.")
-@click.option("--pp", type=int, help="Pipeline stages, pinned.")
-@click.option("--ep", type=int, help="Expert parallel size, pinned; divides --tp.")
+@click.option("--tp", type=int, help="Fix the tensor parallel size.")
+@click.option("--pp", type=int, help="Fix the number of pipeline stages.")
+@click.option("--ep", type=int, help="Fix the expert parallel size, a divisor of --tp.")
 @click.option("--max-seq-len", type=int, help="Longest sequence to build for.  [default: isl + osl, rounded up]")
 @click.option("--max-num-tokens", type=int, help="Tokens of one step.  [default: 8192]")
 @click.option(
@@ -120,7 +120,7 @@ def command(
     top: int,
     **flags: Any,
 ) -> None:
-    """Will it fit, how to shard it, how fast, what will it cost.
+    """Plan a deployment: does it fit, how to shard it, how fast it is, what it costs.
 
     CHECKPOINT is what `llmops build` takes, or only its config.json. Neither a GPU nor weights are needed.
     """

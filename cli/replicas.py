@@ -16,7 +16,7 @@ COLUMNS = ("model", "replica", "state", "heard", "running", "waiting", "own", "K
 @gateways_option("A gateway; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(urls: tuple[str, ...], as_json: bool) -> None:
-    """What each gateway believes of its replicas: their states, and how busy they are.
+    """Show what each gateway knows of its replicas: their states, and how busy they are.
 
     A replica is starting until it is heard of, suspect when nothing was heard for 5 s or its connection broke, draining
     when it takes no new requests, gone when its Triton is. `own` are this gateway's streams there. Where keys are asked

@@ -34,8 +34,8 @@ PIPED = 120
     type=click.Path(dir_okay=False, path_type=Path),
     help="What a replica is: of `llmops plan … --save FILE`.",
 )
-@click.option("--replicas", type=click.IntRange(1), help="How many there are.  [default: the plan's]")
-@click.option("-r", "--rate", type=POSITIVE, help="Requests/s of conversations.")
+@click.option("--replicas", type=click.IntRange(1), help="Number of replicas.  [default: the plan's]")
+@click.option("-r", "--rate", type=POSITIVE, help="Requests/s, in conversations.")
 @click.option(
     "--day", type=click.FloatRange(1), metavar="USERS", help=f"A day of so many users, {TURNS_A_DAY} turns each."
 )
@@ -46,41 +46,64 @@ PIPED = 120
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--bench", type=click.Path(path_type=Path), help="Replay the requests of a `llmops bench --json` file.")
 @click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
-@click.option("-d", "--duration", type=POSITIVE, help="Seconds in which requests come.  [default: 600; a day: 86400]")
-@click.option("--skip", type=click.FloatRange(0), default=0.0, help="Report nothing of the first seconds.")
+@click.option(
+    "-d", "--duration", type=POSITIVE, help="Seconds during which requests arrive.  [default: 600; a day: 86400]"
+)
+@click.option("--skip", type=click.FloatRange(0), default=0.0, help="Leave the first seconds out of the report.")
 @click.option("--turns", default="5", show_default=True, help="Turns per conversation, a distribution.")
-@click.option("--system", type=click.IntRange(1), default=1300, show_default=True, help="Tokens of a system prompt.")
-@click.option("--apps", type=click.IntRange(1), default=50, show_default=True, help="How many different ones.")
-@click.option("-i", "--input", "input_", default="lognormal:250,0.6", show_default=True, help="Tokens of a message.")
-@click.option("-o", "--output", default="lognormal:334,0.6", show_default=True, help="Tokens of an answer.")
+@click.option(
+    "--system", type=click.IntRange(1), default=1300, show_default=True, help="Length of a system prompt in tokens."
+)
+@click.option(
+    "--apps", type=click.IntRange(1), default=50, show_default=True, help="Number of different system prompts."
+)
+@click.option(
+    "-i",
+    "--input",
+    "input_",
+    default="lognormal:250,0.6",
+    show_default=True,
+    help="Length of a message in tokens, a distribution.",
+)
+@click.option(
+    "-o",
+    "--output",
+    default="lognormal:334,0.6",
+    show_default=True,
+    help="Length of an answer in tokens, a distribution.",
+)
 @click.option("--think-time", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds between turns.")
 @click.option("--tenants", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--flood", type=POSITIVE, default=1.0, help="The first tenant sends so many times as much.")
+@click.option("--flood", type=POSITIVE, default=1.0, help="The first tenant sends this many times as much.")
 @click.option("--tier", multiple=True, metavar="NAME=SHARE", help="Share of the requests in a tier. Repeatable.")
 @click.option("--config", type=click.Path(path_type=Path), help="The gateway's settings: slo, tiers, waiting.")
-@click.option("--policy", default="cheapest", show_default=True, help="How a replica is chosen.")
+@click.option("--policy", default="cheapest", show_default=True, help="How replicas are chosen.")
 @click.option(
     "--gate/--no-gate", default=True, show_default=True, help="Whether requests wait for room in the gateway."
 )
 @click.option(
     "--compare", metavar="POLICY,…", help=f"Several policies on the same requests; +{NO_GATE} for one without."
 )
-@click.option("--gateways", type=click.IntRange(1), default=1, show_default=True, help="That share the replicas.")
-@click.option("--fail", multiple=True, metavar="N@S[+S]", help="Replica N is gone at second S, for so many (120).")
+@click.option(
+    "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Gateways that share the replicas."
+)
+@click.option("--fail", multiple=True, metavar="N@S[+S]", help="Replica N fails at second S, for this many (120).")
 @click.option("--scale", metavar="MIN..MAX", help="Replicas come and go as the chart's autoscaling says.")
-@click.option("--scale-requests", type=POSITIVE, help="… which has that one replica keeps up with so many requests/s.")
-@click.option("--cold-start", type=POSITIVE, default=180.0, show_default=True, help="… and takes so long to start (s).")
-@click.option("--cells", type=click.IntRange(1), help="Simulate only so many of the cells of 64 replicas.")
+@click.option("--scale-requests", type=POSITIVE, help="… which assumes this many requests/s per replica.")
+@click.option(
+    "--cold-start", type=POSITIVE, default=180.0, show_default=True, help="… and starts one in this many seconds."
+)
+@click.option("--cells", type=click.IntRange(1), help="Simulate only this many of the cells of 64 replicas.")
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--block-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a cache block.")
 @click.option("--price", type=POSITIVE, help="$ per GPU-hour.  [default: what `llmops plan` assumes]")
 @click.option("--slo", multiple=True, help="Objective in ms: ttft:500, tpot:50, e2e:5000.  [default: of --config]")
 @click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the whole run here.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page here.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the whole run to this file.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page to this file.")
 def command(json_path: Path | None, html_path: Path | None, compare: str | None, **given: Any) -> None:
-    """How a fleet would do: replicas at the planner's pace behind the gateway's own choice, queue and limits.
+    """Simulate a fleet: replicas at the planner's pace behind the gateway's own routing, queue and limits.
 
     What comes are conversations (--rate, --day), a trace in Mooncake's format (--trace) or what a benchmark sent
     (--bench). Reported as `llmops bench` does, whose --compare takes these files too.

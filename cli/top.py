@@ -29,16 +29,18 @@ PIPED = 400
     metavar="HOST:PORT",
     help="Triton's metrics, for gateways with one Triton.  [default: port 8002 of its host]",
 )
-@click.option("-i", "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds.")
 @click.option(
-    "--window", type=click.FloatRange(0.1), default=15.0, show_default=True, help="Seconds that rates are over."
+    "-i", "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between looks."
+)
+@click.option(
+    "--window", type=click.FloatRange(0.1), default=15.0, show_default=True, help="Seconds over which rates are taken."
 )
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="requests", show_default=True)
-@click.option("--replicas/--no-replicas", default=True, show_default=True, help="A line for each replica.")
+@click.option("--replicas/--no-replicas", default=True, show_default=True, help="Show a line per replica.")
 @click.option("--once", is_flag=True, help="Look twice, --interval apart, print it and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
 def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **given: Any) -> None:
-    """How gateways, their models and replicas are: the numbers of /metrics, live.
+    """Watch gateways, their models and replicas live, from /metrics.
 
     Without a terminal it prints one table after another. Name each gateway, and not a balancer before them. Where keys
     are asked for, LLMOPS_API_KEY has one with the scope metrics. With --once, exit code 1 if no gateway answers.
