@@ -9,6 +9,7 @@ import llmops_contract as contract
 import triton_python_backend_utils as pb_utils
 from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.metrics import Metrics
+from llmops_engine.orphan import end_with_parent
 from llmops_engine.parse import NEEDS, EngineCapabilities, Tensors, flag, parse_request
 from llmops_engine.request import Refused
 from llmops_engine.runtimes.choose import create_runtime
@@ -21,6 +22,7 @@ class TritonPythonModel:
     """Decoupled: `execute` only hands requests to the engine thread, which answers through their response senders."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        end_with_parent()
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._card = json.loads(parameters[contract.CARD])
