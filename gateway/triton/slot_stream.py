@@ -28,14 +28,14 @@ class SlotStream(TokenStream):
         "_sink",
         "_taken",
         "_waiter",
-        "slot",
+        "number",
         "unconfirmed",
     )
 
     def __init__(self, slot: int, submission: Submission, leave: Callable[[int], None]) -> None:
         """`leave` takes the slot out of the engine's batch."""
         self._leave = leave
-        self.slot = slot
+        self.number = slot
         # kept until the engine has answered, to be sent again over a new connection
         self.unconfirmed: Submission | None = submission
         self._batches: deque[TokenBatch] = deque()
@@ -104,7 +104,7 @@ class SlotStream(TokenStream):
         if not self._cancelled:
             self._cancelled = True
             self._batches.clear()
-            self._leave(self.slot)
+            self._leave(self.number)
             self._wake()
 
     def _wake(self) -> None:

@@ -97,7 +97,7 @@ class Replica:
         if request.extras.get(LORA_TASK_ID, 0) and request.extras[LORA_TASK_ID] not in adapters:
             raise UnavailableError(f"The replica {self.replica_id} does not have the adapter.")
         stream = await self.engine.open(request)
-        sent.mark = stream.slot if isinstance(stream, SlotStream) else self._clock()
+        sent.mark = stream.number if isinstance(stream, SlotStream) else self._clock()
         return stream
 
     def ended(self, sent: Sent) -> None:
