@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmops.gateway.messages import ReplicaView, Wanted
+from llmops.gateway.messages import Policy, ReplicaView, Wanted
 
 # Prompt tokens/s and seconds of a step, as long as a replica has not shown its own: a 7B model on one data-centre GPU.
 PREFILL_RATE = 20_000.0
@@ -28,6 +28,11 @@ class PrefillRate:
         self._squares = self.KEPT * self._squares + tokens * tokens
         self._weighted = self.KEPT * self._weighted + tokens * seconds
         return self._squares / self._weighted
+
+
+def uncached_tokens(policy: Policy, wanted: Wanted, view: ReplicaView) -> int:
+    """Prompt tokens that would be read there. The last one always is: its logits are the answer's first."""
+    return max(wanted.tokens - policy.cached(wanted, view), 1)
 
 
 def first_token(view: ReplicaView, uncached: float, answer: float) -> float:

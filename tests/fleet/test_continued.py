@@ -23,6 +23,7 @@ from llmops.gateway.fleet.continuing import Continuing
 from llmops.gateway.fleet.rest import alone, rest_of
 from llmops.gateway.messages import EngineRequest, Guide, Sampling, TokenBatch, TokenStream
 from llmops.gateway.settings import Timeouts
+from tests.fleet.views import settled
 
 LOST = UnavailableError("Triton went away.")
 GREEDY = Sampling(temperature=0)
@@ -167,6 +168,15 @@ class Fleet(messages.Engine):
                 engine.step()
         await settled()
 
+    async def lose(self, why: str) -> None:
+        """The busiest engine fails, or is left while it goes on."""
+        leaving = max(self.engines, key=lambda engine: len(engine.open))
+        if why in ERRORS:
+            leaving.fail(ERRORS[why])
+        else:
+            self.home.leave(leaving.name, why)
+        await settled()
+
 
 class Reader:
     """What an answer does with a stream. `pushed`: it takes tokens by a sink once it has had its first."""
@@ -197,12 +207,6 @@ class Reader:
             self.anew += 1
         self.tokens.setdefault(batch.sequence, []).extend(batch.tokens)
         self.logprobs += batch.logprobs or []
-
-
-async def settled() -> None:
-    """All that can happen without another token has happened."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture(autouse=True)
@@ -250,12 +254,7 @@ def test_whatever_happens_each_token_comes_once_and_in_order(events, n, pushed, 
         for steps, why, block in events:
             reader.blocked = block
             await fleet.run(reader, steps)
-            leaving = max(fleet.engines, key=lambda engine: len(engine.open))
-            if why in ERRORS:
-                leaving.fail(ERRORS[why])
-            else:
-                fleet.home.leave(leaving.name, why)
-            await settled()
+            await fleet.lose(why)
         reader.blocked = False
         await fleet.run(reader)
         if reader.task.exception() is not None:
@@ -651,12 +650,7 @@ def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, token
         reader = await read(fleet, asked, pushed=False)
         for steps, why, _ in events:
             await fleet.run(reader, steps)
-            leaving = max(fleet.engines, key=lambda engine: len(engine.open))
-            if why in ERRORS:
-                leaving.fail(ERRORS[why])
-            else:
-                fleet.home.leave(leaving.name, why)
-            await settled()
+            await fleet.lose(why)
         await fleet.run(reader)
         if reader.task.exception() is not None:
             assert sum(why in ("lost", "failed") for _, why, _ in events) >= 2

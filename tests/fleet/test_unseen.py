@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 
 from grpc import aio
@@ -20,8 +21,10 @@ from llmops.gateway.fleet.replicas.fleet import Fleet
 from llmops.gateway.fleet.replicas.replica import Replica
 from llmops.gateway.fleet.routing.choose import Cheapest
 from llmops.gateway.fleet.routing.prefix import PrefixIndex
-from llmops.gateway.messages import Capabilities, EngineRequest, ModelCard, TokenStream, Turn
+from llmops.gateway.messages import EngineRequest, TokenStream, Turn
 from llmops.gateway.triton.step_stream import StepStreams
+from tests.fleet.views import settled
+from tests.steps.test_submissions import CARD
 
 PLACES = 4
 
@@ -108,20 +111,7 @@ class Gateway:
     """A fleet of one replica, with a gate."""
 
     def __init__(self, engine: Engine, places: int = PLACES) -> None:
-        card = ModelCard(
-            name="tiny",
-            target="mock",
-            tokenizer_dir="",
-            max_batch_size=places,
-            max_seq_len=64,
-            vocab_size=100,
-            bos_id=None,
-            end_ids=(2,),
-            pad_id=None,
-            chat_template=False,
-            capabilities=Capabilities(),
-            state=True,
-        )
+        card = replace(CARD, max_batch_size=places, state=True)
         policy = Cheapest(PrefixIndex())
         tiers = Tiers([Tier("standard", max_wait=600.0)], default="standard")
         self.fleet = Fleet("tiny", policy, gate=Gate(tiers, policy, Bounds()))
@@ -162,11 +152,6 @@ class Gateway:
             pass
         if stream in self.streams:
             self.streams.remove(stream)
-
-
-async def settled() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def play(actions: list[str]) -> None:

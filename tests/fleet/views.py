@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -29,3 +30,9 @@ def wanted(ids: Sequence[int], **fields: Any) -> Wanted:
 
 def ticket(tenant: str = "a", tokens: int = 100, answer: int = 10, arrived: float = 0.0, **fields: Any) -> Ticket:
     return Ticket(tenant, Wanted(tokens, answer=answer, hashes=()), arrived, **fields)
+
+
+async def settled() -> None:
+    """All that can happen without another token has happened."""
+    for _ in range(20):
+        await asyncio.sleep(0)

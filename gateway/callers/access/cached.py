@@ -70,19 +70,13 @@ class Cached(Directory):
         return self._directory.takes(credential)
 
     def known(self, credential: str) -> Caller | None:
-        digest, now = hashlib.sha256(credential.encode()).digest(), self._clock()
-        known = self._known.get(digest)
-        if known is None or now - known.at >= self._fresh:
-            return None
-        if now - known.at > self._fresh / 2:
-            self._look(digest, credential)
-        return _in_time(known.caller)
+        return self._fresh_one(_digest(credential), credential, self._clock())
 
     async def find(self, credential: str) -> Caller | None:
-        fresh = self.known(credential)
+        digest, now = _digest(credential), self._clock()
+        fresh = self._fresh_one(digest, credential, now)
         if fresh is not None:
             return fresh
-        digest, now = hashlib.sha256(credential.encode()).digest(), self._clock()
         known = self._known.get(digest)
         refused = self._refused.get(digest)
         if refused is not None and now - refused.at < self._fresh:
@@ -113,6 +107,14 @@ class Cached(Directory):
             task.cancel()
         await asyncio.gather(*self._looking.values(), return_exceptions=True)
         await self._directory.close()
+
+    def _fresh_one(self, digest: bytes, credential: str, now: float) -> Caller | None:
+        known = self._known.get(digest)
+        if known is None or now - known.at >= self._fresh:
+            return None
+        if now - known.at > self._fresh / 2:
+            self._look(digest, credential)
+        return _in_time(known.caller)
 
     async def _looked_up(self, digest: bytes, credential: str) -> _Found:
         task = self._look(digest, credential)
@@ -159,6 +161,10 @@ class Cached(Directory):
         if self._away_since is None:
             self._away_since = self._tried
             log.error("keys cannot be looked up; those in use stay valid for %.0f s. %s", self._stale, error.told)
+
+
+def _digest(credential: str) -> bytes:
+    return hashlib.sha256(credential.encode()).digest()
 
 
 def _put(kept: dict, digest: bytes, found: _Known | _Refused, most: int) -> None:

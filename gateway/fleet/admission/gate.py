@@ -17,7 +17,15 @@ from llmops.gateway.fleet.admission.order import Tiers
 from llmops.gateway.fleet.admission.parts import Parts
 from llmops.gateway.fleet.admission.predict import Drain
 from llmops.gateway.fleet.admission.ramp import Ramps
-from llmops.gateway.fleet.cost import PREFILL_RATE, STEP_SECONDS, first_token, kv_load, occupancy, takes
+from llmops.gateway.fleet.cost import (
+    PREFILL_RATE,
+    STEP_SECONDS,
+    first_token,
+    kv_load,
+    occupancy,
+    takes,
+    uncached_tokens,
+)
 from llmops.gateway.messages import Policy, ReplicaView, Room, Ticket
 
 # A retry-after is multiplied by a number between these, or all that were refused would come back at once.
@@ -116,8 +124,7 @@ class Gate:
         home = next((view for view in views if view.replica_id == ticket.home), None)
         if home is None:
             return left
-        uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, home), 1)
-        return left + first_token(home, uncached, 0)
+        return left + first_token(home, uncached_tokens(self.policy, ticket.wanted, home), 0)
 
     def queued(self, ticket: Ticket, views: Sequence[ReplicaView]) -> float:
         """The part of `wait` that nothing has to be known for but who asks."""
@@ -272,7 +279,7 @@ class Gate:
         return self.order.pop(room, now)
 
     def _send(self, ticket: Ticket, view: ReplicaView) -> None:
-        ticket.uncached = max(ticket.wanted.tokens - self.policy.cached(ticket.wanted, view), 1)
+        ticket.uncached = uncached_tokens(self.policy, ticket.wanted, view)
         view.unseen += 1
         view.unseen_tokens += ticket.uncached
         self._ramps.sent(view, ticket.uncached)

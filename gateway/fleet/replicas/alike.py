@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmops.gateway.fleet.catalogue import Place
 from llmops.gateway.messages import ModelCard
 from llmops.gateway.triton.encoder import EncoderCard
+
+log = logging.getLogger(__name__)
 
 # what must be the same, and how it is called in a sentence
 _FIELDS = {
@@ -66,6 +69,13 @@ def strangers(
         for place in some
         if (said := differences(first[0].model.card, some[0].model.card))
     }
+
+
+def tell(model: str, problems: Mapping[str, str], before: Mapping[str, str]) -> None:
+    """Why replicas take no part, of those of which that was not said `before`."""
+    for replica, problem in problems.items():
+        if before.get(replica) != problem:
+            log.warning("%s takes no part in %s: %s", replica, model, problem)
 
 
 def _different(fields: Mapping[str, str], one: object, other: object) -> list[str]:

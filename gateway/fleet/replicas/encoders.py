@@ -11,7 +11,7 @@ from typing import Any
 from llmops.gateway.addresses import server_of
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.fleet.catalogue import Place, Team, choose
-from llmops.gateway.fleet.replicas.alike import encoder_differences, strangers
+from llmops.gateway.fleet.replicas.alike import encoder_differences, strangers, tell
 from llmops.gateway.fleet.replicas.health import FAILED
 from llmops.gateway.fleet.serving import CrossEncoder, EmbeddingModel, Encoder, Model
 from llmops.gateway.settings import GatewaySettings
@@ -111,7 +111,8 @@ class Encoders:
 
     def _joined(self, name: str, places: Sequence[Place[Encoder]]) -> Place[Encoder]:
         problems = strangers(name, places, encoder_differences)
-        self._tell(name, problems)
+        tell(name, problems, self._problems.get(name, {}))
+        self._problems[name] = problems
         alike = [place for place in places if place.replica not in problems]
         spread = self._spreads.setdefault(name, Spread())
         spread.update(alike)
@@ -124,12 +125,6 @@ class Encoders:
             known = self._models[name] = replace(first, card=card, encoder=encoder)
         known.encoder.resize(sum(place.ready for place in alike))
         return replace(choose(alike), model=known)
-
-    def _tell(self, name: str, problems: Mapping[str, str]) -> None:
-        for replica, problem in problems.items():
-            if self._problems.get(name, {}).get(replica) != problem:
-                log.warning("%s takes no part in %s: %s", replica, name, problem)
-        self._problems[name] = problems
 
 
 def encoders_of(settings: GatewaySettings) -> dict[type[Model], Team]:

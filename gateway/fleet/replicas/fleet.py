@@ -12,6 +12,7 @@ from llmops.contract import LORA_TASK_ID
 from llmops.gateway.errors import CancelledStreamError, PreemptedError, UnavailableError
 from llmops.gateway.fleet.admission.gate import Gate
 from llmops.gateway.fleet.admission.waiting import Admission, ticket_of
+from llmops.gateway.fleet.cost import uncached_tokens
 from llmops.gateway.fleet.replicas.replica import Replica, ids_of, with_salt
 from llmops.gateway.fleet.replicas.unseen import Sent
 from llmops.gateway.messages import (
@@ -103,7 +104,7 @@ class Fleet(Engine):
             if at is None:
                 raise UnavailableError(self._nowhere(wanted))
             view, ticket = self.views[at], None
-            uncached = max(wanted.tokens - self.policy.cached(wanted, view), 1)
+            tokens = uncached_tokens(self.policy, wanted, view)
             self.policy.sent(wanted, view)
         else:
             ticket = ticket_of(request.turn, wanted, len(wanted.ids), moved=request.moved)
@@ -112,13 +113,13 @@ class Fleet(Engine):
                 view = await entering
             finally:
                 self._declare()
-            uncached = ticket.uncached
+            tokens = ticket.uncached
         replica = self.replicas.get(view.replica_id)
         if replica is None:
             if ticket is not None and self.admission is not None:
                 self.admission.gate.unsent(ticket, view)
             raise UnavailableError(self._nowhere(wanted))
-        return Visit(self, replica, replica.enter(uncached, is_counted=ticket is not None), ticket)
+        return Visit(self, replica, replica.enter(tokens, is_counted=ticket is not None), ticket)
 
     def ended(self, visit: Visit) -> None:
         """An answer is over, or goes on elsewhere."""

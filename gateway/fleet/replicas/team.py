@@ -13,7 +13,7 @@ from llmops.gateway.fleet.admission.waiting import gate_of
 from llmops.gateway.fleet.catalogue import Place, choose
 from llmops.gateway.fleet.continued import Reason
 from llmops.gateway.fleet.continuing import Continuing
-from llmops.gateway.fleet.replicas.alike import strangers
+from llmops.gateway.fleet.replicas.alike import strangers, tell
 from llmops.gateway.fleet.replicas.beliefs import told
 from llmops.gateway.fleet.replicas.fleet import Fleet
 from llmops.gateway.fleet.replicas.replica import Replica
@@ -133,7 +133,8 @@ class Fleets:
         for replica in now.values():
             replica.look()
         fleet.changed()
-        self._tell(fleet.name, problems)
+        tell(fleet.name, problems, self.problems.get(fleet.name, {}))
+        self.problems[fleet.name] = problems
 
     def _end(self, fleet: Fleet, name: str, replica: Replica) -> None:
         replica.stop()
@@ -153,12 +154,6 @@ class Fleets:
         replica = Replica(place.replica, place.model, fleet.policy, changed, misrouted)
         replica.start(self._come_back)
         return replica
-
-    def _tell(self, model: str, problems: dict[str, str]) -> None:
-        for replica, problem in problems.items():
-            if self.problems.get(model, {}).get(replica) != problem:
-                log.warning("%s takes no part in %s: %s", replica, model, problem)
-        self.problems[model] = problems
 
     async def _scrape(self) -> None:
         while self._scraper is not None:
