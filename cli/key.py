@@ -198,7 +198,7 @@ def _pairs(key: wire.ShownKey) -> list[tuple[str, str]]:
         ("budget", budget_text(key) + spent),
         ("tenant", of_all),
         ("made", f"{when(key.created_at)} UTC"),
-        ("expires", when(key.expires_at)),
+        ("expires", f"{when(key.expires_at)} UTC" if key.expires_at else "never"),
         ("rotated", f"the old secret works until {when(key.previous_until)} UTC" if rest else ""),
     ]
     return [(name, value) for name, value in pairs if value]

@@ -79,7 +79,9 @@ class Place:
         try:
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
         except OSError as error:
-            raise ResourceError(f"The store {file} cannot be written ({error.strerror}).") from error
+            raise ResourceError(
+                f"The store {file} cannot be created ({error.strerror}); name a folder that this user may write to."
+            ) from error
 
 
 def _asyncpg(url: URL) -> URL:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 HIGHEST = 1_000_000_000
 HIGHEST_BUDGET_MICROS = 10**15
 PERIODS = ("day", "week", "month")
+_TO_STOP = "to stop a key, revoke it; to stop a tenant, delete it"
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,7 @@ class Budget:
         if self.period not in PERIODS:
             raise InputError(f"A budget cannot be per {self.period}; write one of {', '.join(PERIODS)}.")
         if not 0 < self.micros <= HIGHEST_BUDGET_MICROS:
-            raise InputError(
-                f"A budget is more than $0 and at most ${HIGHEST_BUDGET_MICROS // 10**6:,}; revoke a key to stop it."
-            )
+            raise InputError(f"A budget is more than $0 and at most ${HIGHEST_BUDGET_MICROS // 10**6:,}; {_TO_STOP}.")
 
     def begins(self, now: datetime) -> datetime:
         """When the period that holds `now` began."""
@@ -52,7 +51,7 @@ class Limits:
         for name in ("rpm", "tpm", "concurrent"):
             limit = getattr(self, name)
             if limit is not None and not 0 < limit <= HIGHEST:
-                raise InputError(f"{name} {limit}: a limit is 1 to {HIGHEST:,}; revoke a key to stop it.")
+                raise InputError(f"{name} {limit}: a limit is 1 to {HIGHEST:,}; {_TO_STOP}.")
 
     def columns(self) -> dict[str, Any]:
         """As tables `tenants` and `api_keys` have them."""

@@ -41,8 +41,12 @@ async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
     done = await connection.execute(statement.on_conflict_do_nothing())
     if done.rowcount == 0:
         found = await find_tenant(connection, tenant_id)
-        hint = f"; `llmops tenant restore {tenant_id}` brings it back" if found and found.deleted_at else ""
-        raise TakenNameError(f"The tenant {tenant_id} already exists{', deleted' if hint else ''}{hint}.")
+        deleted = found is not None and found.deleted_at is not None
+        does = ("restore", "brings it back") if deleted else ("update", "changes it")
+        raise TakenNameError(
+            f"The tenant {tenant_id} already exists{', deleted' if deleted else ''}; "
+            f"`llmops tenant {does[0]} {tenant_id}` {does[1]}."
+        )
     await record(connection, by, "tenant.create", tenant_id, tenant_id, limits.data())
     return made
 

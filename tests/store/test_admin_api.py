@@ -112,7 +112,7 @@ BAD = [
     ("POST", "/tenants", {"id": "zeta", "budget": {"usd": 0, "period": "day"}}, 400, "A budget is more than $0"),
     ("POST", "/tenants", {"id": "zeta", "budget": {"usd": 1, "micros": 5, "period": "day"}}, 400, "same amount"),
     ("POST", "/tenants", {"id": "Zeta"}, 400, "'Zeta' cannot name a tenant"),
-    ("POST", "/tenants", {"id": "ops"}, 409, "The tenant ops already exists."),
+    ("POST", "/tenants", {"id": "ops"}, 409, "The tenant ops already exists; `llmops tenant update ops` changes it."),
     ("PATCH", "/tenants/nobody", {"rpm": 5}, 404, "There is no tenant nobody; "),
     ("DELETE", "/tenants/nobody", None, 404, "There is no tenant nobody; "),
     ("POST", "/keys", {"tenant": "ops", "user": "a@b", "scopes": ["root"]}, 400, "There is no scope root"),

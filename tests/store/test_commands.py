@@ -272,7 +272,7 @@ REFUSED_KEYS = pytest.mark.parametrize(
     [
         (("--tenant", "acne"), r"There is no tenant acne (did you mean acme?); `llmops tenant create acne` makes one."),
         (("--user", "nobody"), "'nobody' is not an e-mail address."),
-        (("--rpm", "-5"), "rpm -5: a limit is 1 to 1,000,000,000; revoke a key to stop it."),
+        (("--rpm", "-5"), "rpm -5: a limit is 1 to 1,000,000,000; to stop a key, revoke it; to stop a tenant"),
         (("--rpm", "0"), "rpm 0: a limit is 1 to"),
         (("--tpm", "99999999999999999999"), "tpm 99999999999999999999: a limit is 1 to 1,000,000,000"),
         (("--concurrent", "many"), "'many' is not a whole number, or none for no limit."),
@@ -315,7 +315,7 @@ REFUSED = pytest.mark.parametrize(
             "A period from 2026-02-02 to 2026-02-01 ends before it begins.",
         ),
         (("usage", "--json", "--csv"), "--json and --csv exclude each other."),
-        (("tenant", "create", "acme"), "The tenant acme already exists."),
+        (("tenant", "create", "acme"), "The tenant acme already exists; `llmops tenant update acme` changes it."),
         (("tenant", "update", "acme"), "Nothing to change"),
         (("key", "rotate", "key-none", "--overlap", "1y"), "'1y' is not a duration of at most ten years"),
         (("key", "list", "--store", "mysql://u:hunter2@h/d"), "The store cannot be mysql; write sqlite:///FILE"),
