@@ -44,10 +44,10 @@ def row(name, **changes):
 
 
 def test_wrong_books_are_noticed():
-    def found(asked, rows, gaps=0, **totals):
+    def found(asked, rows, gaps=0, made=None, **totals):
         names = ("input_tokens", "output_tokens", "cached_tokens", "cost_micros")
         right = {"requests": len(rows)} | {name: sum(one[name] for one in rows) for name in names}
-        return errors(asked, rows, right | totals, gaps)
+        return errors(asked, rows, right | totals, gaps, made)
 
     done = Asked(5, None, "a", 5, 10, 5)
     left = Asked(9, 3, "b", 3)
@@ -61,4 +61,6 @@ def test_wrong_books_are_noticed():
     (told,) = found([done], [row("a"), row("x")])
     assert told.startswith("1 rows of requests that no client knows; only 0 were lost")
     assert found([done], [row("a")], gaps=1) == ["1 gaps in the gateways' numbers"]
+    assert found([done], [row("a")], made=5) == []
+    assert found([done], [row("a")], made=4) == ["5 tokens are billed, and the engine made 4"]
     assert found([done], [row("a")], requests=2) == ["the totals have 2 requests, the rows 1"]

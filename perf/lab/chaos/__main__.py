@@ -21,7 +21,7 @@ def main(engine: Path, requests: int, at_once: int, seed: int) -> None:
     """Kill gateways, ledger, broker, PostgreSQL and Valkey at random, but not the mock engine, which has the tokenizer
     of ENGINE. Then each request that began must have one row, with its tokens and its cost."""
     with served_mock_engine(engine, 0.01) as triton:
-        result = chaos(triton.address, NAME, requests, at_once, seed=seed)
+        result = chaos(triton.address, NAME, requests, at_once, seed=seed, metrics=triton.metrics)
     click.echo("\n".join(result.lines()))
     raise SystemExit(bool(result.wrong))
 

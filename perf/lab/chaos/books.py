@@ -12,8 +12,14 @@ from llmops.perf.lab.chaos.stage import CACHED, INPUT, OUTPUT
 Row = Mapping[str, Any]
 
 
-def errors(asked: Sequence[Asked], rows: Sequence[Row], totals: Mapping[str, int], gaps: int) -> list[str]:
-    return [*_requests(asked, rows), *(line for row in rows for line in _row(row)), *_sums(rows, totals, gaps)]
+def errors(
+    asked: Sequence[Asked], rows: Sequence[Row], totals: Mapping[str, int], gaps: int, made: int | None = None
+) -> list[str]:
+    """`gaps` in the gateways' numbers; `made`: tokens by the engine's own count."""
+    found = [*_requests(asked, rows), *(line for row in rows for line in _row(row)), *_sums(rows, totals, gaps)]
+    if made is not None and made < totals["output_tokens"]:
+        found.append(f"{totals['output_tokens']} tokens are billed, and the engine made {made}")
+    return found
 
 
 def _requests(asked: Sequence[Asked], rows: Sequence[Row]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from llmops.control.reconcile import served_by
 from llmops.errors import ServerError
 from llmops.perf.lab.chaos.books import errors
 from llmops.perf.lab.chaos.clients import Asked, ask_all
@@ -26,7 +27,9 @@ ARRIVAL_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Result:
-    """`seconds` of the load, `arrival` until the ledger had everything after it."""
+    """`seconds` of the load, `arrival` until the ledger had everything after it; `made`: tokens by the engine's own
+    count, where it was asked, `billed` those on the bill.
+    """
 
     asked: list[Asked]
     finishes: Counter[str]
@@ -34,6 +37,8 @@ class Result:
     wrong: list[str]
     seconds: float
     arrival: float
+    made: int | None
+    billed: int
 
     def lines(self) -> list[str]:
         done = sum(one.done for one in self.asked)
@@ -44,15 +49,27 @@ class Result:
             f"{len(self.asked)} requests in {self.seconds:.0f} s: {begun} began as their clients saw it, {done} done.",
             f"Killed: {deaths or 'nothing'}.",
             f"{sum(self.finishes.values())} rows ({ends}), all there {self.arrival:.0f} s after the last request.",
+            *self._of_engine(),
             *self.wrong[:20],
             f"{len(self.wrong)} errors in the books." if self.wrong else "The books are right.",
         ]
 
+    def _of_engine(self) -> list[str]:
+        if self.made is None:
+            return []
+        return [f"The engine made {self.made:,} tokens, {self.billed:,} are billed; nobody was there for the others."]
+
 
 def chaos(
-    triton: str, model: str, requests: int, at_once: int = 48, pauses: tuple[float, float] = (2.0, 8.0), seed: int = 0
+    triton: str,
+    model: str,
+    requests: int,
+    at_once: int = 48,
+    pauses: tuple[float, float] = (2.0, 8.0),
+    seed: int = 0,
+    metrics: str = "",
 ) -> Result:
-    """`pauses`: the shortest and the longest between two kills, in seconds.
+    """`pauses`: the shortest and the longest between two kills, in seconds; `metrics`: Triton's page.
 
     Raises ServerError when something does not come up again, or when usage does not arrive."""
     dice, asked = random.Random(seed), []
@@ -73,8 +90,10 @@ def chaos(
         asyncio.run(_arrived(stage, asked))
         arrival = time.monotonic() - over
         rows, totals, missing = asyncio.run(_books(stage.postgres.url))
+        made = asyncio.run(served_by([metrics])).get(model, 0) if metrics else None
+        wrong = errors(asked, rows, totals, missing, made)
         finishes = Counter(str(row["finish_reason"]) for row in rows)
-        return Result(asked, finishes, stage.deaths, errors(asked, rows, totals, missing), seconds, arrival)
+        return Result(asked, finishes, stage.deaths, wrong, seconds, arrival, made, totals["output_tokens"])
     finally:
         stage.close()
 
