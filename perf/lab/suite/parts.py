@@ -45,7 +45,8 @@ def parts() -> list[Part]:
         Part("usage", 240, _usage),
         Part("telling", 40, _telling),
         Part("balancers", 120, _balancers, included=False),
-        Part("usage API", 900, _usage_api, included=False),
+        Part("usage API", 1800, _usage_api, included=False),
+        Part("Kafka away", 1500, _kafka_away, included=False),
         Part("start-up", 160, _start_up),
         Part("accounts", 240, _accounts),
         Part("door", 60, _door),
@@ -165,6 +166,12 @@ def _usage_api(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import usage_api
 
     return usage_api.measure()
+
+
+def _kafka_away(engine: Path) -> Section:
+    from llmops.perf.lab.benchmarks import kafka_away
+
+    return kafka_away.measure(engine)
 
 
 def _planner(engine: Path) -> Section:
