@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from llmops.gateway.messages import Policy, ReplicaView, Wanted
 
 # Prompt tokens/s and seconds of a step, as long as a replica has not shown its own: a 7B model on one data-centre GPU.
@@ -55,12 +57,14 @@ def _first_token(view: ReplicaView, uncached: float, answer: float, step: float)
     return seconds
 
 
-def cost(view: ReplicaView, uncached: float, answer: float) -> float:
+def cost(view: ReplicaView, uncached: float, answer: float, below: float = inf) -> float:
     """What is compared: the seconds until the first token, and a little of those by which the whole answer, with those
-    that run beside it, takes longer than in an empty replica."""
+    that run beside it, takes longer than in an empty replica. Where it is not `below`, a part of it is said."""
     step = view.step_seconds or STEP_SECONDS
-    slower = answer * step * occupancy(view)
-    return _first_token(view, uncached, answer, step) + DECODING * slower
+    seconds = _first_token(view, uncached, answer, step)
+    if seconds < below:
+        seconds += DECODING * (answer * step * occupancy(view))
+    return seconds
 
 
 def kv_load(view: ReplicaView, tokens: float = 0.0) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Any
 
 
 class Clock:
@@ -11,12 +12,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned = 0
 
-    def at(self, when: float, happen: Callable[[], None]) -> None:
+    def at(self, when: float, happen: Callable[..., None], *args: Any) -> None:
+        """`happen` is called with `args` then."""
         self._planned += 1
-        heappush(self._heap, (when, self._planned, happen))
+        heappush(self._heap, (when, self._planned, happen, args))
 
     @property
     def is_over(self) -> bool:
@@ -27,5 +29,5 @@ class Clock:
         """Until nothing is planned any more."""
         heap = self._heap
         while heap:
-            self.now, _, happen = heappop(heap)
-            happen()
+            self.now, _, happen, args = heappop(heap)
+            happen(*args)

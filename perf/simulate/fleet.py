@@ -144,12 +144,11 @@ class Fleet:
         """The next of the stream is planned when one has come: it may be endless to us."""
         job = next(jobs, None)
         if job is not None:
+            self.clock.at(job.arrived, self._came_of, jobs, job)
 
-            def come() -> None:
-                self._arrive(jobs)
-                self._enter(job)
-
-            self.clock.at(job.arrived, come)
+    def _came_of(self, jobs: Iterator[Job], job: Job) -> None:
+        self._arrive(jobs)
+        self._enter(job)
 
     def _enter(self, job: Job) -> None:
         if self.spec.scaling is not None:
@@ -166,12 +165,11 @@ class Fleet:
         following = self._next(job)
         if following is not None:
             pause, after = following
+            self.clock.at(self.clock.now + pause, self._follow, after)
 
-            def come() -> None:
-                after.arrived = after.ticket.arrived = self.clock.now
-                self._enter(after)
-
-            self.clock.at(self.clock.now + pause, come)
+    def _follow(self, job: Job) -> None:
+        job.arrived = job.ticket.arrived = self.clock.now
+        self._enter(job)
 
     def _changed(self, replica: Replica) -> None:
         cache, gateways = replica.cache, self._gateways
@@ -188,13 +186,13 @@ class Fleet:
                 gateway.policy.removed(replica.name, cache.evicted)
             cache.evicted = []
         for gateway in gateways:
-            if gateway.waits:
+            if gateway.order:
                 gateway.pump()
 
     def _plan(self, failure: Failure) -> None:
         name = f"replica-{failure.replica}"
-        self.clock.at(failure.at, lambda: self.fail(name))
-        self.clock.at(failure.at + failure.back, lambda: self.set(name, "ready"))
+        self.clock.at(failure.at, self.fail, name)
+        self.clock.at(failure.at + failure.back, self.set, name, "ready")
 
     def fail(self, name: str) -> None:
         """It is gone with its cache; its requests go on elsewhere."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from llmops.gateway.fleet.admission.gate import Gate
-from llmops.gateway.messages import Policy, ReplicaView
+from llmops.gateway.fleet.admission.order import Tiers
+from llmops.gateway.messages import Policy, ReplicaView, Ticket
 from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.job import Job
 from llmops.perf.simulate.replica import Replica
@@ -19,6 +20,8 @@ class Gateway:
     ) -> None:
         self.clock, self.policy, self.gate, self.views = clock, policy, gate, views
         self.replicas: Mapping[str, Replica] = {}
+        # who waits
+        self.order: Sequence[Ticket] | Tiers = () if gate is None else gate.order
         self._done = done
         if gate is not None:
             gate.look(views, 0.0)
@@ -40,13 +43,8 @@ class Gateway:
         for out in gate.push(ticket, self.views, now):
             self._refuse(out.what, gate.queued(out, self.views))
         if not ticket.moved:
-            self.clock.at(now + gate.limit(ticket, now), lambda: self._late(job))
+            self.clock.at(now + gate.limit(ticket, now), self._late, job)
         self.pump()
-
-    @property
-    def waits(self) -> bool:
-        """Somebody does."""
-        return self.gate is not None and bool(self.gate.order)
 
     def pump(self) -> None:
         """Somewhere may be room."""

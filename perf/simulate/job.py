@@ -33,9 +33,12 @@ class Job:
     moves: int = 0
     replica: str = ""
     gateway: int = 0
-    # while it is on a replica
+    # while it is on a replica: blocks of its prompt that were there, its tokens that are still to be read, blocks it
+    # needs, and those of them that are kept for its answer
     known: int = 0
     left: int = 0
+    blocks: int = 0
+    answer_blocks: int = 0
     ticket: Ticket = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class _View(ReplicaView):
     """A gateway hears of each step. Those that are all alike are counted when it asks."""
 
     def __init__(self, replica: Replica) -> None:
-        self._mean_step = replica.mean_step
+        self._replica = replica
         spec = replica.spec
         super().__init__(
             replica.name,
@@ -52,7 +52,7 @@ class _View(ReplicaView):
 
     @property
     def step_seconds(self) -> float:  # type: ignore[override]
-        return self._mean_step()
+        return self._replica.mean_step()
 
     @step_seconds.setter
     def step_seconds(self, seconds: float) -> None: ...
@@ -128,8 +128,7 @@ class Replica:
         """The next change is after `count` of the steps under way."""
         self._version += 1
         self._count = count
-        version = self._version
-        self.clock.at(self._since + count * self._seconds, lambda: self._end(version))
+        self.clock.at(self._since + count * self._seconds, self._end, self._version)
 
     def _begin(self) -> None:
         self._admit()
@@ -164,7 +163,8 @@ class Replica:
         while queue and len(self._running) + len(self._reading) < self.spec.max_batch_size:
             job = queue[0]
             hashes = job.ticket.wanted.hashes or ()
-            known = self.cache.start(hashes, -(-(job.tokens + job.answer) // size))
+            job.blocks = -(-(job.tokens + job.answer) // size)
+            known = self.cache.start(hashes, job.blocks)
             if known is None:
                 if self._running or self._reading:
                     break
@@ -175,7 +175,8 @@ class Replica:
                 continue
             queue.popleft()
             job.known = known
-            self._answers += self._answer_blocks(job)
+            job.answer_blocks = job.blocks - -(-job.known_tokens // size)
+            self._answers += job.answer_blocks
             cached = min(known * size, job.known_tokens - 1)
             job.left = job.known_tokens - cached
             if not job.moves:
@@ -201,10 +202,6 @@ class Replica:
         self._begin()
         self._tell()
 
-    def _answer_blocks(self, job: Job) -> int:
-        size = self.spec.block_tokens
-        return -(-(job.tokens + job.answer) // size) - -(-job.known_tokens // size)
-
     def _use(self) -> None:
         """The blocks of all answers together that have something in them by now, as if one began where another ends."""
         made = self._context - self._beginning
@@ -228,11 +225,10 @@ class Replica:
 
     def _leave(self, job: Job) -> None:
         hashes = job.ticket.wanted.hashes or ()
-        needed = -(-(job.tokens + job.answer) // self.spec.block_tokens)
-        self.cache.end(hashes, needed - len(hashes), job.after)
+        self.cache.end(hashes, job.blocks - len(hashes), job.after)
         self._context -= job.tokens + job.answer - 1
         self._beginning -= job.known_tokens
-        self._answers -= self._answer_blocks(job)
+        self._answers -= job.answer_blocks
         job.made, job.end = job.answer, self.clock.now
         self._done(job)
 
@@ -243,7 +239,7 @@ class Replica:
 
     def mean_step(self) -> float:
         """Seconds, as a gateway has it by now."""
-        if self._idle or self._chunks:
+        if self._idle or self._chunks or self.clock.now < self._since + self._seconds:
             return self._step
         return self._mean_of(floor((self.clock.now - self._since) / self._seconds))
 
@@ -256,12 +252,18 @@ class Replica:
     def _tell(self) -> None:
         """Its state and its cache's news, to all gateways."""
         waiting = len(self.queue)
-        self.longest_queue = max(self.longest_queue, waiting)
-        tokens = sum(job.tokens for job in self.queue) + sum(job.left for job in self._reading)
+        if waiting > self.longest_queue:
+            self.longest_queue = waiting
+        tokens = 0
+        for job in self.queue:
+            tokens += job.tokens
+        for job in self._reading:
+            tokens += job.left
+        running, free = len(self._running) + len(self._reading), self.cache.free
         for view in self.views:
-            view.running = len(self._running) + len(self._reading)
+            view.running = running
             view.waiting, view.waiting_tokens = waiting, tokens
-            view.free_blocks = self.cache.free
+            view.free_blocks = free
             view.prefill_rate = self._rate
             view.unseen = view.unseen_tokens = 0
         self._changed(self)

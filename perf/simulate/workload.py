@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, count
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,9 +63,11 @@ class _Turn(NamedTuple):
 class _Talk:
     def __init__(self, spec: Conversations) -> None:
         self.spec, self._rng = spec, random.Random(f"conversations {spec.seed}")
-        self._names = count(1)
+        self._named = 1
         shared = spec.system // spec.block_tokens
-        self._system = [[next(self._names) for _ in range(shared)] for _ in range(spec.apps)]
+        self._system: list[list[int]] = [[] for _ in range(spec.apps)]
+        for blocks in self._system:
+            self._fill(blocks, shared)
         self._popular = list(accumulate(1 / (rank + 1) for rank in range(spec.apps)))
         self._tenants = [f"tenant-{number}" for number in range(spec.tenants)]
         self._demand = list(accumulate([spec.flood, *[1.0] * (spec.tenants - 1)]))
@@ -130,17 +132,24 @@ class _Talk:
         return job
 
     def _fill(self, blocks: list[int], size: int) -> None:
-        blocks.extend(next(self._names) for _ in range(size - len(blocks)))
+        first = self._named
+        self._named += max(size - len(blocks), 0)
+        blocks.extend(range(first, self._named))
 
 
 def of_trace(path: Path, speed: float = 1.0) -> Arrivals:
     """A trace in Mooncake's format. Raises InputError."""
-    return Arrivals(iter([_of_entry(entry) for entry in read_trace(path, speed)]))
+    names: dict[tuple[int, int], int] = {}
+    return Arrivals(iter([_of_entry(entry, names) for entry in read_trace(path, speed)]))
 
 
-def _of_entry(entry: TraceEntry) -> Job:
-    whole = entry.input_length // BLOCK_TOKENS
-    return Job(entry.at, entry.input_length, entry.output_length, tuple(entry.hash_ids[:whole]))
+def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> Job:
+    """A block that comes after another one in some prompts is another block there, as it is in a cache."""
+    whole, before, blocks = entry.input_length // BLOCK_TOKENS, 0, []
+    for block in entry.hash_ids[:whole]:
+        before = names.setdefault((before, block), len(names) + 1)
+        blocks.append(before)
+    return Job(entry.at, entry.input_length, entry.output_length, tuple(blocks))
 
 
 def of_document(document: Document, speed: float = 1.0) -> Arrivals:

@@ -28,7 +28,7 @@ from llmops.perf.simulate.job import Job
 from llmops.perf.simulate.replica import EngineSpec
 from llmops.perf.simulate.result import tally
 from llmops.perf.simulate.steps import EvenSteps, PlannedSteps
-from llmops.perf.simulate.workload import DAY, Conversations
+from llmops.perf.simulate.workload import DAY, Conversations, of_trace
 
 # 10 ms a step, 0.1 ms more for each sequence, 20,000 prompt tokens/s
 ENGINE = EngineSpec(EvenSteps(0.01, 0.0001, 0.00005), blocks=1000, block_tokens=100, max_batch_size=32)
@@ -320,6 +320,20 @@ def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: P
     assert again.exit_code == 0, again.output
     # what a benchmark wrote is a workload as well
     assert "40 completed" in simulated(plan, "--bench", str(report), "--replicas", "2")
+
+
+def test_a_block_of_a_trace_is_found_only_after_what_came_before_it(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [([1, 2, 3], 0), ([1, 2, 3], 10), ([4, 2, 3], 20), ([1, 3, 2], 30)]
+    trace.write_text(
+        "\n".join(
+            json.dumps({"timestamp": 1000 * at, "input_length": 1600, "output_length": 2, "hash_ids": [*ids, 90 + at]})
+            for ids, at in rows
+        )
+    )
+    engine = EngineSpec(ENGINE.steps, blocks=1000, block_tokens=512)
+    done = run(list(of_trace(trace).jobs), engine).jobs
+    assert [job.cached for job in done] == [0, 1536, 0, 512]
 
 
 def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: Path) -> None:

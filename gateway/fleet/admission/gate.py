@@ -222,7 +222,7 @@ class Gate:
         return not (self._is_last(view) and self._parts.leaves(ticket))
 
     def _has_room(self, view: ReplicaView, weight: float, now: float) -> bool:
-        if view.running and self._pace(view, now) > self.bounds.tpot:
+        if view.running and self.bounds.tpot < math.inf and self._pace(view, now) > self.bounds.tpot:
             return False
         worth = self.bounds.steps * _step(view) * (view.prefill_rate or PREFILL_RATE)
         if view.waiting_tokens + view.unseen_tokens >= worth:

@@ -52,8 +52,10 @@ class Cheapest:
 
     def sent(self, wanted: Wanted, view: ReplicaView) -> None:
         if self.index is not None:
+            size = view.tokens_per_block
+            known = self.cached(wanted, view) // size
             self._found = (None, ())
-            self.index.store(view.replica_id, self.hashes(wanted, view.tokens_per_block))
+            self.index.store(view.replica_id, self.hashes(wanted, size)[known:])
 
     def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
         if self.index is not None:
@@ -61,10 +63,12 @@ class Cheapest:
 
     def removed(self, replica_id: str, hashes: Sequence[int]) -> None:
         if self.index is not None:
+            self._found = (None, ())
             self.index.remove(replica_id, hashes)
 
     def forget(self, replica_id: str) -> None:
         if self.index is not None:
+            self._found = (None, ())
             self.index.forget(replica_id)
 
     def hashes(self, wanted: Wanted, tokens_per_block: int) -> Sequence[int]:
@@ -100,15 +104,15 @@ class Cheapest:
         self, wanted: Wanted, views: Sequence[ReplicaView], candidates: Sequence[int], known: Mapping[str, int]
     ) -> int | None:
         """The best candidate of those under the watermark; None when there is none."""
-        tokens, answer, best, lowest = wanted.tokens, wanted.answer, None, float("inf")
+        tokens, answer, best, below = wanted.tokens, wanted.answer, None, float("inf")
         size = views[0].tokens_per_block
         for place in candidates:
             view = views[place]
             # the last token is always read: its logits are the answer's first
             uncached = max(tokens - known.get(view.replica_id, 0) * size, 1)
-            seconds = cost(view, uncached, answer)
-            if seconds < lowest - ALIKE and kv_load(view, uncached) <= WATERMARK:
-                best, lowest = place, seconds
+            seconds = cost(view, uncached, answer, below)
+            if seconds < below and kv_load(view, uncached) <= WATERMARK:
+                best, below = place, seconds - ALIKE
         return best
 
 

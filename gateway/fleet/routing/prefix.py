@@ -86,13 +86,12 @@ class PrefixIndex:
             return
         others = ~(1 << number)
         for name in hashes:
-            for generation in (self._young, self._old):
-                bits = generation.get(name)
-                if bits is not None:
-                    if bits & others:
-                        generation[name] = bits & others
-                    else:
-                        del generation[name]
+            generation = self._young if name in self._young else self._old
+            bits = generation.get(name, 0) & others
+            if bits:
+                generation[name] = bits
+            else:
+                generation.pop(name, None)
 
     def forget(self, replica_id: str) -> None:
         """All of a replica's blocks at once, whatever their number."""
