@@ -62,10 +62,10 @@ class RecordingSink:
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.cancelled = False
-        self.over = threading.Event()
+        self.begun, self.over = threading.Event(), threading.Event()
 
     def begin(self, sequence: int, cached: int | None) -> None:
-        return
+        self.begun.set()
 
     def tokens(
         self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
@@ -243,3 +243,31 @@ def test_the_lengths_of_ended_requests_are_reported_once(loop: EngineLoop, repor
     while not (reports and sum(len(one.ended) for one in reports) == 2):
         assert len(reports) < 500
     assert [lengths for one in reports for lengths in one.ended] == [(1, 6), (1, 4)]
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("out of luck"), StepOutput(1, [], [], FAILED, "no room")])
+def test_what_was_generated_is_counted_however_it_ended(
+    runtime: ScriptedRuntime, fault: Exception | StepOutput | None
+) -> None:
+    ended: list[tuple[int, int]] = []
+    told = threading.Event()
+
+    def report(stats: EngineStats) -> None:
+        ended.extend(stats.ended)
+        if ended:
+            told.set()
+
+    if fault is not None:
+        runtime.faults[4] = fault
+    loop = EngineLoop(runtime, report, lambda message: None, max_open=1000)
+    loop.start()
+    try:
+        sink = submit(loop, 10**9)
+        assert sink.begun.wait(60)
+        sink.cancelled = fault is None
+        events = finish(sink)
+        assert told.wait(60)
+    finally:
+        loop.close()
+    # all but the last are tokens
+    assert ended == [(1, len(events) - 1)]

@@ -26,7 +26,7 @@ FIRST_USER = 1000
 # what is not said in the same way to both
 _WORDS = {
     "postgresql": {
-        "numbers": "SELECT generate_series({first}, {behind} - 1)",
+        "numbers": "SELECT generate_series(CAST({first} AS bigint), {behind} - 1)",
         "uuid": "CAST(lpad(to_hex({}), 32, '0') AS uuid)",
         "at": "to_timestamp({begins} + n * {seconds} / {rows})",
         "day": "CAST(created_at AT TIME ZONE 'UTC' AS date)",

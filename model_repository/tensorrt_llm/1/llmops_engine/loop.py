@@ -254,6 +254,8 @@ class EngineLoop:
             self._runtime.cancel(key)
             self._jobs.pop(key, None)
         job.keys.clear()
+        if job.begun:
+            self._note_lengths(job)
 
     def fail_open(self, message: str) -> None:
         """End all that is open, including what still waits. On the engine thread only."""
@@ -291,8 +293,12 @@ class EngineLoop:
             job.sink.begin(sequence, output.cached)
         job.generated += len(output.token_ids)
         if not job.keys:
-            self._ended_lengths.append((int(job.request.input_ids.size), job.generated))
+            self._note_lengths(job)
         job.sink.tokens(sequence, output.token_ids, output.log_probs, bool(output.finish), not job.keys)
+
+    def _note_lengths(self, job: Job) -> None:
+        """However it ended: a bill is held against the sum of what was generated."""
+        self._ended_lengths.append((int(job.request.input_ids.size), job.generated))
 
     def _fail_all(self, message: str) -> None:
         """End what was in the batch; what still waits for its preparation was not part of it."""
