@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmops.gateway.fleet.admission.gate import Gate
 from llmops.gateway.fleet.admission.order import Tiers
+from llmops.gateway.fleet.cost import uncached_tokens
 from llmops.gateway.messages import Policy, ReplicaView, Ticket
 from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.job import Job
@@ -71,7 +72,7 @@ class Gateway:
             return
         view = self.views[place]
         view.unseen += 1
-        view.unseen_tokens += max(job.tokens - self.policy.cached(job.ticket.wanted, view), 1)
+        view.unseen_tokens += uncached_tokens(self.policy, job.ticket.wanted, view)
         self.policy.sent(job.ticket.wanted, view)
         self.replicas[view.replica_id].submit(job)
 

@@ -256,7 +256,7 @@ class Replica:
             self.longest_queue = waiting
         tokens = 0
         for job in self.queue:
-            tokens += job.tokens
+            tokens += job.known_tokens
         for job in self._reading:
             tokens += job.left
         running, free = len(self._running) + len(self._reading), self.cache.free

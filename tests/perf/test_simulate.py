@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,26 @@ def test_a_replica_that_dies_takes_no_answer_with_it() -> None:
     during = [job for job in outcome.jobs if 10.0 < job.arrived < 19.9 and job.first >= 0]
     assert all(job.replica != "replica-0" for job in during if job.end < 20.0)
     assert any(job.replica == "replica-0" for job in outcome.jobs if job.arrived > 25)
+
+
+def test_of_a_continued_request_what_its_answer_had_is_prompt() -> None:
+    engine = replace(ENGINE, max_batch_size=1)
+    fleet = Fleet(FleetSpec(engine, 2, "least-loaded", tiers=()))
+    long, other, said = Job(0.0, 1000, 50), Job(0.1, 100, 1000), []
+
+    def fail() -> None:
+        fleet.fail(long.replica)
+        look()
+
+    def look() -> None:
+        view = fleet.replicas[other.replica].views[0]
+        said.append((long.made, view.unseen_tokens, view.waiting_tokens))
+
+    # a first token after 60 ms, another each 10.1 ms: 43 until 0.5 s. The step of the other replica ends by 0.52 s
+    fleet.clock.at(0.5, fail)
+    fleet.clock.at(0.52, look)
+    fleet.run(Arrivals(iter([long, other])))
+    assert said == [(44, 1044, 0), (44, 0, 1044)]
 
 
 def test_a_request_larger_than_the_cache_fails_and_holds_up_nobody() -> None:
