@@ -17,7 +17,8 @@ REFUSED, FAILED = "overloaded", "engine_unavailable"
 
 @dataclass
 class Tally:
-    """Sums over requests and replicas; those of several cells add up. `served`: cost by tenant, as it is shared."""
+    """Sums over requests and replicas; those of several cells add up. `busiest`: the share of the time in which the
+    replica with most to do had something to do; `served`: cost by tenant, as it is shared."""
 
     replicas: int = 0
     gpus: int = 0
@@ -33,6 +34,7 @@ class Tally:
     failed: int = 0
     moved: int = 0
     longest_queue: int = 0
+    busiest: float = 0.0
     requests: list[int] = field(default_factory=list)
     scaled: list[tuple[float, int]] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
@@ -40,10 +42,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         for one in fields(self):
             mine, more = getattr(self, one.name), getattr(other, one.name)
-            if one.name == "longest_queue":
-                self.longest_queue = max(mine, more)
-            else:
-                setattr(self, one.name, mine + more)
+            setattr(self, one.name, max(mine, more) if one.name in ("longest_queue", "busiest") else mine + more)
 
     @property
     def hit_rate(self) -> float:
@@ -74,7 +73,8 @@ class Tally:
 
     def figures(self) -> dict[str, Any]:
         """For the JSON document."""
-        rounded = {name: round(getattr(self, name), 4) for name in ("hit_rate", "ceiling", "imbalance", "jain", "busy")}
+        shares = ("hit_rate", "ceiling", "imbalance", "jain", "busy", "busiest")
+        rounded = {name: round(getattr(self, name), 4) for name in shares}
         tokens = self.prompt_tokens + self.answer_tokens
         return {
             **rounded,
@@ -100,6 +100,7 @@ def tally(outcome: Outcome, skipped: float = 0.0) -> Tally:
     seconds = outcome.seconds
     found = Tally(replicas=spec.replicas, gpus=spec.replicas * spec.engine.gpus, longest_queue=_longest(outcome))
     found.busy_seconds, found.replica_seconds = sum(outcome.busy.values()), seconds * spec.replicas
+    found.busiest = max(outcome.busy.values()) / seconds if seconds else 0.0
     # what it takes while requests come, not until the last answer is done
     measured = max(max((job.arrived for job in outcome.jobs), default=0.0) - skipped, 0.0)
     found.gpu_seconds = spec.engine.gpus * outcome.replica_seconds(skipped, skipped + measured)

@@ -86,6 +86,11 @@ def test_a_conversation_finds_what_was_said_before() -> None:
     assert (found.cached_tokens, found.seen_tokens, found.prompt_tokens) == (800, 800, 1850)
 
 
+def test_who_works_most_is_told_beside_the_mean() -> None:
+    found = tally(run([Job(0.0, 1000, 5)], replicas=2))
+    assert (found.busy, found.busiest, found.imbalance) == (pytest.approx(0.5), pytest.approx(1.0), 2.0)
+
+
 def test_what_was_not_used_for_longest_makes_room() -> None:
     engine = EngineSpec(ENGINE.steps, blocks=10, block_tokens=100)
     jobs = [
