@@ -170,10 +170,11 @@ def create_app(
     _add_anthropic_routes(app, service)
     app.express = dict(_posts(app.router, app.exception_handlers))
     app.add_api_route("/", health.root, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/health", health.ready, methods=["GET"], include_in_schema=False)
     app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
     app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
     if fleets is not None:
-        replicas = Replicas(fleets, catalogue, siblings.others)
+        replicas = Replicas(catalogue, siblings.others)
         app.add_api_route("/replicas", replicas.handle, methods=["GET"], tags=["health"])
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
     add_bodies(app, BODIES)

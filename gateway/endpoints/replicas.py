@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmops.gateway.fleet.catalogue import Catalogue
-from llmops.gateway.fleet.replicas.team import Fleets
 from llmops.gateway.observability.combined import OWN, TIMEOUT
 
 log = logging.getLogger(__name__)
@@ -24,14 +23,14 @@ log = logging.getLogger(__name__)
 class Replicas:
     """The endpoint. Whichever worker is asked asks the others too."""
 
-    def __init__(self, fleets: Fleets, catalogue: Catalogue, siblings: Sequence[Path] = ()) -> None:
+    def __init__(self, catalogue: Catalogue, siblings: Sequence[Path] = ()) -> None:
         """`siblings`: Unix sockets of the other workers on the same port."""
-        self._fleets, self._catalogue, self._siblings = fleets, catalogue, siblings
+        self._catalogue, self._siblings = catalogue, siblings
 
     async def handle(self, request: Request) -> Response:
         own = {
             "gateway": f"{socket.gethostname()}/{os.getpid()}",
-            "models": self._fleets.told(),
+            "models": self._catalogue.told(),
             "unreached": self._catalogue.unreached(),
         }
         headers = {name: value for name, value in request.headers.items() if name == "authorization"}

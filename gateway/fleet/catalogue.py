@@ -48,6 +48,10 @@ class Team(Protocol):
         """Whether nothing is open there any more."""
         ...
 
+    def told(self) -> Mapping[str, Sequence[dict[str, Any]]]:
+        """What is believed of each place, by model."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -122,6 +126,14 @@ class Catalogue:
         """What keeps all models from being known; None as long as one server answers."""
         problems = [server.problem for server in self._servers] or ["No replica is known yet."]
         return None if None in problems else next(iter(problems), None)
+
+    def told(self) -> dict[str, list[dict[str, Any]]]:
+        """What is believed of each place of the models that have a team, by model."""
+        lines: dict[str, list[dict[str, Any]]] = {}
+        for team in self._teams.values():
+            for name, some in team.told().items():
+                lines.setdefault(name, []).extend(some)
+        return dict(sorted(lines.items()))
 
     def unreached(self) -> dict[str, str]:
         """The servers that did not answer at the last look, and why."""

@@ -25,7 +25,7 @@ TRACES_EVERY, LINES_EVERY, EXPORT, LAST = 1.0, 0.2, 10.0, 2.0
 # that may wait to be written
 LINES_ROOM = 16_384
 # what probes and scrapers ask for all the time
-_QUIET = frozenset({"/", "/health/live", "/health/ready", "/metrics"})
+_QUIET = frozenset({"/", "/health", "/health/live", "/health/ready", "/metrics"})
 
 
 class Teller(Check):

@@ -51,6 +51,8 @@ LEAVE = 1.0
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
 STEP_CACHED, STEP_STATE = contract.STEP_CACHED.name, contract.STEP_STATE.name
 STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS.name
+# what gRPC says, after strerror(3), where no process listens
+REFUSED = "Connection refused"
 RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
 
@@ -85,7 +87,8 @@ class StepStreams(Transport):
 
     def watch(self, watcher: Watcher, grace: float) -> None:
         """From now on `watcher` is told of the engine, and a broken stream has only `grace` seconds to recover: with
-        other replicas there, waiting longer is time lost."""
+        other replicas there, waiting longer is time lost. With less than the engine's own it has none where nobody
+        listens any more."""
         self._watcher, self._grace = watcher, grace
         self._staying = asyncio.create_task(self._stay(watcher), name="step-stream-watch")
 
@@ -327,10 +330,15 @@ class StepReceiver:
                     await self._say_again()
                 return
             except BROKEN:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or await self._is_gone():
                     break
             await asyncio.sleep(RETRY)
         self.end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
+
+    async def _is_gone(self) -> bool:
+        """Whether the call that has just failed found nobody, and others can go on: a server that was only cut off
+        listens still."""
+        return self._grace < GRACE and REFUSED in str(await self._call.details())
 
     async def _say_again(self) -> None:
         """On a new connection: what the engine may not have received, in the order of the slots."""

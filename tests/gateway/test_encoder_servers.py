@@ -1,4 +1,5 @@
-"""An encoder on several servers is one model: its batches go where least is to be done, and nowhere that is gone."""
+"""An encoder on several servers is one model: its batches go where least is to be done, and elsewhere where a
+server is gone or hangs."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from gateway_conftest import eventually, eventually_async, serving
 from scripted_triton import ScriptedTriton
 from tritonclient.grpc import service_pb2
 
+from llmops.gateway.fleet.replicas import encoders
 from llmops.gateway.settings import GatewaySettings
 
 BATCH = 4
@@ -52,13 +54,14 @@ def card(tokenizer_dir, tokenizer):
 
 
 @contextlib.asynccontextmanager
-async def gateway(*tritons: Vectors, refresh: float = 0.1):
+async def gateway(*tritons: Vectors, refresh: float = 0.1, idle: float = 3600.0):
     for number, triton in enumerate(tritons):
         triton.number = number
         await triton.start()
     replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
     try:
-        async with serving(GatewaySettings(replicas=replicas, refresh_seconds=refresh)) as (client, _):
+        settings = GatewaySettings(replicas=replicas, refresh_seconds=refresh, timeouts={"idle": idle})
+        async with serving(settings) as (client, _):
             yield client
     finally:
         for triton in tritons:
@@ -125,6 +128,77 @@ async def test_what_a_dead_server_was_to_have_goes_to_another(card, caplog) -> N
         assert (await embed(client, "Hello")).status_code == 503
 
 
+async def states(client) -> list[str]:
+    (one,) = (await client.get("/replicas")).json()["gateways"]
+    return [line["state"] for line in one["models"]["vectors"]]
+
+
+async def held_batch(client, held: Vectors) -> asyncio.Task:
+    """A request whose batch `held` has, and keeps."""
+    held.held = True
+    before = len(held.came)
+    while True:
+        asked = asyncio.create_task(embed(client, "Hello"))
+        while not asked.done() and len(held.came) == before:
+            await asyncio.sleep(0.01)
+        if not asked.done():
+            return asked
+
+
+async def test_what_a_hanging_server_keeps_another_gets_too(card, caplog, monkeypatch) -> None:
+    hanging, good = Vectors(card, None), Vectors(card, None)
+    async with gateway(hanging, good, idle=0.4) as client:
+        assert await states(client) == ["ready", "ready"]
+        with caplog.at_level(logging.WARNING):
+            assert vectors(await (await held_batch(client, hanging)))[0][2] == 1
+        said = f"a batch goes from 127.0.0.1:{hanging.port} to 127.0.0.1:{good.port}: it does not answer"
+        assert said in caplog.text
+        assert await states(client) == ["suspect", "ready"]
+        for _ in range(6):
+            assert vectors(await embed(client, "Hello"))[0][2] == 1
+        monkeypatch.setattr(encoders, "FAILED", 0.0)
+        # what is tried there every now and then is answered by the other
+        assert vectors(await (await held_batch(client, hanging)))[0][2] == 1
+        hanging.held = False
+        hanging.freed.set()
+
+        async def both() -> bool:
+            return {vectors(await embed(client, "Hello"))[0][2] for _ in range(2)} == {0, 1}
+
+        await eventually_async(both)
+        assert await states(client) == ["ready", "ready"]
+
+
+async def test_what_a_server_has_that_is_not_ready_any_more_another_gets_too(card) -> None:
+    lost, good = Vectors(card, None), Vectors(card, None)
+    async with gateway(lost, good) as client:
+        asked = await held_batch(client, lost)
+        lost.engine_ready = False
+        assert vectors(await asked)[0][2] == 1
+        assert await states(client) == ["gone", "ready"]
+
+
+async def test_a_batch_stays_where_it_is_while_no_other_server_answers(card) -> None:
+    first, second = Vectors(card, None), Vectors(card, None)
+    async with gateway(first, second) as client:
+        second.engine_ready = False
+
+        async def gone() -> bool:
+            return await states(client) == ["ready", "gone"]
+
+        await eventually_async(gone)
+        asked = await held_batch(client, first)
+        first.engine_ready = False
+
+        async def both_gone() -> bool:
+            return await states(client) == ["gone", "gone"]
+
+        await eventually_async(both_gone)
+        first.freed.set()
+        assert vectors(await asked)[0][2] == 0
+        assert not second.came
+
+
 async def test_a_server_that_comes_back_is_used_again(card) -> None:
     first, second = Vectors(card, None), Vectors(card, None)
     async with gateway(first, second) as client:
@@ -149,6 +223,7 @@ async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:
         async with gateway(first, second) as client:
             for _ in range(4):
                 assert vectors(await embed(client, "Hello"))[0][2] == 0
+            assert await states(client) == ["ready", "gone"]
     said = [record.getMessage() for record in caplog.records if "takes no part" in record.getMessage()]
     assert said == [
         f"127.0.0.1:{second.port} takes no part in vectors: it has another context length, other dimensions, "

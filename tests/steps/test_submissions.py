@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from types import SimpleNamespace
 
 import pytest
 from grpc import aio
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from llmops.contract import GRACE
 from llmops.gateway.errors import UnavailableError, UnsupportedError
 from llmops.gateway.messages import Capabilities, EngineRequest, ModelCard, TokenStream
+from llmops.gateway.triton import step_stream
+from llmops.gateway.triton.client import TritonClient
 from llmops.gateway.triton.step_stream import StepStreams
 
 CARD = ModelCard(
@@ -266,5 +270,83 @@ async def test_a_refused_message_ends_its_own_requests_only(streams) -> None:
             await asyncio.wait_for(anext(stream), 60)
     waiting = asyncio.ensure_future(anext(first))
     await settle()
+    assert not waiting.done()
+    waiting.cancel()
+
+
+class Listening(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """A real server that takes subscriptions and says nothing."""
+
+    def __init__(self) -> None:
+        self.port, self.calls = 0, 0
+
+    async def start(self) -> None:
+        self._server = aio.server()
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    async def ModelStreamInfer(self, requests, context):
+        self.calls += 1
+        async for _ in requests:
+            yield service_pb2.ModelStreamInferResponse()
+
+
+class Nobody:
+    """Watches, and does nothing with what it hears."""
+
+    def __getattr__(self, name: str):
+        return lambda *heard: None
+
+
+@pytest.fixture
+async def answering(monkeypatch):
+    """A request to a server, of which nobody sees that time passes; how long its stream may take to come back."""
+    server = Listening()
+    monkeypatch.setattr(step_stream, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    await server.start()
+    client = TritonClient(f"127.0.0.1:{server.port}")
+    transport = StepStreams(client.start_call, "tiny-tensorrt_llm", CARD)
+
+    async def ask_within(grace: float) -> TokenStream:
+        transport.watch(Nobody(), grace)
+        stream = await transport.open(ask(10))
+        await eventually(lambda: server.calls)
+        return stream
+
+    yield server, ask_within
+    await transport.close()
+    await client.close()
+    await server.stop()
+
+
+async def eventually(holds) -> None:
+    async def wait() -> None:
+        while not holds():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(wait(), 60)
+
+
+async def test_where_nobody_listens_any_more_an_answer_does_not_wait_to_go_elsewhere(answering) -> None:
+    server, ask_within = answering
+    stream = await ask_within(0.9 * GRACE)
+    await server.stop()
+    with pytest.raises(UnavailableError, match="Triton went away"):
+        await asyncio.wait_for(anext(stream), 60)
+
+
+async def test_where_it_can_go_nowhere_else_it_waits_for_the_server_to_listen_again(answering) -> None:
+    server, ask_within = answering
+    stream = await ask_within(GRACE)
+    before = server.calls
+    await server.stop()
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(3 * step_stream.RETRY)
+    await server.start()
+    await eventually(lambda: server.calls > before)
     assert not waiting.done()
     waiting.cancel()

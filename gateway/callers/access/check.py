@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # may ask whether the gateway lives, and nothing of what it serves
 STRANGER = Caller(scopes=frozenset())
-HEALTH = "/health/"
+HEALTH = "/health"
 # what any key may see
 PLAIN = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 # by the beginning of a route's path: the scopes of which one is enough; all others are for `inference`

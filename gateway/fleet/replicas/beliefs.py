@@ -28,8 +28,12 @@ def told(replicas: Iterable[Replica], problems: dict[str, str]) -> list[dict[str
     """One line of `llmops replicas` each; those that take no part have a problem."""
     lines = [_line(one, problems.get(one.replica_id, one.problem)) for one in replicas]
     known = {line["replica"] for line in lines}
-    strangers = [{"replica": one, "state": "gone", "problem": why} for one, why in problems.items() if one not in known]
-    return [*lines, *strangers]
+    return [*lines, *(absent(one, why) for one, why in problems.items() if one not in known)]
+
+
+def absent(replica: str, problem: str) -> dict[str, Any]:
+    """The line of one that takes no part."""
+    return {"replica": replica, "state": "gone", "problem": problem}
 
 
 def _line(replica: Replica, problem: str) -> dict[str, Any]:

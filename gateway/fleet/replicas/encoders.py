@@ -1,10 +1,12 @@
-"""Encoders on several servers as one: a batch goes where the fewest rows are, and elsewhere if that server is gone."""
+"""Encoders on several servers as one: a batch goes where the fewest rows are, and elsewhere where no answer comes."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -12,6 +14,7 @@ from llmops.gateway.addresses import server_of
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.fleet.catalogue import Place, Team, choose
 from llmops.gateway.fleet.replicas.alike import encoder_differences, strangers, tell
+from llmops.gateway.fleet.replicas.beliefs import absent
 from llmops.gateway.fleet.replicas.health import FAILED
 from llmops.gateway.fleet.serving import CrossEncoder, EmbeddingModel, Encoder, Model
 from llmops.gateway.settings import GatewaySettings
@@ -19,11 +22,15 @@ from llmops.gateway.triton.encoder import TritonEncoder
 
 log = logging.getLogger(__name__)
 
+# how often a batch that is not answered yet is asked about (s)
+LOOK = 0.25
+
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """An encoder on one server. `rows` are on their way there; until `failed` others come first (monotonic seconds);
-    `turn`: which it was of all batches so far; `here`: it is still one of the model's."""
+    """An encoder on one server. `rows` are on their way there; until `failed` others come first; `heard`: when it
+    answered last, or was idle; `hung`: a batch was given to another, and it has answered none since; `turn`: which it
+    was of all batches so far; `here`: it is still one of the model's. Times are monotonic seconds."""
 
     replica: str
     encoder: TritonEncoder
@@ -32,14 +39,23 @@ class Seat:
     rows: int = 0
     turn: int = 0
     failed: float = 0.0
+    heard: float = 0.0
+    hung: bool = False
+
+    def told(self, now: float) -> dict[str, Any]:
+        """A line of `llmops replicas`."""
+        waits = self.hung or now < self.failed
+        state = "gone" if not self.ready else "suspect" if waits else "ready"
+        return {"replica": self.replica, "state": state, "problem": "", "own": self.rows}
 
 
 class Spread:
     """Sends a model's batches, as one encoder's connection does."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, silence: float, clock: Callable[[], float] = monotonic) -> None:
+        """`silence`: seconds after which one that answers none of what it has is taken to hang."""
         self.seats: list[Seat] = []
-        self._clock, self._turns = clock, 0
+        self._silence, self._clock, self._turns = silence, clock, 0
 
     def update(self, places: Iterable[Place[Encoder]]) -> None:
         """Those that there are now. Others stay as long as something is on its way there."""
@@ -47,52 +63,108 @@ class Spread:
         now = []
         for place in places:
             seat = known.pop((place.replica, place.model.encoder), None) or Seat(place.replica, place.model.encoder)
+            # that it is back is word of it
+            seat.hung = seat.hung and not (place.ready and not seat.ready)
             seat.ready = place.ready
             now.append(seat)
         for seat in known.values():
             seat.here = False
         self.seats = [*now, *(seat for seat in known.values() if seat.rows)]
 
+    def told(self) -> list[dict[str, Any]]:
+        return [seat.told(self._clock()) for seat in self.seats if seat.here]
+
     async def __call__(self, request: Any, *metadata: Any) -> Any:
-        """Raises UnavailableError where a second one cannot be reached either, or there is none."""
+        """The first answer of the server that gets it and of the one that gets it too when the first has none.
+
+        Raises UnavailableError where a second one cannot be reached either, or there is none.
+        """
         first = self._best()
         if first is None:
             raise UnavailableError("The model is on no server any more.")
+        works = [self._send(first, request, metadata)]
         try:
-            return await self._send(first, request, metadata)
-        except UnavailableError as error:
-            second = self._best(first)
-            if second is None:
-                raise
-            log.warning("a batch goes from %s to %s: %s", first.replica, second.replica, error.told)
-        return await self._send(second, request, metadata)
+            second = await self._second(first, works[0])
+            if second is not None:
+                works.append(self._send(second, request, metadata))
+            return await _first_answer(works)
+        finally:
+            for work in works:
+                work.cancel()
+
+    async def _second(self, first: Seat, work: asyncio.Future[Any]) -> Seat | None:
+        """Who gets a batch too: as soon as `first` cannot be reached, or hangs and another does not. None where there
+        is an answer, or nobody."""
+        while True:
+            await asyncio.wait([work], timeout=LOOK)
+            second, why = self._best(first), ""
+            if work.done():
+                error = work.exception()
+                if not isinstance(error, UnavailableError):
+                    return None
+                why = error.told
+            elif self._hangs(first) and second is not None and not self._is_passed_over(second):
+                why = "it does not answer"
+                first.hung, first.failed = True, self._clock() + FAILED
+            if second is not None and why:
+                log.warning("a batch goes from %s to %s: %s", first.replica, second.replica, why)
+            if why:
+                return second
+
+    def _hangs(self, seat: Seat) -> bool:
+        """Whether an answer of it may never come. One that has come back shows that with a batch that another gets too,
+        every now and then."""
+        return not seat.ready or seat.hung or self._is_silent(seat)
+
+    def _is_silent(self, seat: Seat) -> bool:
+        return seat.rows > 0 and self._clock() - seat.heard > self._silence
+
+    def _is_passed_over(self, seat: Seat) -> bool:
+        return not seat.ready or self._clock() < seat.failed or self._is_silent(seat)
 
     def _best(self, without: Seat | None = None) -> Seat | None:
         """Of those that should answer the one with the fewest rows; of equal ones in turn."""
-        now = self._clock()
         seats = [seat for seat in self.seats if seat.here and seat is not without]
-        return min(seats, key=lambda seat: (not seat.ready or now < seat.failed, seat.rows, seat.turn), default=None)
+        return min(seats, key=lambda seat: (self._is_passed_over(seat), seat.rows, seat.turn), default=None)
 
-    async def _send(self, seat: Seat, request: Any, metadata: Sequence[Any]) -> Any:
+    def _send(self, seat: Seat, request: Any, metadata: Sequence[Any]) -> asyncio.Future[Any]:
+        """Counted there at once: the next batch is sent before this one has left."""
         rows = request.inputs[0].shape[0]
         self._turns += 1
         seat.turn = self._turns
+        if not seat.rows:
+            seat.heard = self._clock()
         seat.rows += rows
-        try:
-            return await seat.encoder.send(request, *metadata)
-        except UnavailableError:
+        work = asyncio.ensure_future(seat.encoder.send(request, *metadata))
+        work.add_done_callback(partial(self._ended, seat, rows))
+        return work
+
+    def _ended(self, seat: Seat, rows: int, work: asyncio.Future[Any]) -> None:
+        seat.rows -= rows
+        if work.cancelled():
+            return
+        if isinstance(work.exception(), UnavailableError):
             seat.failed = self._clock() + FAILED
-            raise
-        finally:
-            seat.rows -= rows
+        else:
+            seat.heard, seat.hung = self._clock(), False
+
+
+async def _first_answer(works: Sequence[asyncio.Future[Any]]) -> Any:
+    """Raises UnavailableError when all do."""
+    left = set(works)
+    while True:
+        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        for work in done:
+            if not left or not isinstance(work.exception(), UnavailableError):
+                return work.result()
 
 
 class Encoders:
     """The Team of one kind of encoders."""
 
-    def __init__(self, queued: int) -> None:
-        """`queued`: how many rows may wait for each model."""
-        self._queued = queued
+    def __init__(self, queued: int, silence: float) -> None:
+        """`queued`: how many rows may wait for each model; `silence` as in Spread."""
+        self._queued, self._silence = queued, silence
         self._spreads: dict[str, Spread] = {}
         self._models: dict[str, Encoder] = {}
         self._problems: dict[str, Mapping[str, str]] = {}
@@ -100,11 +172,19 @@ class Encoders:
     def join(self, places: Mapping[str, Sequence[Place[Any]]]) -> Mapping[str, Place[Any]]:
         for name in set(self._spreads) - set(places):
             self._spreads[name].update([])
+            self._problems.pop(name, None)
         return {name: self._joined(name, some) for name, some in places.items()}
 
     def idle(self, server: str) -> bool:
         seats = [seat for spread in self._spreads.values() for seat in spread.seats]
         return not any(seat.rows and server_of(seat.replica) == server for seat in seats)
+
+    def told(self) -> dict[str, list[dict[str, Any]]]:
+        problems = self._problems
+        return {
+            name: [*self._spreads[name].told(), *(absent(one, why) for one, why in problems[name].items())]
+            for name in problems
+        }
 
     async def close(self) -> None:
         return
@@ -114,7 +194,7 @@ class Encoders:
         tell(name, problems, self._problems.get(name, {}))
         self._problems[name] = problems
         alike = [place for place in places if place.replica not in problems]
-        spread = self._spreads.setdefault(name, Spread())
+        spread = self._spreads.setdefault(name, Spread(self._silence))
         spread.update(alike)
         # as many at once as each of them takes
         size = min(place.model.card.max_batch_size for place in alike)
@@ -130,4 +210,4 @@ class Encoders:
 def encoders_of(settings: GatewaySettings) -> dict[type[Model], Team]:
     """None where there is one server."""
     kinds = (EmbeddingModel, CrossEncoder) if settings.replicas else ()
-    return {kind: Encoders(settings.limits.queued_inputs) for kind in kinds}
+    return {kind: Encoders(settings.limits.queued_inputs, settings.timeouts.idle / 4) for kind in kinds}

@@ -82,7 +82,7 @@ class Fleets:
     def told(self) -> dict[str, list[dict[str, Any]]]:
         """What is believed of each replica, by model."""
         problems, watched = self.problems, self._watched
-        return {name: told(watched[name].values(), problems.get(name, {})) for name in sorted(self.fleets)}
+        return {name: told(watched[name].values(), problems.get(name, {})) for name in self.fleets}
 
     def idle(self, server: str) -> bool:
         return not any(one.open_streams for one in self.all() if one.server == server)

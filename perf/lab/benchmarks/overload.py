@@ -28,6 +28,8 @@ TTFT, TPOT = 0.5, 0.1
 # requests per second that both answer in time, about
 FULL = 5.0
 SECONDS = 30.0
+# … of the few requests of those beside one who floods
+FLOOD_SECONDS = 60.0
 # what is asked for, of that
 BEST = (0.8, 1.0, 1.2)
 ONE = Talks(rate=FULL, sessions=1, turns=1)
@@ -52,6 +54,7 @@ def measure(engine: Path) -> Section:
                 _overloaded(stage, words, section, times, best)
             _without(stage, words, section, best)
             _tiers(stage, words, section)
+            _flood(stage, words, section)
     return section
 
 
@@ -109,16 +112,39 @@ def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
         section.add(f"2 x in two tiers: {tier} requests that are answered", 100 * len(some.ok) / len(some.seen), "%")
 
 
-def _load(words: Sequence[int], times: float, tiers: Sequence[tuple[str, float]] = (("", 1.0),)) -> list[Asked]:
+def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
+    """Three of four tenants ask for half of their share, the fourth for ten times as much as each of them."""
+    others = [(tenant, 1.0) for tenant in ("one", "two", "three")]
+    alone, _ = _run(stage, _load(words, 3 / 8, others, FLOOD_SECONDS), SLO)
+    flooded, _ = _run(stage, _load(words, 13 / 8, [*others, ("flood", 10.0)], FLOOD_SECONDS), SLO)
+    beside = Went([one for one in flooded.seen if one.asked.tier != "flood"])
+    names = {
+        "TTFT p95": (lambda one: one.ttft, 95, 1.3),
+        "median of what a token takes": (lambda one: one.tpot, 50, None),
+    }
+    for name, (what, q, aim) in names.items():
+        section.add(f"one tenant floods 10 x: others' {name} alone", 1000 * alone.of(what, q), "ms")
+        section.add(
+            f"… of which it is so many times beside it: {name}", beside.of(what, q) / alone.of(what, q), "", aim
+        )
+    section.add("… others' requests that are answered", 100 * len(beside.ok) / len(beside.seen), "%")
+
+
+def _load(
+    words: Sequence[int],
+    times: float,
+    tiers: Sequence[tuple[str, float]] = (("", 1.0),),
+    seconds: float = SECONDS,
+) -> list[Asked]:
     rate = times * FULL
-    return replace(ONE, rate=rate, sessions=round(rate * SECONDS), tiers=tuple(tiers)).asked(words)
+    return replace(ONE, rate=rate, sessions=round(rate * seconds), tiers=tuple(tiers)).asked(words)
 
 
 def _run(stage: Engines, trace: Sequence[Asked], settings: Mapping[str, Any]) -> tuple[Went, Queue]:
     with tempfile.TemporaryDirectory() as folder:
         keys = None
-        if "tiers" in settings:
-            keys = keys_of(f"sqlite:///{folder}/store.db", settings["tiers"])
+        if named := sorted({one.tier for one in trace} - {""}):
+            keys = keys_of(f"sqlite:///{folder}/store.db", named)
             settings = {**settings, "store": f"sqlite:///{folder}/store.db", "usage": {"journal": f"{folder}/usage"}}
         with front(stage.replicas, settings) as gateway, _watched(stage) as queue:
             return asyncio.run(replay(gateway.address, trace, keys=keys)), queue

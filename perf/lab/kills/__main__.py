@@ -64,22 +64,25 @@ def main(
         asked = questions(model, streams, tokens)
         with pair(paths, Path(place)) as both:
             times: dict[Fault, int] = {killed: kills, stopped: stops, restarted: restarts}
-            asyncio.run(_measure(section, both, asked, times, 60 * minutes))
+            asyncio.run(_measure(section, both, asked, times, 60 * minutes, 0.0 if real else PER_PROMPT_TOKEN))
 
 
 async def _measure(
-    section: Section, both: Pair, asked: list[Question], times: dict[Fault, int], seconds: float
+    section: Section, both: Pair, asked: list[Question], times: dict[Fault, int], seconds: float, per_token: float
 ) -> None:
+    """`per_token`: what reading a token of a prompt takes (s), 0 where that is not known."""
     await both.all_ready()
     right = await reference(both.url, asked)
     section.add("the longest pause while nothing is wrong, p95", _p95([one.pause() for one in right.values()]), "s")
     for fault, count in times.items():
         if count:
-            _add(section, fault.__name__, await rounds(both, fault, count, right, seconds=seconds))
+            _add(section, fault.__name__, await rounds(both, fault, count, right, seconds=seconds), per_token)
 
 
-def _add(section: Section, fault: str, seen: Seen) -> None:
+def _add(section: Section, fault: str, seen: Seen, per_token: float) -> None:
     name = f"{seen.times} x {fault}"
+    if seen.trouble:
+        section.lack(f"{name}: no more of them, as {seen.trouble}")
     section.add(f"{name}: answers", seen.answers, "")
     section.add(f"{name}: answers that failed", len(seen.failed), "", 0)
     section.add(f"{name}: answers with another text or bill", len(seen.different), "", 0)
@@ -89,6 +92,7 @@ def _add(section: Section, fault: str, seen: Seen) -> None:
         section.add(f"{name}: their longest pause, median", statistics.median(seen.pauses), "s")
         section.add(f"{name}: their longest pause, p95", _p95(seen.pauses), "s", aim)
         section.add(f"{name}: their longest pause, worst", max(seen.pauses), "s")
+        _add_reading(section, name, seen, per_token if fault == "killed" else 0.0)
     if seen.drains:
         section.add(f"{name}: from SIGTERM to the end, worst", max(seen.drains), "s")
     section.note(f"{name}: moves {seen.moves or 'none'}, seams {dict(seen.seams) or 'none'}.")
@@ -98,6 +102,16 @@ def _add(section: Section, fault: str, seen: Seen) -> None:
         section.note(
             f"{name}: different: {question.prompt[:20]!r}: {told.completion_tokens} tokens, {told.text[-60:]!r}"
         )
+
+
+def _add_reading(section: Section, name: str, seen: Seen, per_token: float) -> None:
+    """What of the pauses is reading prompts and answers again, all of a round at once."""
+    section.add(f"{name}: tokens that are read again in a round, median", statistics.median(seen.reread), "")
+    if per_token:
+        reading = [per_token * tokens for tokens in seen.reread]
+        rest = [pause - one for pause, one in zip(seen.pauses, reading, strict=True)]
+        section.add(f"{name}: … which takes the engine, median", statistics.median(reading), "s")
+        section.add(f"{name}: their longest pause without that, p95", _p95(rest), "s", 0.5)
 
 
 def _p95(values: list[float]) -> float:

