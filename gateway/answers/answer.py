@@ -67,6 +67,8 @@ class Answer:
     @property
     def usage(self) -> Usage:
         """What it used so far."""
+        if self._complete and self._context.usage is not None:
+            return self._context.usage
         completion = reasoning = 0
         for choice in self.choices:
             completion += choice.completion_tokens

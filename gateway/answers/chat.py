@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from llmops.gateway.answers.answer import Answer
@@ -33,7 +34,7 @@ from llmops.gateway.answers.sampling import (
     sampling_of,
 )
 from llmops.gateway.answers.service import Service, admitted, open_streams
-from llmops.gateway.answers.sizes import characters, check_messages, check_text
+from llmops.gateway.answers.sizes import check_messages, check_text, work_of_template
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.context import RequestContext
@@ -80,7 +81,7 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: RequestLimits) -> 
     check_logprobs(bool(body.logprobs), top, model.card, "top_logprobs")
 
 
-async def start_chat(
+def start_chat(
     service: Service,
     body: ChatRequest,
     model: ServedModel,
@@ -89,23 +90,20 @@ async def start_chat(
     *,
     whole: bool,
     fit: bool = False,
-) -> Answer:
+) -> Awaitable[Answer]:
     """Submit the request. Raises InvalidRequestError, or UnavailableError when too many are waiting.
 
     `whole`: nothing is shown before its end. `fit`: a length for which the context has no room is cut to what there
     is, instead of refused.
     """
-
-    async def start(leave: Callable[[], None], meter: Meter) -> Answer:
-        return await _start(service, body, model, answer_id, context, leave, meter, whole, fit)
-
-    return await admitted(service, model, body.n or 1, context, start)
+    start = partial(_start, service, body, model, answer_id, context, whole, fit)
+    return admitted(service, model, body.n or 1, context, start)
 
 
 async def plan_in_turn(service: Service, body: ChatRequest, model: ServedModel, context: RequestContext) -> ChatPlan:
     """`plan_chat` on a text thread, when it is the caller's turn."""
-    # each message costs template time however short it is; earlier ones may not be part of this body
-    size = max(context.size, characters(body.messages)) + 64 * len(body.messages)
+    # each message costs template time however short it is
+    size = context.size + 64 * len(body.messages) + work_of_template(model)
     size += (GUIDE_CHARACTERS if body.tools else 0) + work_of(body)
     caller = context.caller.share
     return await service.text_threads.run(lambda: plan_chat(model, body, service.limits, context.mark), size, caller)
@@ -117,10 +115,10 @@ async def _start(
     model: ServedModel,
     answer_id: str,
     context: RequestContext,
-    leave: Callable[[], None],
-    meter: Meter,
     whole: bool,
     fit: bool,
+    leave: Callable[[], None],
+    meter: Meter,
 ) -> Answer:
     plan = await plan_in_turn(service, body, model, context)
     wanted, field = _wanted_length(body)

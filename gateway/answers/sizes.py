@@ -9,6 +9,12 @@ from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.weight import weight
 from llmops.gateway.openai.chat import Message, MessageToolCall
 from llmops.gateway.settings import RequestLimits
+from llmops.gateway.text.threads import INLINE_CHARACTERS
+
+
+def work_of_template(model: ServedModel) -> int:
+    """What rendering counts for, in characters of a prompt: where it was slow lately, enough for a thread."""
+    return INLINE_CHARACTERS + 1 if model.template is not None and model.template.is_slow else 0
 
 
 def check_length(characters: int, limits: RequestLimits, param: str) -> None:

@@ -127,7 +127,8 @@ async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
     while (delta := await answer.next()) is not None:
         choice, text, _ = delta
         pieces[choice].extend(choice.sort(text))
-        entries[choice].extend(choice.take_logprobs(text) or ())
+        if choice.logprobs is not None:
+            entries[choice].extend(choice.take_logprobs(text) or ())
     return [
         {
             "index": choice.index,

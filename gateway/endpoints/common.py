@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from typing import Any
 
@@ -103,20 +103,11 @@ async def respond(
     try:
         answer = await start()
         watch.tell(answer.cancel)
-        return json_response(await _collected(answer, collect, context_of(request)))
+        with closing(answer), timed(answer, context_of(request)):
+            await answer.start()
+            return json_response(await collect(answer))
     finally:
         watch.close()
-
-
-async def _collected(
-    answer: Answer, collect: Callable[[Answer], Awaitable[dict[str, Any]]], context: RequestContext
-) -> dict[str, Any]:
-    try:
-        with timed(answer, context):
-            await answer.start()
-            return await collect(answer)
-    finally:
-        answer.close()
 
 
 def json_response(body: dict[str, Any], status: int = 200) -> Response:

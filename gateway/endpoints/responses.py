@@ -11,6 +11,7 @@ from starlette.responses import Response
 from llmops.gateway.answers.answer import Answer
 from llmops.gateway.answers.chat import check_chat, start_chat
 from llmops.gateway.answers.service import Service
+from llmops.gateway.answers.sizes import characters
 from llmops.gateway.conversations.builder import ResponseBuilder, new_id, new_response, replay
 from llmops.gateway.conversations.chat import put_into_own_terms, to_chat
 from llmops.gateway.conversations.events import Followed, written
@@ -60,6 +61,8 @@ class Responses:
         own = [_with_id(await self._resolved(item, owner)) for item in as_items(body.input)]
         before = await self._store.context(body.previous_response_id, owner) if body.previous_response_id else []
         chat = self._as_chat(body, [*before, *own], model, context)
+        # earlier messages are not part of this body, but of its work
+        context.size = max(context.size, characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model))
         running = None if body.store is False else self._running
         whole = not (body.stream or body.background)

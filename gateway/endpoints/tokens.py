@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.prompt import render_chat
 from llmops.gateway.answers.service import Service
-from llmops.gateway.answers.sizes import check_length, check_messages, check_text
+from llmops.gateway.answers.sizes import check_length, check_messages, check_text, work_of_template
 from llmops.gateway.endpoints.common import json_bytes
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.fleet.serving import ServedModel
@@ -76,9 +76,8 @@ class Tokens:
         limits = self._service.limits
         check_length(len(body.prompt or ""), limits, "prompt")
         check_messages(body.messages or (), limits)
-        answer = await self._service.text_threads.run(
-            lambda: self._tokens(model, body), context.size, context.caller.share
-        )
+        size = context.size + work_of_template(model)
+        answer = await self._service.text_threads.run(lambda: self._tokens(model, body), size, context.caller.share)
         return Response(answer, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:

@@ -50,6 +50,7 @@ class Intake:
     async def load(self, model: type[M], request: Request) -> M:
         """The request's body as a `model`. Raises ApiError saying what is wrong with it, or with the moment."""
         context = context_of(request)
+        self._check_announced(context)
         body = await self._read(request, context)
         context.size = len(body)
         suspect = await surveyed(body, self.limits.json_values, self.limits.prompt_bytes)
@@ -58,14 +59,13 @@ class Intake:
             await refuse_infinite(body)
         return value
 
-    async def _read(self, request: Request, context: RequestContext) -> bytes:
+    def _check_announced(self, context: RequestContext) -> None:
         limit = self.limits.body_bytes
-        announced = request.headers.get("content-length", "0")
+        announced = context.given.get(b"content-length", b"0")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
             raise _too_large(limit)
-        return await self._read_parts(request, context)
 
-    async def _read_parts(self, request: Request, context: RequestContext) -> bytes:
+    async def _read(self, request: Request, context: RequestContext) -> bytes:
         parts: list[bytes] = []
         size, more, started, limit = 0, True, monotonic(), self.limits.body_bytes
         while more:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 SEND, BURST = "llmops.server_send", "llmops.burst"
@@ -38,24 +38,8 @@ class Burst:
                 continue
 
 
-class ServerSend:
-    """The outermost layer: puts the server's own `send` into the scope. Starts and errors still pass every layer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._burst = Burst()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[SEND], scope[BURST] = send, self._burst
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            # the server's `send` belongs to an object that holds this scope: a reference cycle
-            del scope[SEND]
-
-
 def server_send(scope: Scope, send: Send) -> Send:
-    """The server's own `send`, or `send` where the application runs without a ServerSend around it."""
+    """The server's own `send`, or `send` where the application runs without a Door around it."""
     found: Send = scope.get(SEND, send)
     return found
 

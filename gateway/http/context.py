@@ -7,7 +7,7 @@ import asyncio
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -20,12 +20,13 @@ from llmops.gateway.observability.trace_context import Trace
 
 KEY = "llmops"
 NOBODY = Caller()
-_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """`route` is the path template of the route that was found, empty where there is none; `caller` who asks.
+    """`route` is the path template of the route that was found, empty where there is none; `caller` who asks. `given`
+    are the request's headers, the first of each name.
 
     `started` is perf_counter() at arrival; `waited`: seconds spent waiting for the engine; `detokenised`: those in
     which its tokens became text.
@@ -51,6 +52,7 @@ class RequestContext:
     request_id: str
     route: str = ""
     caller: Caller = NOBODY
+    given: Mapping[bytes, bytes] = field(default_factory=dict)
     started: float = field(default_factory=perf_counter)
     waited: float = 0.0
     detokenised: float = 0.0
@@ -117,20 +119,20 @@ class RequestContext:
         return headers
 
 
-def new_context(client_id: str | None) -> RequestContext:
-    """A client's own x-request-id is kept when it is printable and short."""
-    if client_id is not None and _ID.fullmatch(client_id):
-        return RequestContext(client_id)
-    return RequestContext("req_" + secrets.token_hex(16))
+def new_context(given: Mapping[bytes, bytes]) -> RequestContext:
+    """That of a request with these headers. A client's own x-request-id is kept when it is printable and short."""
+    own = given.get(b"x-request-id", b"")
+    return RequestContext(own.decode() if _ID.fullmatch(own) else "req_" + secrets.token_hex(16), given=given)
 
 
 def context_of(request: Request) -> RequestContext:
-    return context_in(request.scope)
+    context: RequestContext = request.scope[KEY]
+    return context
 
 
 def context_in(scope: Scope) -> RequestContext:
     context = scope.get(KEY)
     if context is None:
-        context = scope[KEY] = new_context(None)
+        context = scope[KEY] = new_context({})
     assert isinstance(context, RequestContext)
     return context

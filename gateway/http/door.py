@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmops.gateway.http import caller
+from llmops.gateway.http.chunked import BURST, SEND, Burst
 from llmops.gateway.http.context import KEY, RequestContext, new_context
 from llmops.gateway.http.failures import Handlers, answer_to
 from llmops.gateway.logs import current_request
@@ -35,7 +36,8 @@ class Check:
 class Door:
     """Plain ASGI: gives each request its context, its answer the standard headers, and has the checks look at it.
 
-    What comes over `own`, the socket where this worker's siblings ask, has passed a sibling's door.
+    The server's own `send` goes into the scope, for the short path of event streams (chunked.py). What comes over
+    `own`, the socket where this worker's siblings ask, has passed a sibling's door.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Door:
         self._before = [check.before for check in checks if type(check).before is not Check.before]
         self._after = [check.after for check in checks if type(check).after is not Check.after]
         self._own = (own, None) if own else ()
+        self._burst = Burst()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,6 +61,7 @@ class Door:
             return
         passed = scope.get("server") == self._own
         context = self._enter(scope, passed)
+        scope[SEND], scope[BURST] = send, self._burst
         status = 0
 
         async def send_with_headers(message: Message) -> None:
@@ -82,22 +86,22 @@ class Door:
             response = await answer_to(error, Request(scope, receive), self._handlers)
             await response(scope, receive, send_with_headers)
         finally:
+            # it belongs to an object of the server that holds this scope: a reference cycle
+            scope.pop(SEND, None)
             if context.later is not None and not passed:
                 context.later.add_done_callback(lambda _: self._tell(context, status))
             elif not passed:
                 self._tell(context, status)
 
     def _enter(self, scope: Scope, passed: bool) -> RequestContext:
-        headers = dict(reversed(scope["headers"]))
-        given = headers.get(b"x-request-id")
-        context: RequestContext = new_context(given.decode("latin-1") if given else None)
-        scope[KEY] = context
+        given = dict(reversed(scope["headers"]))
+        context = scope[KEY] = new_context(given)
         current_request.set(context.request_id)
-        told = headers.get(caller.HEADER.encode()) if passed else None
+        told = given.get(caller.HEADER.encode()) if passed else None
         if told is not None:
             context.caller = caller.read(told)
         else:
-            credential = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
+            credential = given.get(b"authorization") or given.get(b"x-api-key", b"")
             context.caller = caller.anonymous((scope.get("client") or ("",))[0], credential)
         context.route = self._route_of(scope)
         return context

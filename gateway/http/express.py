@@ -76,7 +76,7 @@ class ExpressApp(FastAPI):
 
     def _fork(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """The short way where there is one."""
-        app = self.express.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        app = self.express.get(scope["path"]) if scope.get("method") == "POST" else None
         return (app or super().__call__)(scope, receive, send)
 
     def _route_of(self, scope: Scope) -> str:

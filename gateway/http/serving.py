@@ -11,7 +11,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from llmops.errors import ResourceError
-from llmops.gateway.http.chunked import ServerSend
 from llmops.gateway.http.private import check_uvicorn
 from llmops.gateway.http.protocol import bounds_of, protocol_of
 from llmops.gateway.settings import GatewaySettings
@@ -67,7 +66,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     """How uvicorn serves the application. Raises ResourceError for a uvicorn that it does not know."""
     check_uvicorn()
     return uvicorn.Config(
-        ServerSend(app),
+        app,
         loop="uvloop",
         http=protocol_of(bounds_of(settings, getattr(app.state, "metrics", None))),
         ws="none",

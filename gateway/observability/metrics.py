@@ -187,7 +187,7 @@ class Meter:
         self._waits_no_more()
         if outcome == "aborted":
             self.cancelled()
-            outcome = self._judged()
+            outcome = self._judged(self.tpot)
         self.outcome = outcome
         if outcome is not None:
             self._metrics.answers[outcome].value += 1
@@ -210,12 +210,12 @@ class Meter:
         if tpot is not None:
             metrics.tpot.observe(tpot * 1e3)
         self._left = self._left or finish == "cancelled"
-        self.outcome = "failed" if finish in BROKEN else self._judged()
+        self.outcome = "failed" if finish in BROKEN else self._judged(tpot)
         metrics.answers[self.outcome].value += 1
 
-    def _judged(self) -> Outcome:
+    def _judged(self, tpot: float | None) -> Outcome:
         first = self.first or perf_counter()
-        return self._metrics.objectives.judge(first - self._started, self.tpot, left=self._left)
+        return self._metrics.objectives.judge(first - self._started, tpot, left=self._left)
 
     @property
     def ttft(self) -> float | None:

@@ -152,5 +152,5 @@ def joined(pieces: Iterable[str]) -> str:
     parts = pieces if isinstance(pieces, list) else list(pieces)
     size = sum(map(len, parts))
     reserve(size)
-    spend(size)
+    _left.characters -= size
     return "".join(parts)

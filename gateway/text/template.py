@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from time import monotonic
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from llmops.gateway.text.controls import ControlTokens
 from llmops.gateway.text.guard import GuardedEnvironment
 from llmops.gateway.text.marking import UNMARKED, Marker
 from llmops.gateway.text.prompt import Prompt
+from llmops.gateway.text.threads import TooLongError, patience
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ SAMPLES: tuple[dict[str, Any], ...] = tuple(
     for more in (True, False)
 )
 
+# how long a template that was too slow for the event loop is not rendered there again
+SLOW_SECONDS = 10.0
 # the longest ones in use have 30,000
 MAX_CHARACTERS = 1 << 17
 # what a template can fail with on messages that its author did not think of
@@ -90,6 +94,7 @@ class ChatTemplate:
         """
         self.source = source
         self._seconds = seconds
+        self._slow_until = 0.0
         self._special_tokens = dict(special_tokens)
         self._controls = controls
         self._template = _compiled(source, seconds)
@@ -118,14 +123,23 @@ class ChatTemplate:
         prompt = self._controls.read(self._rendered(self._marked, {**self._marked_tokens, **context}))
         return self._controls.with_composed(prompt, self._composed) if self._composed else prompt
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether it took too long for the event loop lately."""
+        return self._slow_until > 0 and monotonic() < self._slow_until
+
     def own(self, text: str) -> Prompt:
         """A text that the gateway adds to a prompt, whose control tokens are meant."""
         return Prompt(text) if self._controls is None else self._controls.read(self._controls.mark(text))
 
     def _rendered(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
+        brief = patience()
         try:
-            return within_allowance(self._seconds, template.render, context)
+            return within_allowance(min(self._seconds, brief), template.render, context)
         except TemplateTimeoutError as error:
+            if brief < self._seconds:
+                self._slow_until = monotonic() + SLOW_SECONDS
+                raise TooLongError from None
             raise InvalidRequestError(
                 f"The chat template needs more than {self._seconds:g} s for these messages.", param="messages"
             ) from error

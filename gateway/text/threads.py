@@ -1,13 +1,14 @@
 """Rendering, tokenising and the making of grammars off the event loop: threads that clients take turns on.
 
-All work starts in the lane for brief work. What turns out not to be brief is started again in a lane of its own, where
-it holds up only other long work.
+Short texts are worked on at once, by the event loop, others in the lane for brief work. What takes too long there is
+started again: from the event loop in that lane, from that lane in one of its own, where it holds up only its like.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import sys
 import threading
 import time
@@ -23,24 +24,26 @@ T = TypeVar("T")
 
 # Under this many characters a prompt takes about half a millisecond, less than a thread's hand-over costs the others
 INLINE_CHARACTERS = 4096
+# seconds of CPU that work may take on the event loop, and on a thread for brief work
+INLINE_SECONDS, BRIEF_SECONDS = 0.02, 0.25
 # seconds
 SWITCH_INTERVAL, COLLECTED_EVERY = 0.0005, 10.0
 
 
 class TooLongError(Exception):
-    """Work that should be brief (`is_brief`) is not, and stopped; only what leaves nothing behind may say so."""
+    """Work has outlasted its thread's `patience`, and stopped; only what leaves nothing behind may say so."""
 
 
 class _Manner(threading.local):
-    brief = False
+    seconds = math.inf
 
 
 _manner = _Manner()
 
 
-def is_brief() -> bool:
-    """Whether this thread should stop what takes more than a moment, with TooLongError."""
-    return _manner.brief
+def patience() -> float:
+    """Seconds of CPU after which this thread should stop what it does, with TooLongError."""
+    return _manner.seconds
 
 
 class TextThreads:
@@ -56,11 +59,14 @@ class TextThreads:
         Raises UnavailableError when the queue is full, or the caller's share of it.
         """
         if size <= INLINE_CHARACTERS:
-            return work()
+            try:
+                return _within(INLINE_SECONDS, work)
+            except TooLongError:
+                return await self.run(work, INLINE_CHARACTERS + 1, caller)
         if not self._places.take(caller):
             raise UnavailableError("Too many long prompts are being prepared; try again.", code="overloaded")
         try:
-            return await self._brief.run(lambda: _briefly(work), caller)
+            return await self._brief.run(lambda: _within(BRIEF_SECONDS, work), caller)
         except TooLongError:
             return await self._long.run(work, caller)
         finally:
@@ -71,12 +77,12 @@ class TextThreads:
         self._long.close()
 
 
-def _briefly(work: Callable[[], T]) -> T:
-    _manner.brief = True
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    _manner.seconds = seconds
     try:
         return work()
     finally:
-        _manner.brief = False
+        _manner.seconds = math.inf
 
 
 class _Interpreter:

@@ -13,7 +13,10 @@ from tritonclient.grpc import service_pb2
 
 from llmops.contract import BOOL, FP32, INT32, INT64, UINT64, Tensor
 
-_FORMATS = {INT32: "<i", FP32: "<f", INT64: "<q", UINT64: "<Q", BOOL: "<?"}
+_PACK = {
+    datatype: struct.Struct(form).pack
+    for datatype, form in {INT32: "<i", FP32: "<f", INT64: "<q", UINT64: "<Q", BOOL: "<?"}.items()
+}
 
 
 class TensorWriter(ABC):
@@ -41,10 +44,10 @@ class MessageTensors(TensorWriter):
     """Appends to `message`, contents as raw bytes."""
 
     def __init__(self, message: service_pb2.ModelInferRequest) -> None:
-        self._message = message
+        self._add_input, self._add_content = message.inputs.add, message.raw_input_contents.append
 
     def scalar(self, tensor: Tensor, value: float) -> None:
-        self.add(tensor, (1, 1), struct.pack(_FORMATS[tensor.datatype], value))
+        self.add(tensor, (1, 1), _PACK[tensor.datatype](value))
 
     def text(self, tensor: Tensor, value: str) -> None:
         self.texts(tensor, [value.encode()])
@@ -66,8 +69,8 @@ class MessageTensors(TensorWriter):
 
     def add(self, tensor: Tensor, shape: Sequence[int], data: bytes) -> None:
         """Any tensor; `data` is what travels, little-endian."""
-        self._message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-        self._message.raw_input_contents.append(data)
+        self._add_input(name=tensor.name, datatype=tensor.datatype, shape=shape)
+        self._add_content(data)
 
 
 class ObjectTensors(TensorWriter):

@@ -24,6 +24,7 @@ from llmops.gateway.answers.guided.structured import enforced, guide_of
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
 from llmops.gateway.openai.chat import ChatRequest
+from llmops.gateway.text import threads
 from llmops.gateway.text.threads import INLINE_CHARACTERS, TextThreads
 from llmops.perf.lab.fuzz.families.grammars import OPENINGS
 
@@ -136,7 +137,7 @@ def test_long_names_above_many_parts_are_not_written_for_each():
 
 
 async def test_what_takes_long_in_the_brief_lane_is_stopped_however_little_is_counted(monkeypatch):
-    monkeypatch.setattr(enforce, "BRIEF_SECONDS", 0)
+    monkeypatch.setattr(threads, "BRIEF_SECONDS", 0)
     schema = json.dumps({"enum": [f"{at} once" for at in range(2000)]})
     lanes = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -115,11 +116,11 @@ def making(steps: int) -> str:
 def test_what_is_brief_may_take_less(memory, monkeypatch):
     monkeypatch.setattr(enforce, "STEPS", 3 * 4097)
     monkeypatch.setattr(enforce, "BRIEF", 4097)
-    monkeypatch.setattr(enforce, "is_brief", lambda: True)
+    monkeypatch.setattr(enforce, "patience", lambda: 0.25)
     assert making(8193) == "made"
     with pytest.raises(TooLongError):
         making(8194)
-    monkeypatch.setattr(enforce, "is_brief", lambda: False)
+    monkeypatch.setattr(enforce, "patience", lambda: math.inf)
     assert making(8194) == "made"
     with pytest.raises(NotEnforceableError, match="too complex"):
         making(4 * 4097)
@@ -128,7 +129,7 @@ def test_what_is_brief_may_take_less(memory, monkeypatch):
 def test_what_is_brief_takes_a_quarter_of_a_second(memory, monkeypatch):
     moments = itertools.count(0.0, 0.125)
     monkeypatch.setattr(work, "thread_time", lambda: next(moments))
-    monkeypatch.setattr(enforce, "is_brief", lambda: True)
+    monkeypatch.setattr(enforce, "patience", lambda: 0.25)
     assert making(2 * 4097) == "made"
     with pytest.raises(TooLongError):
         making(3 * 4097)
@@ -138,7 +139,7 @@ def test_what_is_brief_takes_a_quarter_of_a_second(memory, monkeypatch):
 def test_what_has_as_much_as_there_is_need_not_be_tried_again(memory, monkeypatch, brief):
     monkeypatch.setattr(enforce, "STEPS", 4097)
     monkeypatch.setattr(enforce, "BRIEF", brief)
-    monkeypatch.setattr(enforce, "is_brief", lambda: True)
+    monkeypatch.setattr(enforce, "patience", lambda: 0.25)
     with pytest.raises(NotEnforceableError, match="too complex"):
         making(8194)
 

@@ -7,7 +7,8 @@ import httpx
 import uvicorn
 from starlette.responses import Response
 
-from llmops.gateway.http.chunked import Burst, ChunkedWriter, ServerSend
+from llmops.gateway.http.chunked import Burst, ChunkedWriter
+from llmops.gateway.http.door import Door
 from llmops.gateway.http.events import EventSource, EventStream
 
 
@@ -48,9 +49,8 @@ async def app(scope, receive, send) -> None:
 
 
 async def test_the_end_never_overtakes_what_was_written_before():
-    server = uvicorn.Server(
-        uvicorn.Config(ServerSend(app), port=0, http="httptools", lifespan="off", log_level="error")
-    )
+    door = Door(app, lambda scope: "")
+    server = uvicorn.Server(uvicorn.Config(door, port=0, http="httptools", lifespan="off", log_level="error"))
     running = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)

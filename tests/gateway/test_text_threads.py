@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import weakref
 
@@ -13,8 +14,16 @@ from hypothesis import strategies as st
 
 from llmops.gateway.callers.shares import Shares
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.text import threads
-from llmops.gateway.text.threads import INLINE_CHARACTERS, TextThreads, TooLongError, is_brief
+from llmops.gateway.text import template, threads
+from llmops.gateway.text.template import SLOW_SECONDS, ChatTemplate
+from llmops.gateway.text.threads import (
+    BRIEF_SECONDS,
+    INLINE_CHARACTERS,
+    INLINE_SECONDS,
+    TextThreads,
+    TooLongError,
+    patience,
+)
 
 LONG = INLINE_CHARACTERS + 1
 PATIENCE = 60
@@ -133,17 +142,56 @@ async def test_what_is_not_brief_goes_on_elsewhere_and_holds_up_only_its_like(wo
     held = Held()
 
     def heavy() -> str:
-        if is_brief():
+        if patience() < math.inf:
             raise TooLongError
         return held()
 
     long = asyncio.create_task(workers.run(heavy, LONG, "a"))
     await begun(held)
-    assert await workers.run(lambda: is_brief(), LONG, "b") is True
+    assert await workers.run(patience, LONG, "b") == BRIEF_SECONDS
     assert not long.done()
     held.end.set()
     assert await long == "held"
-    assert await workers.run(is_brief, 1) is False, "what is done at once is not asked to be brief"
+    assert await workers.run(patience, 1) == INLINE_SECONDS
+    assert patience() == math.inf, "what else this thread does has the time it needs"
+
+
+async def test_a_slow_template_is_rendered_where_it_holds_nobody_up(workers, monkeypatch):
+    monkeypatch.setattr(threads, "INLINE_SECONDS", 0)
+    monkeypatch.setattr(threads, "BRIEF_SECONDS", 0)
+    now, lanes = [1000.0], []
+    monkeypatch.setattr(template, "monotonic", lambda: now[0])
+    slow = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+
+    def render() -> str:
+        lanes.append(threading.current_thread().name.split("_")[0])
+        return slow.render([{"content": "a"}, {"content": "b"}]).text
+
+    assert not slow.is_slow
+    assert await workers.run(render, 1) == "ab"
+    assert lanes == [threading.current_thread().name, "llmops-text", "llmops-long"]
+    now[0] += SLOW_SECONDS - 1
+    assert slow.is_slow
+    now[0] += 2
+    assert not slow.is_slow
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_after_a_slow_rendering_a_model_s_chats_start_on_a_thread(stack, monkeypatch, path):
+    stack.say("Paris")
+    sizes, run = [], TextThreads.run
+
+    async def noted(self, work, size, caller=""):
+        sizes.append(size)
+        return await run(self, work, size, caller)
+
+    monkeypatch.setattr(TextThreads, "run", noted)
+    monkeypatch.setattr(threads, "INLINE_SECONDS", 0)
+    assert (await stack.client.post(path, json=stack.chat_body)).status_code == 200
+    small, again = sizes
+    assert small < INLINE_CHARACTERS < again
+    assert (await stack.client.post(path, json=stack.chat_body)).status_code == 200
+    assert sizes[2:] == [small + INLINE_CHARACTERS + 1]
 
 
 async def test_clients_that_leave_give_their_turn_to_the_next(workers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,13 +14,13 @@ from llmops.gateway.answers.grammar.patterns import as_it_is, pattern_language
 from llmops.gateway.answers.grammar.rules import Rules
 from llmops.gateway.answers.grammar.schema import Compiler
 from llmops.gateway.answers.grammar.work import STEPS, metered
-from llmops.gateway.text.threads import TooLongError, is_brief
+from llmops.gateway.text.threads import TooLongError, patience
 
 # characters of grammars, and of what they were made of, that are kept
 _REMEMBERED = 32_000_000
 _ENTRY = 200
-# a moment: steps, and seconds of CPU for what is not counted well
-BRIEF, BRIEF_SECONDS = 50_000, 0.25
+# steps that a thread for brief work makes; seconds are for what is not counted well
+BRIEF = 50_000
 _Made = str | NotEnforceableError
 _Key = tuple[str, str, bool]
 
@@ -93,9 +94,10 @@ def _remembered(key: _Key, make: Callable[[], str]) -> str:
 
 def _tried(make: Callable[[], str]) -> _Made:
     """Raises TooLongError when it must be brief and is not."""
-    brief = is_brief()
+    seconds = patience()
+    brief = seconds < math.inf
     try:
-        with metered(min(BRIEF, STEPS), BRIEF_SECONDS) if brief else metered(STEPS):
+        with metered(min(BRIEF, STEPS), seconds) if brief else metered(STEPS):
             return make()
     except NotEnforceableError as error:
         return NotEnforceableError(str(error))

@@ -71,7 +71,7 @@ def mistral_id(call_id: str) -> str:
 
 def through_system_message(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Messages with the tools in the system message and calls and results as text."""
-    plain = _merged_results([_as_text(message) for message in messages])
+    plain = _as_texts(messages)
     if not tools:
         return plain
     introduction = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
@@ -81,11 +81,30 @@ def through_system_message(messages: Sequence[Mapping[str, Any]], tools: Sequenc
     return [{"role": "system", "content": introduction}, *plain]
 
 
-def _as_text(message: Mapping[str, Any]) -> Message:
+def _as_texts(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Calls and results as text. Results that follow each other become one message: many templates insist on
+    alternating turns."""
+    plain: list[Message] = []
+    after_result = False
+    for message in messages:
+        is_result = message["role"] in ("tool", "function")
+        if is_result and after_result:
+            plain[-1]["content"] += f"\n{_result(message)}"
+        elif is_result:
+            plain.append({"role": "user", "content": _result(message)})
+        else:
+            plain.append(_with_calls_in_text(message))
+        after_result = is_result
+    return plain
+
+
+def _result(message: Mapping[str, Any]) -> str:
+    return f"<tool_response>\n{_text(message)}\n</tool_response>"
+
+
+def _with_calls_in_text(message: Mapping[str, Any]) -> Message:
     copy = dict(message)
-    calls = copy.pop("tool_calls", None) or []
-    if copy["role"] in ("tool", "function"):
-        return {"role": "user", "content": f"<tool_response>\n{_text(copy)}\n</tool_response>", "result": True}
+    calls = copy.pop("tool_calls", None)
     if calls:
         written = [f"<tool_call>\n{_written(call['function'])}\n</tool_call>" for call in calls]
         copy["content"] = "\n".join([*filter(None, [_text(copy)]), *written])
@@ -96,17 +115,6 @@ def _written(function: Mapping[str, Any]) -> str:
     return json.dumps(
         {"name": function["name"], "arguments": _as_object(function.get("arguments"))}, ensure_ascii=False
     )
-
-
-def _merged_results(messages: Sequence[Message]) -> list[Message]:
-    """Results that follow each other become one message: many templates insist on alternating turns."""
-    merged: list[Message] = []
-    for message in messages:
-        if message.get("result") and merged and merged[-1].get("result"):
-            merged[-1]["content"] += "\n" + message["content"]
-        else:
-            merged.append(dict(message))
-    return [{key: value for key, value in message.items() if key != "result"} for message in merged]
 
 
 def _text(message: Mapping[str, Any]) -> str:
