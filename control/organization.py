@@ -20,7 +20,7 @@ from starlette.responses import Response
 from llmops.control.reading import json_answer, query_of
 from llmops.control.shared import SharedStore
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError
-from llmops.gateway.http.body import validate
+from llmops.gateway.http.body import Received, validate
 from llmops.gateway.http.context import context_of
 from llmops.store.usage import UsageSum
 from llmops.store.usage_buckets import BucketSum, bucket_sums
@@ -36,7 +36,7 @@ _PAGE = re.compile(r"page_([0-9]{1,12})")
 LATEST = 253_402_300_799 - 200 * 86_400
 
 
-class _Query(BaseModel):
+class _Query(Received):
     """What both ask. `api_source` and `service_tier` are OpenAI's own and group nothing here."""
 
     model_config = ConfigDict(extra="forbid")

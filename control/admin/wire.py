@@ -10,9 +10,10 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from llmops.control.admin.money import Dollars, dollars_of, micros_of
+from llmops.gateway.http.body import Received
 
 
 def _utc(at: datetime) -> datetime:
@@ -31,7 +32,7 @@ Moment = Annotated[datetime, AfterValidator(_utc)]
 Group = Literal["day", "tenant", "user", "model", "key"]
 
 
-class Wire(BaseModel):
+class Wire(Received):
     """Unknown fields are refused: a limit that is misspelt must not be no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

@@ -114,7 +114,7 @@ def json_response(body: dict[str, Any], status: int = 200) -> Response:
     return Response(json_bytes(body), status, media_type="application/json")
 
 
-def json_bytes(body: dict[str, Any]) -> bytes:
+def json_bytes(body: Any) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 

@@ -8,34 +8,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, WithJsonSchema
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from llmops.gateway.http.body import Received
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-def _stop_at_first_error(schema: Any) -> None:
-    if isinstance(schema, dict):
-        if schema.get("type") == "list":
-            schema["fail_fast"] = True
-        for inner in schema.values():
-            _stop_at_first_error(inner)
-    elif isinstance(schema, list | tuple):
-        for inner in schema:
-            _stop_at_first_error(inner)
-
-
-class Wire(BaseModel):
-    """Base of everything that comes from a client. A list ends at its first wrong item: one error, not millions."""
+class Wire(Received):
+    """Base of everything that comes from a client who wants an answer."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = handler(source)
-        _stop_at_first_error(schema)
-        return schema
 
 
 def _biases(given: dict[str, Any]) -> dict[str, float]:

@@ -108,7 +108,8 @@ class TextTokenizer:
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         known = ids if self.controls is None else [i for i in ids if i != self.controls.alias_id]
-        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens))
+        # decode() keeps the GIL for all of them; the batch form releases it
+        return str(self._tokenizer.decode_batch([known], skip_special_tokens=skip_special_tokens)[0])
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, or None when there is no such id."""

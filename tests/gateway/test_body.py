@@ -1,4 +1,5 @@
-"""Numbers: what a double cannot hold is refused wherever it stands, everything else is taken as it is."""
+"""Numbers: what a double cannot hold is refused wherever it stands, everything else is taken as it is. Lists: one
+wrong item is told."""
 
 from __future__ import annotations
 
@@ -9,11 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from llmops.control.admin.wire import KeyChange, NewKey
+from llmops.control.organization import UsageQuery
+from llmops.control.own import OwnWanted
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.http.body import parse
 from llmops.gateway.http.weight import refuse_infinite, surveyed, suspicious
+from llmops.gateway.openai.chat import ChatRequest
 from llmops.gateway.settings import RequestLimits
 
 
@@ -68,3 +73,20 @@ async def test_a_prompt_of_128k_ids_is_within_the_limits() -> None:
     limits = RequestLimits()
     await surveyed(body, limits.json_values, limits.prompt_bytes)
     assert len((await parse(Anything, body)).value) == 128_000
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (ChatRequest, "messages"),
+        (OwnWanted, "by"),
+        (UsageQuery, "models"),
+        (UsageQuery, "group_by"),
+        (NewKey, "scopes"),
+        (KeyChange, "models"),
+    ],
+)
+def test_of_a_list_the_first_wrong_item_is_told_and_no_other(model: type[BaseModel], field: str) -> None:
+    with pytest.raises(ValidationError) as wrong:
+        model.model_validate({field: [[0]] * 10_000})
+    assert sum(field in one["loc"] for one in wrong.value.errors()) == 1

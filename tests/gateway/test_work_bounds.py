@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import sys
 import threading
 
+import numpy as np
 import openai
 import pytest
 
+from llmops.gateway.endpoints import embeddings as embeddings_endpoint
 from llmops.gateway.endpoints import tokens as tokens_endpoint
+from llmops.gateway.messages import Usage
+from llmops.gateway.openai.embeddings import EmbeddingRequest
 from llmops.gateway.text.tokenizer import TextTokenizer
 
 running = sys.modules["gateway_conftest"].running
@@ -78,6 +84,31 @@ async def test_many_tokens_become_the_answer_s_json_off_the_loop(roomy, monkeypa
     answer = await roomy.client.post("/detokenize", json={"model": "tiny", "tokens": [5] * 20_000})
     assert answer.json() == {"prompt": roomy.tokenizer.decode([5] * 20_000, skip_special_tokens=False)}
     assert threads == ["llmops-text"]
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+async def test_many_vectors_are_written_in_pieces_between_which_others_have_their_turn(form):
+    vectors = np.arange(40 * 1024, dtype=np.float32).reshape(40, 1024) / 4
+    body = EmbeddingRequest(model='a"b', input="x", encoding_format=form)
+    turns = 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(another())
+    written = json.loads(await embeddings_endpoint._answer(body, vectors, Usage(7)))
+    beside.cancel()
+    assert turns >= 40 * 1024 // embeddings_endpoint.PIECE
+    data = written.pop("data")
+    assert written == {"object": "list", "model": 'a"b', "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+    assert [(one["object"], one["index"]) for one in data] == [("embedding", at) for at in range(40)]
+    read = [one["embedding"] for one in data]
+    if form == "base64":
+        read = [np.frombuffer(base64.b64decode(one), "<f4") for one in read]
+    assert np.array_equal(read, vectors)
 
 
 # -- what cannot fit -------------------------------------------------------------------------------------------------
