@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,16 +74,23 @@ PIPED = 120
     help="Length of an answer in tokens, a distribution.",
 )
 @click.option("--think-time", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds between turns.")
-@click.option("--tenants", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--tenants", type=click.IntRange(1), default=1, show_default=True, help="Tenants that send as much each.")
 @click.option("--flood", type=POSITIVE, default=1.0, help="The first tenant sends this many times as much.")
 @click.option("--tier", multiple=True, metavar="NAME=SHARE", help="Share of the requests in a tier. Repeatable.")
 @click.option("--config", type=click.Path(path_type=Path), help="The gateway's settings: slo, tiers, waiting.")
-@click.option("--policy", default="cheapest", show_default=True, help="How replicas are chosen.")
+@click.option(
+    "--policy",
+    default="cheapest",
+    show_default=True,
+    help="How replicas are chosen: cheapest is the gateway's own; least-loaded, two-by-lot, affinity, random.",
+)
 @click.option(
     "--gate/--no-gate", default=True, show_default=True, help="Whether requests wait for room in the gateway."
 )
 @click.option(
-    "--compare", metavar="POLICY,…", help=f"Several policies on the same requests; +{NO_GATE} for one without."
+    "--compare",
+    metavar="POLICY,…",
+    help=f"Several policies on the same requests, such as cheapest,least-loaded,cheapest+{NO_GATE}.",
 )
 @click.option(
     "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Gateways that share the replicas."
@@ -115,18 +123,31 @@ def command(json_path: Path | None, html_path: Path | None, compare: str | None,
     from llmops.perf.simulate.report import show, show_comparison
 
     console = table_console(PIPED)
-    ways = [way.strip() for way in compare.split(",")] if compare else [_way(given["policy"], given["gate"])]
-    documents = []
-    for way in ways:
-        policy, _, rest = way.partition("+")
-        if rest not in ("", NO_GATE):
-            raise InputError(f"--compare {way}: after + only {NO_GATE} may stand.")
-        documents.append((way, _document({**given, "policy": policy, "gate": not rest}, Console(stderr=True))))
+    ways = _compared(compare) if compare else {_way(given["policy"], given["gate"]): (given["policy"], given["gate"])}
+    documents = [
+        (way, _document({**given, "policy": policy, "gate": gate}, Console(stderr=True)))
+        for way, (policy, gate) in ways.items()
+    ]
     if compare:
         show_comparison(documents, console)
     else:
         show(documents[0][1], console)
     _write(documents, json_path, html_path)
+
+
+def _compared(text: str) -> dict[str, tuple[str, bool]]:
+    """Policies by what they are called, and whether a gate is before them."""
+    from llmops.perf.simulate.policies import POLICIES
+
+    ways = {}
+    for way in filter(None, map(str.strip, text.split(","))):
+        policy, _, rest = way.partition("+")
+        if policy not in POLICIES:
+            raise InputError(f"--compare {way}: take some of {', '.join(POLICIES)}.")
+        if rest not in ("", NO_GATE):
+            raise InputError(f"--compare {way}: after + only {NO_GATE} may stand.")
+        ways[way] = (policy, not rest)
+    return ways
 
 
 def _way(policy: str, gate: bool) -> str:
@@ -149,8 +170,13 @@ def _document(given: dict[str, Any], console: Any) -> Document:
     tiers, bounds, slos = _rules(given["config"], plan.model)
     slos = [parse_slo(text) for text in given["slo"]] or slos
     spec = replace(_spec(given, engine, tiers if given["gate"] else ()), bounds=bounds)
-    with console.status(f"simulating {_way(given['policy'], given['gate'])} …"):
-        done = _simulated(given, spec)
+    simulating = f"simulating {_way(given['policy'], given['gate'])} …"
+    with console.status(simulating) as status:
+
+        def tell(seconds: float, requests: int) -> None:
+            status.update(f"{simulating} {seconds:,.0f} s, {requests:,} requests")
+
+        done = _simulated(given, spec, tell)
     load = ("rate", "day", "peak", "duration", "turns", "system", "apps", "input_", "output", "think_time", "tenants")
     scaled = ("scale", "scale_requests", "cold_start") if given["scale"] else ()
     options = {name: given[name] for name in (*load, "flood", "tier", "speed", "skip", "cells", *scaled)}
@@ -171,10 +197,17 @@ def _spec(given: dict[str, Any], engine: Any, tiers: Any) -> FleetSpec:
         given["policy"],
         tiers,
         given["gateways"],
-        [_failure(text, given["replicas"]) for text in given["fail"]],
+        [_failure(text, sum(_sizes(given)[: given["cells"]])) for text in given["fail"]],
         seed=given["seed"],
         scaling=_scaling(given) if given["scale"] else None,
     )
+
+
+def _sizes(given: dict[str, Any]) -> list[int]:
+    """Of the cells. What is replayed goes to all replicas as one."""
+    from llmops.perf.simulate.run import cells
+
+    return [given["replicas"]] if given["trace"] or given["bench"] else cells(given["replicas"])
 
 
 def _most(scale: str | None) -> int:
@@ -198,9 +231,9 @@ def _scaling(given: dict[str, Any]) -> Scaling:
     return Scaling(int(match[1]), int(match[2]), targets, cold_start=given["cold_start"])
 
 
-def _simulated(given: dict[str, Any], spec: FleetSpec) -> Simulated:
+def _simulated(given: dict[str, Any], spec: FleetSpec, told: Callable[[float, int], None]) -> Simulated:
     from llmops.perf.report.document import read_document
-    from llmops.perf.simulate.run import cells, parts_of, simulate
+    from llmops.perf.simulate.run import parts_of, simulate
     from llmops.perf.simulate.workload import of_document, of_trace
 
     if given["trace"] or given["bench"]:
@@ -209,14 +242,13 @@ def _simulated(given: dict[str, Any], spec: FleetSpec) -> Simulated:
         def replayed(_: float, __: int) -> Arrivals:
             return of_trace(path, speed) if given["trace"] else of_document(read_document(path), speed)
 
-        return simulate(parts_of(spec, [spec.replicas], replayed, given["skip"]))
-    sizes = cells(spec.replicas)
+        return simulate(parts_of(spec, _sizes(given), replayed, given["skip"]), told=told)
 
     def talking(share: float, number: int) -> Arrivals:
         return _conversations(given, share, number)
 
-    parts = parts_of(spec, sizes, talking, given["skip"])
-    return simulate(parts[: given["cells"]], given["jobs"])
+    parts = parts_of(spec, _sizes(given), talking, given["skip"])
+    return simulate(parts[: given["cells"]], given["jobs"], told)
 
 
 def _conversations(given: dict[str, Any], share: float, number: int) -> Arrivals:
@@ -271,6 +303,7 @@ def _tiers(given: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
 
 
 def _failure(text: str, replicas: int) -> Failure:
+    """`replicas`: how many are simulated."""
     from llmops.perf.simulate.fleet import Failure
 
     match = re.fullmatch(r"(\d+)@(\d+(?:\.\d+)?)s?(?:\+(\d+(?:\.\d+)?)s?)?", text)

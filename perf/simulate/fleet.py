@@ -24,6 +24,9 @@ from llmops.perf.simulate.scaling import Scaling
 RATE_SECONDS = 120.0
 # What comes next after a request of a session: seconds until then, and the request (its `arrived` is set then).
 Next = Callable[[Job], "tuple[float, Job] | None"]
+# Hears now and then how far a run is: simulated seconds, and requests that have ended.
+Told = Callable[[float, int], None] | None
+OFTEN = 1000
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,8 @@ class Outcome:
 class Fleet:
     """One run."""
 
-    def __init__(self, spec: FleetSpec) -> None:
-        self.spec, self.clock, self.outcome = spec, Clock(), Outcome(spec)
+    def __init__(self, spec: FleetSpec, told: Told = None) -> None:
+        self.spec, self.clock, self.outcome, self._told = spec, Clock(), Outcome(spec), told
         self._rng = random.Random(f"fleet {spec.seed}")
         names = [f"replica-{number}" for number in range(spec.replicas)]
         self.replicas = {name: Replica(name, spec.engine, self.clock, self._ended, self._changed) for name in names}
@@ -161,7 +164,10 @@ class Fleet:
         self._finished(job)
 
     def _finished(self, job: Job) -> None:
-        self.outcome.jobs.append(job)
+        ended = self.outcome.jobs
+        ended.append(job)
+        if self._told is not None and len(ended) % OFTEN == 0:
+            self._told(self.clock.now, len(ended))
         following = self._next(job)
         if following is not None:
             pause, after = following

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 
 from llmops.perf.load.runner import Run
 from llmops.perf.records import Record
-from llmops.perf.simulate.fleet import Arrivals, Fleet, FleetSpec
+from llmops.perf.simulate.fleet import Arrivals, Fleet, FleetSpec, Told
 from llmops.perf.simulate.result import Tally, records, tally
 
 # Replicas that one set of gateways looks after; larger fleets are several of these beside each other.
@@ -43,10 +43,11 @@ def cells(replicas: int) -> list[int]:
     return [replicas // count + (number < replicas % count) for number in range(count)]
 
 
-def simulate(parts: Sequence[Cell], jobs: int = 1) -> Simulated:
-    """`jobs`: processes."""
+def simulate(parts: Sequence[Cell], jobs: int = 1, told: Told = None) -> Simulated:
+    """`jobs`: processes. `told`: how far a cell is, in seconds, and how many of its requests have ended, now and then;
+    of several processes nothing is heard until they are done."""
     whole = Simulated(Run(0.0))
-    for rows, sums, simulated, cpu in _all(parts, jobs):
+    for rows, sums, simulated, cpu in _all(parts, jobs, told):
         whole.run.records += rows
         whole.tally.add(sums)
         whole.simulated += simulated
@@ -61,9 +62,9 @@ _Found = tuple[list[Record], Tally, int, float]
 _parts: Sequence[Cell] = ()
 
 
-def _all(parts: Sequence[Cell], jobs: int) -> list[_Found]:
+def _all(parts: Sequence[Cell], jobs: int, told: Told) -> list[_Found]:
     if jobs == 1 or len(parts) == 1:
-        return [_one(part) for part in parts]
+        return [_one(part, told) for part in parts]
     with ProcessPoolExecutor(min(jobs, len(parts)), get_context("fork"), _remember, (parts,)) as pool:
         return list(pool.map(_numbered, range(len(parts))))
 
@@ -77,9 +78,9 @@ def _numbered(number: int) -> _Found:
     return _one(_parts[number])
 
 
-def _one(part: Cell) -> _Found:
+def _one(part: Cell, told: Told = None) -> _Found:
     began = time.process_time()
-    outcome = Fleet(part.spec).run(part.work())
+    outcome = Fleet(part.spec, told).run(part.work())
     cpu = time.process_time() - began
     return records(outcome.jobs, part.skipped), tally(outcome, part.skipped), len(outcome.jobs), cpu
 
@@ -88,12 +89,15 @@ def parts_of(
     spec: FleetSpec, sizes: Sequence[int], work: Callable[[float, int], Arrivals], skipped: float
 ) -> list[Cell]:
     """`work` makes the arrivals of a cell from its share of the fleet and its number."""
-    total = sum(sizes)
-    return [
-        Cell(
-            replace(spec, replicas=size, seed=spec.seed * 1009 + number),
-            partial(work, size / total, number),
-            skipped,
+    total, parts = sum(sizes), []
+    for number, size in enumerate(sizes):
+        first = sum(sizes[:number])
+        failures = [replace(one, replica=one.replica - first) for one in spec.failures]
+        own = replace(
+            spec,
+            replicas=size,
+            seed=spec.seed * 1009 + number,
+            failures=[one for one in failures if 0 <= one.replica < size],
         )
-        for number, size in enumerate(sizes)
-    ]
+        parts.append(Cell(own, partial(work, size / total, number), skipped))
+    return parts

@@ -28,6 +28,7 @@ from llmops.perf.simulate.fleet import Arrivals, Failure, Fleet, FleetSpec, Outc
 from llmops.perf.simulate.job import Job
 from llmops.perf.simulate.replica import EngineSpec
 from llmops.perf.simulate.result import tally
+from llmops.perf.simulate.run import cells, parts_of
 from llmops.perf.simulate.steps import EvenSteps, PlannedSteps
 from llmops.perf.simulate.workload import DAY, Conversations, of_trace
 
@@ -283,6 +284,13 @@ def test_of_a_continued_request_what_its_answer_had_is_prompt() -> None:
     assert said == [(44, 1044, 0), (44, 0, 1044)]
 
 
+def test_in_a_large_fleet_the_replica_that_fails_is_in_one_of_the_cells() -> None:
+    spec = FleetSpec(ENGINE, 128, failures=(Failure(5, 1.0), Failure(64, 2.0), Failure(127, 3.0)))
+    parts = parts_of(spec, cells(128), lambda *_: Arrivals(iter(())), 0.0)
+    failing = [[(one.replica, one.at) for one in part.spec.failures] for part in parts]
+    assert failing == [[(5, 1.0)], [(0, 2.0), (63, 3.0)]]
+
+
 def test_a_request_larger_than_the_cache_fails_and_holds_up_nobody() -> None:
     large, small = Job(0.0, 200_000, 10), Job(0.1, 100, 10)
     run([large, small])
@@ -393,6 +401,8 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
         (("--rate", "1", "--day", "5"), "one of --rate, --day, --trace and --bench"),
         (("--rate", "1", "--policy", "best"), "take one of cheapest, least-loaded"),
         (("--rate", "1", "--compare", "cheapest+fast"), "after + only no-gate"),
+        (("--rate", "1", "--compare", "cheapest,best"), "--compare best: take some of cheapest, least-loaded"),
+        (("--rate", "1", "--replicas", "128", "--cells", "1", "--fail", "64@5"), "with N from 0 to 63"),
         (("--rate", "1", "--replicas", "2", "--fail", "2@5"), "with N from 0 to 1"),
         (("--rate", "1", "--tier", "batch"), "NAME=SHARE"),
     ],
