@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.store.members import of_members
 from llmops.store.tables import gateways, tenant_totals, usage_records, usage_totals, users
 from llmops.store.usage_writes import SUMMED
 
@@ -56,7 +57,8 @@ class Gap:
 async def sum_usage(connection: AsyncConnection, wanted: UsageFilter, by: Sequence[str] = ()) -> Sequence[UsageSum]:
     """Sums by the groups of `by` (of `GROUPS`), in their order. Without groups it is one sum, perhaps of zeros."""
     given = {name: value for name, value in vars(wanted).items() if value is not None}
-    rows = (await connection.execute(_summing(tuple(by), frozenset(given)), given)).mappings().all()
+    statement = _summing(tuple(by), frozenset(given), connection.dialect.name)
+    rows = (await connection.execute(statement, given)).mappings().all()
     return [UsageSum(group=_group(row, by), **{name: int(row[name]) for name in SUMMED}) for row in rows]
 
 
@@ -98,12 +100,14 @@ async def gaps(connection: AsyncConnection, gateway_id: str | None = None, limit
 
 
 @lru_cache(maxsize=256)
-def _summing(by: tuple[str, ...], given: frozenset[str]) -> Select:
+def _summing(by: tuple[str, ...], given: frozenset[str], dialect: str) -> Select:
     """Made once for each form of the question: putting it together would cost more than the database takes."""
     totals, source, known = _source(given, by)
     columns = [known[name].label(name) for name in by]
     sums = [func.coalesce(func.sum(totals.c[name]), 0).label(name) for name in SUMMED]
     statement = select(*columns, *sums).select_from(source).where(*_conditions(given, totals, known["tenant"]))
+    if totals is usage_totals and "tenant_id" in given:
+        statement = statement.where(*of_members(totals.c.user_id, bindparam("tenant_id"), dialect))
     return statement.group_by(*columns).order_by(*columns)
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from llmops.store.members import of_members
 from llmops.store.tables import tenant_totals, usage_records, usage_totals, users
 from llmops.store.usage import UsageSum
 
@@ -59,7 +60,7 @@ async def bucket_sums(
     `model`). `only`: of these users, keys or models. Buckets in which nothing was used are left out."""
     asked = {*by, *(name for name, values in only.items() if values)}
     if width == DAY:
-        statement = _of_days(tenant_id, begins, ends, by, only, asked <= {"model"})
+        statement = _of_days(tenant_id, begins, ends, by, only, asked <= {"model"}, connection.dialect.name)
     else:
         statement = _of_records(tenant_id, begins, ends, width, by, only)
     found = []
@@ -70,7 +71,13 @@ async def bucket_sums(
 
 
 def _of_days(
-    tenant_id: str, begins: int, ends: int, by: Sequence[str], only: Mapping[str, Sequence[str]], coarse: bool
+    tenant_id: str,
+    begins: int,
+    ends: int,
+    by: Sequence[str],
+    only: Mapping[str, Sequence[str]],
+    coarse: bool,
+    dialect: str,
 ) -> Select:
     table: Table = tenant_totals if coarse else usage_totals
     first, last = _moment(begins).date(), _moment(ends - 1).date()
@@ -78,7 +85,8 @@ def _of_days(
     statement = _grouped(table, table.c.day, sums, by, only).where(table.c.day >= first, table.c.day <= last)
     if coarse:
         return statement.where(tenant_totals.c.tenant_id == tenant_id)
-    return statement.join(users, users.c.id == table.c.user_id).where(users.c.tenant_id == tenant_id)
+    statement = statement.join(users, users.c.id == table.c.user_id).where(users.c.tenant_id == tenant_id)
+    return statement.where(*of_members(table.c.user_id, tenant_id, dialect))
 
 
 def _of_records(

@@ -19,23 +19,49 @@ if TYPE_CHECKING:
 # a pipe has no width, and a truncated name is useless
 PIPED = 400
 WIDE = 150
+# between two columns
+GAP = 2
 
 
 def show(
     columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), narrow: int | None = None
 ) -> None:
     """A table; the columns of `right` are numbers, and a narrow terminal has only the first `narrow` columns."""
+    from rich.cells import cell_len
     from rich.table import Table
 
     console = table_console(PIPED, markup=False)
     shown = columns if console.width >= WIDE else columns[:narrow]
+    rows = [row[: len(shown)] for row in rows]
+    widths = [max(map(cell_len, cells)) for cells in zip(shown, *rows, strict=True)]
+    if sum(widths) + GAP * (len(shown) - 1) <= console.width:
+        _show_plain(shown, rows, right, widths)
+        return
+    # folded, which takes a millisecond per row
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in shown:
         side: Literal["left", "right"] = "right" if name in right else "left"
         table.add_column(name, justify=side, overflow="fold", no_wrap=name == columns[0])
     for row in rows:
-        table.add_row(*row[: len(shown)])
+        table.add_row(*row)
     console.print(table)
+
+
+def _show_plain(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str], widths: Sequence[int]
+) -> None:
+    from rich.cells import cell_len
+
+    def aligned(cells: Sequence[str]) -> str:
+        padded = []
+        for name, cell, width in zip(columns, cells, widths, strict=True):
+            space = " " * (width - cell_len(cell))
+            padded.append(space + cell if name in right else cell + space)
+        return (" " * GAP).join(padded).rstrip()
+
+    click.secho(aligned(columns), bold=True)
+    for row in rows:
+        click.echo(aligned(row))
 
 
 def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
