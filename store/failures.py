@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,11 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
         "does not let this user do that; grant it CREATE and its tables.",
     ),
     ((asyncpg.ReadOnlySQLTransactionError,), ResourceError, "is read-only, a replica perhaps; name the primary."),
+    (
+        (ssl.SSLError,),
+        InputError,
+        "has a TLS certificate that is not trusted here; name its authority in PGSSLROOTCERT, or sslmode=require.",
+    ),
     ((asyncpg.DiskFullError,), ResourceError, "has a full disk. Nothing of the last change was kept."),
     ((asyncpg.TooManyConnectionsError,), ResourceError, "has no connection left; raise max_connections."),
     (
@@ -73,7 +79,8 @@ def _driver_error(error: BaseException) -> BaseException:
     """SQLAlchemy wraps an adapter's error, which was raised from the driver's."""
     while True:
         inner = error.orig if isinstance(error, DBAPIError) else error.__cause__
-        if inner is None or isinstance(error, (sqlite3.Error, asyncpg.PostgresError)):
+        # a connection that took too long was raised from its own cancellation
+        if inner is None or isinstance(error, (sqlite3.Error, asyncpg.PostgresError, asyncio.TimeoutError)):
             return error
         error = inner
 
@@ -85,4 +92,6 @@ def _sqlite(error: BaseException) -> tuple[type[LlmopsError], str] | None:
 
 
 def _postgres(error: BaseException) -> tuple[type[LlmopsError], str] | None:
+    if isinstance(error, ConnectionError) and "SSL upgrade" in str(error):
+        return InputError, "does not speak TLS, which sslmode asks for."
     return next(((kind, told) for causes, kind, told in _POSTGRES if isinstance(error, causes)), None)

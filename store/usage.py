@@ -8,15 +8,15 @@ from datetime import date, datetime, timezone
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, bindparam, func, select
+from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.members import of_members
 from llmops.store.tables import gateways, tenant_totals, usage_records, usage_totals, users
 from llmops.store.usage_writes import SUMMED
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 _COARSE = frozenset({"day", "tenant", "model"})
+_members = users.alias("members")
 _MARK = select(gateways.c.next_seq).where(gateways.c.id == bindparam("gateway"))
 
 
@@ -97,6 +97,17 @@ async def gaps(connection: AsyncConnection, gateway_id: str | None = None, limit
         .limit(limit)
     )
     return [Gap(*row) for row in await connection.execute(wanted)]
+
+
+def of_members(user_id: ColumnElement[str], tenant: Any, dialect: str) -> Iterator[ColumnElement[bool]]:
+    """The condition that `user_id` is one of the users of `tenant`, beside a join with `users` that says the same.
+
+    An array makes PostgreSQL look up each of them in the index. From the join it expects rows in so many places that it
+    reads the whole table, of all tenants. SQLite looks them up anyhow.
+    """
+    if dialect == "postgresql":
+        ids = select(_members.c.id).where(_members.c.tenant_id == tenant).scalar_subquery()
+        yield user_id == any_(func.array(ids))
 
 
 @lru_cache(maxsize=256)

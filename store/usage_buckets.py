@@ -12,9 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from llmops.store.members import of_members
 from llmops.store.tables import tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage import UsageSum
+from llmops.store.usage import UsageSum, of_members
 
 DAY = 86_400
 _COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")

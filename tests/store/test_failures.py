@@ -67,6 +67,20 @@ async def test_a_server_that_is_away():
     assert error.message == expected
 
 
+async def test_a_server_that_says_nothing(monkeypatch):
+    monkeypatch.setattr("llmops.store.database.CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        error = await refused(f"postgresql://llmops@127.0.0.1:{silent.getsockname()[1]}/llmops")
+    assert isinstance(error, ResourceError)
+    assert error.message.endswith("cannot be reached; does PostgreSQL run there?")
+
+
+async def test_a_server_without_tls(postgres):
+    error = await refused(f"{postgres}?sslmode=require")
+    assert isinstance(error, InputError)
+    assert error.message.endswith("does not speak TLS, which sslmode asks for.")
+
+
 async def test_a_host_that_there_is_not():
     error = await refused("postgresql://llmops@nowhere.invalid/llmops")
     assert error.message.endswith("cannot be reached; does PostgreSQL run there?")

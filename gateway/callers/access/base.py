@@ -11,7 +11,7 @@ from llmops.gateway.messages import Caller
 class Directory(ABC):
     """Knows callers by their credentials. What is sent stays here: no message, log line or caller has any of it."""
 
-    foreign = "What was sent is not an API key of this gateway; they begin with sk-llmops-."
+    foreign = "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or digits."
     """For who sent what it does not take."""
 
     @abstractmethod
