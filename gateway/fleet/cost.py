@@ -9,8 +9,9 @@ from llmops.gateway.messages import Policy, ReplicaView, Wanted
 # Prompt tokens/s and seconds of a step, as long as a replica has not shown its own: a 7B model on one data-centre GPU.
 PREFILL_RATE = 20_000.0
 STEP_SECONDS = 0.02
-# What a second of a whole answer weighs beside one until its first token: its objective is about so much longer.
-DECODING = 1 / 40
+# What a second of a whole answer weighs beside one until its first token: where caches are full of what runs, its
+# objective is about so much longer; where they are empty more, as what is read again displaces nothing there.
+FULL, EMPTY, BEND = 1 / 80, 1 / 8, 5
 
 
 class PrefillRate:
@@ -57,14 +58,20 @@ def _first_token(view: ReplicaView, uncached: float, answer: float, step: float)
     return seconds
 
 
-def cost(view: ReplicaView, uncached: float, answer: float, below: float = inf) -> float:
-    """What is compared: the seconds until the first token, and a little of those by which the whole answer, with those
-    that run beside it, takes longer than in an empty replica. Where it is not `below`, a part of it is said."""
+def cost(view: ReplicaView, uncached: float, answer: float, weight: float, below: float = inf) -> float:
+    """What is compared: the seconds until the first token, and a little (`weight`, of `decoding`) of those by which the
+    whole answer, with those that run beside it, takes longer than in an empty replica. Where it is not `below`, a part
+    of it is said."""
     step = view.step_seconds or STEP_SECONDS
     seconds = _first_token(view, uncached, answer, step)
     if seconds < below:
-        seconds += DECODING * (answer * step * occupancy(view))
+        seconds += weight * (answer * step * occupancy(view))
     return seconds
+
+
+def decoding(held: float) -> float:
+    """What a second of a whole answer weighs where such a part of the caches is held by what runs."""
+    return FULL + (EMPTY - FULL) * (1 - min(max(held, 0.0), 1.0)) ** BEND
 
 
 def kv_load(view: ReplicaView, tokens: float = 0.0) -> float:

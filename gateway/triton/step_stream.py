@@ -104,8 +104,8 @@ class StepStreams(Transport):
             self._receiver.declare(self._demand)
 
     def abandon(self, error: ApiError) -> None:
-        """End all open streams with `error`: the engine has been given up."""
-        if self._receiver is not None and not self._receiver.ended:
+        """End all open streams with `error`, if there are any: the engine has been given up."""
+        if self._receiver is not None and not self._receiver.ended and self._receiver.has_streams:
             self._receiver.end(error)
 
     async def _stay(self, watcher: Watcher) -> None:
@@ -157,6 +157,10 @@ class StepReceiver:
         # slots that were cancelled and whose last entry has not arrived
         self._leaving: set[int] = set()
         self._sends: set[asyncio.Task] = set()
+
+    @property
+    def has_streams(self) -> bool:
+        return bool(self._streams)
 
     async def start(self) -> None:
         """Raises UnavailableError when Triton cannot be reached."""

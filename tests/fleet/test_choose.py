@@ -147,9 +147,20 @@ def test_seconds_to_the_first_token_are_the_queue_the_prompt_and_a_place_in_the_
 
 def test_a_fuller_batch_costs_as_much_as_a_longer_prompt() -> None:
     busy, idle = view("a", running=4), view("b")
-    answer = 400
-    assert cost(busy, 400, answer) - first_token(busy, 400, answer) == pytest.approx(answer * 0.02 / 2 / 40)
-    assert cost(idle, 400, answer) == first_token(idle, 400, answer)
+    answer, weight = 400, 1 / 40
+    slower = answer * 0.02 / 2 * weight
+    assert cost(busy, 400, answer, weight) - first_token(busy, 400, answer) == pytest.approx(slower)
+    assert cost(idle, 400, answer, weight) == first_token(idle, 400, answer)
+
+
+def test_a_cached_prefix_outweighs_a_fuller_batch_where_caches_are_full() -> None:
+    """Where they are empty what is read again displaces nothing, and the emptier batch wins."""
+    for free, expected in ((1000, 1), (300, 0)):
+        views = [view("a", running=4, free_blocks=free), view("b", free_blocks=free)]
+        chosen = policy()
+        chosen.sent(wanted(PROMPT), views[0])
+        # 40 ms of reading, or 0.6 s by which 60 steps become longer
+        assert chosen.choose(wanted(PROMPT, answer=60), views, 0.0) == expected, free
 
 
 def test_how_fast_prompts_are_read_is_said_by_steps_that_read_many_tokens() -> None:

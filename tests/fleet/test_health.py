@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmops.gateway.errors import UnavailableError
 from llmops.gateway.fleet.replicas.health import FAILED, SILENCE, Health
+from llmops.gateway.fleet.replicas.replica import Replica
+from llmops.gateway.fleet.routing.choose import Cheapest
+from llmops.gateway.messages import EngineRequest
+from llmops.gateway.triton.step_stream import StepStreams
+from tests.fleet.test_unseen import Engine
+from tests.fleet.views import settled
+from tests.steps.test_submissions import CARD
 
 
 def speaking(now: float = 0.0) -> Health:
@@ -86,3 +99,32 @@ def test_one_that_says_nothing_is_passed_over_after_a_failure() -> None:
     assert health.look(0.5 + FAILED) == "ready"
     health.loaded(False)
     assert health.look(1.0 + FAILED) == "gone"
+
+
+async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> None:
+    """It may only be slow, and there is no place for them."""
+    engine, now, others = Engine(), [0.0], list[str]()
+    card = replace(CARD, state=True)
+    transport = StepStreams(lambda: engine, "tiny-tensorrt_llm", card)
+    model = SimpleNamespace(name="tiny", card=card, engine=transport)
+    replica = Replica("r", model, Cheapest(), lambda: None, others=lambda: bool(others), clock=lambda: now[0])
+    replica.health.loaded(True)
+    replica.start(0.3)
+    await settled()
+    engine.say()
+    engine.deliver()
+    await settled()
+    stream = await replica.open(EngineRequest("x", [1], 8), replica.enter(1, is_counted=False))
+    token = asyncio.ensure_future(anext(stream))
+    while replica.view.state != "suspect":
+        now[0] += 0.25
+        replica.look()
+    await settled()
+    assert now[0] > SILENCE
+    assert not token.done()
+    others.append("another")
+    replica.look()
+    with pytest.raises(UnavailableError, match="The replica r has fallen silent"):
+        await asyncio.wait_for(token, 60)
+    replica.stop()
+    await transport.close()

@@ -32,7 +32,7 @@ UNCOUNTED = 2.0
 
 class Replica:
     """A Watcher of its engine. `changed` is called when its view has become another; `misrouted` for each answer that
-    is not of the engine that its card announced."""
+    is not of the engine that its card announced; `others` says whether another replica is ready."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Replica:
         policy: Policy,
         changed: Callable[[], None],
         misrouted: Callable[[], None] = lambda: None,
+        others: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         card = model.card
@@ -56,6 +57,7 @@ class Replica:
         self.instance, self.problem = "", ""
         self.open_streams = 0
         self._policy, self._changed, self._misrouted, self._clock = policy, changed, misrouted, clock
+        self._others = others
         self._unseen = Unseen(self.view)
         self._prefill_rate = PrefillRate()
         # when somebody else counted last
@@ -106,7 +108,8 @@ class Replica:
         self._unseen.remove(sent)
 
     def look(self) -> ReplicaState:
-        """Its state now. Streams that are open where nothing is believed in any more end, to go on elsewhere."""
+        """Its state now. Streams that are open where nothing is believed in any more end, to go on elsewhere, once
+        there is a place: an engine may only be slow."""
         before = self.view.state
         now = "gone" if self.problem else self.health.look(self._clock())
         if now != before:
@@ -116,9 +119,9 @@ class Replica:
                 "replica %s of %s: %s, was %s%s",
                 *(self.replica_id, self.model.name, now, before, f" ({self.problem})" if self.problem else ""),
             )
-            if now in ("suspect", "gone") and isinstance(self.engine, StepStreams) and before in ("ready", "draining"):
-                self.engine.abandon(UnavailableError(f"The replica {self.replica_id} has fallen silent."))
             self._changed()
+        if now in ("suspect", "gone") and isinstance(self.engine, StepStreams) and self._others():
+            self.engine.abandon(UnavailableError(f"The replica {self.replica_id} has fallen silent."))
         return now
 
     def declare(self, tokens: int, weights: float) -> None:

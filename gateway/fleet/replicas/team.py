@@ -151,7 +151,10 @@ class Fleets:
                 engine.leave(replica.replica_id, "drain")
             fleet.changed()
 
-        replica = Replica(place.replica, place.model, fleet.policy, changed, misrouted)
+        def others() -> bool:
+            return any(one.view.state == "ready" for name, one in fleet.replicas.items() if name != place.replica)
+
+        replica = Replica(place.replica, place.model, fleet.policy, changed, misrouted, others)
         replica.start(self._come_back)
         return replica
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from xxhash import xxh3_64_intdigest
 
 from llmops.blocks import block_hashes
-from llmops.gateway.fleet.cost import cost, kv_load, occupancy, takes
+from llmops.gateway.fleet.cost import cost, decoding, kv_load, occupancy, takes
 from llmops.gateway.fleet.routing.prefix import Held, PrefixIndex
 from llmops.gateway.messages import ReplicaState, ReplicaView, Wanted
 
@@ -106,11 +106,12 @@ class Cheapest:
         """The best candidate of those under the watermark; None when there is none."""
         tokens, answer, best, below = wanted.tokens, wanted.answer, None, float("inf")
         size = views[0].tokens_per_block
+        weight = decoding(sum(kv_load(views[place]) for place in candidates) / len(candidates))
         for place in candidates:
             view = views[place]
             # the last token is always read: its logits are the answer's first
             uncached = max(tokens - known.get(view.replica_id, 0) * size, 1)
-            seconds = cost(view, uncached, answer, below)
+            seconds = cost(view, uncached, answer, weight, below)
             if seconds < below and kv_load(view, uncached) <= WATERMARK:
                 best, below = place, seconds - ALIKE
         return best
