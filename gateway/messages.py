@@ -211,7 +211,7 @@ class Grant(ABC):
         """The answer has begun; `usage` says what it has used so far."""
 
     @abstractmethod
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
         """What the client is told of its limits."""
 
     @abstractmethod

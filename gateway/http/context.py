@@ -110,8 +110,7 @@ class RequestContext:
             (b"x-llmops-overhead-ms", b"%.2f" % (self.overhead * 1000)),
         ]
         if self.grant is not None:
-            told = self.grant.headers()
-            headers += zip(map(str.encode, told), map(str.encode, told.values()), strict=True)
+            headers += self.grant.headers()
         if self.ignored:
             headers.append((b"x-llmops-ignored", ", ".join(self.ignored).encode()))
         if self.continued:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from llmops.errors import InputError
 from llmops.gateway.app import create_app
-from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Want
+from llmops.gateway.callers.limits.buckets import Ask, Bound
 from llmops.gateway.callers.limits.check import LimitCheck
 from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.expected import FIRST
@@ -58,7 +58,7 @@ class Ledger:
         self.asked: list[tuple[str, datetime]] = []
 
     def tariff(self, model):
-        return lambda usage: PRICE * (usage.prompt_tokens + 2 * usage.completion_tokens)
+        return lambda prompt, cached, answer: PRICE * (prompt + 2 * answer)
 
     async def spent(self, of, since) -> int:
         self.asked.append((of, since))
@@ -86,14 +86,17 @@ class Bounded:
         self.keys.quotas = (Quota("key-a", **limits),)
 
     def left(self, name: str, limit: int) -> float:
-        return self.gate.limiter.reserve_now([Want(RATE, f"key-a::{name}", limit, 0)]).decision.left[0]
+        bound = Bound("key-a::", **{{"rpm": "requests", "tpm": "tokens"}[name]: limit})
+        return self._left(bound)[0 if name == "rpm" else 1]
 
     def places(self, limit: int) -> float:
-        return self.gate.limiter.reserve_now([Want(PLACES, "key-a:", limit, limit + 1)]).decision.left[0]
+        return self._left(Bound("key-a::", places=limit))[2]
 
     def money(self, limit: int) -> float:
-        key = "key-a::2026-11-01"
-        return self.gate.limiter.reserve_now([Want(MONEY, key, limit, limit + 1, limit + 1)]).decision.left[0]
+        return self._left(Bound("key-a::month", money=limit))[3]
+
+    def _left(self, bound: Bound) -> tuple[float, ...]:
+        return self.gate.limiter.reserve_now([bound], [Ask()]).decision.left[0]
 
     async def over(self) -> None:
         """No request is open any more."""
@@ -151,9 +154,9 @@ async def test_a_refused_storm_costs_no_reservation(bounded, monkeypatch):
     calls, reserve = count(), bounded.gate.limiter.reserve
     asked = []
 
-    async def counted(wants):
+    async def counted(*wanted):
         asked.append(next(calls))
-        return await reserve(wants)
+        return await reserve(*wanted)
 
     monkeypatch.setattr(bounded.gate.limiter, "reserve", counted)
     waits = []
@@ -420,9 +423,9 @@ async def test_encoders_reserve_what_they_read(tokenizer, what):
 
     truth = (await ask()).usage.prompt_tokens
     assert truth > 4
-    key = Want(RATE, "key-a::tpm", 1000, 1000 - truth)
-    assert gate.limiter.reserve_now([key._replace(amount=0)]).decision.left == (1000 - truth,)
-    gate.limiter.reserve_now([key])
+    key = [Bound("key-a::", tokens=1000)]
+    assert gate.limiter.reserve_now(key, [Ask()]).decision.left[0][1] == 1000 - truth
+    gate.limiter.reserve_now(key, [Ask(tokens=1000 - truth)])
     with pytest.raises(TokenRateLimitError):
         await ask()
     assert len(ran) == 1

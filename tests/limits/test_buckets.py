@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import numpy
 import pytest
@@ -16,23 +16,29 @@ from limits_conftest import Clock, shared
 
 from llmops.gateway.callers.limits.buckets import (
     BUSY,
-    MONEY,
     NEVER,
-    PLACES,
-    RATE,
+    NO_LIMIT,
+    Ask,
+    Bound,
     Change,
-    Want,
     decide,
-    divided,
-    refilled,
+    renewed,
 )
 from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.expected import Expected
-from llmops.gateway.callers.limits.headers import Level, anthropic_headers, duration, openai_headers
+from llmops.gateway.callers.limits.headers import anthropic_headers, duration, levels_of, openai_headers
+
+FREE = NO_LIMIT
 
 
-def rate(limit, amount, key="a"):
-    return Want(RATE, key, limit, amount)
+def refilled(level: float, stamp: float, now: float, limit: int) -> tuple[float, float]:
+    """Of a rate that had `level` at `stamp`: what it has, and of when that is."""
+    stamp, requests, tokens, spent, period = renewed(
+        (stamp, level, 10 * level, 7, 1), Bound("a", limit, 10 * limit), now
+    )
+    assert tokens == pytest.approx(10 * requests)
+    assert (spent, period) == (7, 1)
+    return requests, stamp
 
 
 def test_a_bucket_refills_without_steps_up_to_its_limit():
@@ -45,7 +51,7 @@ def test_debt_is_paid_back_first():
     assert refilled(-30, 0.0, 20.0, 60) == (-10, 20.0)
 
 
-@pytest.mark.parametrize(("back", "dated"), [(0.5, 100.0), (3600.0, 100.0 - 3600)])
+@pytest.mark.parametrize(("back", "dated"), [(0.5, 100.0), (1.0, 100.0), (3600.0, 100.0 - 3600)])
 def test_a_clock_that_goes_back_neither_refills_nor_stops_refilling(back, dated):
     assert refilled(5, 100.0, 100.0 - back, 60) == (5, dated)
     assert refilled(5, dated, dated + 2, 60) == (7, dated + 2)
@@ -55,43 +61,78 @@ def test_a_limit_that_was_lowered_holds_at_once():
     assert refilled(1000, 0.0, 0.0, 10) == (10, 0.0)
 
 
+def test_what_is_not_limited_is_never_short_and_what_becomes_so_is_full():
+    left = renewed((0.0, FREE, -5.0, 0, 0), Bound("a"), 1e-9)
+    assert left[1] == FREE
+    assert left[2] > 1e280
+    assert renewed(left, Bound("a", 60, 600), 1e-9) == (1e-9, 60, 600, 0, 0)
+
+
+@pytest.mark.parametrize(("period", "spent"), [(20, 7), (21, 7), (22, 0)])
+def test_what_was_spent_is_of_the_latest_period(period, spent):
+    """A gateway whose clock is behind neither brings the last one back nor begins this one anew."""
+    assert renewed((0.0, 1, 1, 7, 21), Bound("a", 1, 1, period=period), 0.0) == (0.0, 1, 1, spent, max(period, 21))
+
+
 def test_all_or_none_and_the_longest_wait():
-    wants = [rate(60, 1), rate(600, 100), rate(6000, 50)]
-    refused = decide(wants, [0.75, 70, 6000])
-    assert (refused.lacking, refused.wait, refused.given) == (1, 3.0, ())
-    assert refused.left == (0.75, 70, 6000)
-    allowed = decide(wants, [1, 100, 6000])
-    assert (allowed.lacking, allowed.left, allowed.given) == (None, (0, 0, 5950), (1, 100, 50))
+    bounds, asks = [Bound("a", 60, 600), Bound("b", tokens=6000)], [Ask(1, 100), Ask(1, 50)]
+    refused = decide(bounds, asks, [(0.75, 70, FREE, FREE), (FREE, 6000, FREE, FREE)])
+    assert (refused.lacking, refused.of, refused.wait, refused.money) == (0, "tokens", 3.0, 0)
+    assert refused.left == [(0.75, 70, FREE, FREE), (FREE, 6000, FREE, FREE)]
+    refused = decide(bounds, asks, [(0.75, 100, FREE, FREE), (FREE, 6000, FREE, FREE)])
+    assert (refused.lacking, refused.of, refused.wait) == (0, "requests", 0.25)
+    refused = decide(bounds, asks, [(1, 100, FREE, FREE), (FREE, 0, FREE, FREE)])
+    assert (refused.lacking, refused.of, refused.wait) == (1, "tokens", 0.5)
+    allowed = decide(bounds, asks, [(1, 100, FREE, FREE), (FREE, 6000, FREE, FREE)])
+    assert (allowed.lacking, allowed.left) == (None, [(0, 0, FREE, FREE), (FREE, 5950, FREE, FREE)])
 
 
 def test_waiting_as_long_as_told_is_enough():
-    want = rate(7, 3)
-    wait = decide([want], [0.1]).wait
-    assert decide([want], [refilled(0.1, 0.0, wait, 7)[0]]).lacking is None
+    bound, ask = [Bound("a", 7)], [Ask(3)]
+    wait = decide(bound, ask, [(0.1, FREE, FREE, FREE)]).wait
+    assert decide(bound, ask, [(refilled(0.1, 0.0, wait, 7)[0], FREE, FREE, FREE)]).lacking is None
 
 
 def test_more_than_a_bucket_holds_is_given_by_a_full_one_as_debt():
-    assert decide([rate(100, 300)], [99.5]).wait == pytest.approx(0.3)
-    assert decide([rate(100, 300)], [100]).left == (-200,)
+    bound, ask = [Bound("a", tokens=100)], [Ask(tokens=300)]
+    assert decide(bound, ask, [(FREE, 99.5, FREE, FREE)]).wait == pytest.approx(0.3)
+    assert decide(bound, ask, [(FREE, 100, FREE, FREE)]).left == [(FREE, -200, FREE, FREE)]
 
 
 def test_places_are_free_soon_and_money_is_not():
-    assert decide([Want(PLACES, "a", 2, 1)], [0]).wait == BUSY
-    assert decide([Want(MONEY, "a", 100, 50, 10)], [9]).wait == NEVER
-    assert decide([Want(MONEY, "a", 100, 50, 10)], [10]).given == (10,)
-    allowed = decide([Want(PLACES, "a", 2, 1), Want(MONEY, "a", 100, 50, 10)], [2, 20.5])
-    assert (allowed.lacking, allowed.wait, allowed.given, allowed.left) == (None, 0.0, (1, 20), (1, 0.5))
+    bound = [Bound("a", places=2, money=100)]
+    asked = [Ask(0, 0, 1, 50, 10)]
+    assert decide(bound, asked, [(FREE, FREE, 0, 100)])[2:] == (0, "places", BUSY)
+    assert decide(bound, asked, [(FREE, FREE, 2, 9)])[2:] == (0, "money", NEVER)
+    assert decide(bound, asked, [(FREE, FREE, 2, 10)]).money == 10
+    allowed = decide(bound, asked, [(FREE, FREE, 2, 20.5)])
+    assert (allowed.lacking, allowed.wait, allowed.money, allowed.left) == (None, 0.0, 20, [(FREE, FREE, 1, 0.5)])
 
 
-def test_money_that_was_overspent_pays_for_nothing_even_where_nothing_is_needed():
-    assert decide([Want(MONEY, "a", 100, 10)], [0]).given == (0,)
-    assert decide([Want(MONEY, "a", 100, 10)], [-1]).wait == NEVER
+def test_of_two_budgets_the_smaller_rest_is_taken_from_both():
+    bounds, asks = [Bound("a", money=100), Bound("b", money=100)], [Ask(money=50, least=10)] * 2
+    allowed = decide(bounds, asks, [(FREE, FREE, FREE, 90), (FREE, FREE, FREE, 30)])
+    assert (allowed.money, [left[3] for left in allowed.left]) == (30, [60, 0])
+
+
+def test_money_that_was_overspent_pays_for_nothing_but_what_is_free():
+    bound = [Bound("a", money=100)]
+    assert decide(bound, [Ask(money=10)], [(FREE, FREE, FREE, 0)]).money == 0
+    assert decide(bound, [Ask(money=10)], [(FREE, FREE, FREE, -1)]).wait == NEVER
+    assert decide(bound, [Ask()], [(FREE, FREE, FREE, -1)]) == ([(FREE, FREE, FREE, -1)], 0, None, "", 0.0)
+
+
+def test_debt_stops_nobody_who_asks_for_something_else():
+    bound = [Bound("a", 60, 600, 1)]
+    assert decide(bound, [Ask(1)], [(1, -50, -1, FREE)]).left == [(0, -50, -1, FREE)]
+    assert decide(bound, [Ask(1, 0, 1)], [(1, -50, 1, FREE)]).left == [(0, -50, 0, FREE)]
 
 
 def test_a_share_of_each_limit_but_not_of_money():
-    wants = [rate(60, 1), Want(PLACES, "a", 2, 1), Want(MONEY, "a", 100, 5)]
-    assert [want.limit for want in divided(wants, 3)] == [20, 1, 100]
-    assert divided(wants, 1) == wants
+    share = Bound("a", 60, FREE, 2, 100, 7).share(3)
+    assert (share.name, share.requests, share.tokens, share.places, share.money, share.period) == (
+        "a", 20, FREE, 1, 100, 7,
+    )  # fmt: skip
 
 
 def test_expected_is_the_ninetieth_percentile_of_the_last_answers():
@@ -108,9 +149,14 @@ def test_expected_is_the_ninetieth_percentile_of_the_last_answers():
 # -- headers ---------------------------------------------------------------------------------------------------------
 
 
+def told(headers) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in headers}
+
+
 def test_the_tightest_limit_is_shown_in_openais_terms():
-    levels = [Level("requests", 60, 59), Level("requests", 1000, 12), Level("tokens", 6000, -40.0)]
-    assert openai_headers(levels) == {
+    bounds = [Bound("a", 60, 6000), Bound("b", 1000), Bound("c", places=1)]
+    levels = levels_of(bounds, [(59, -40.0, FREE, FREE), (12, FREE, FREE, FREE), (FREE, FREE, 0, FREE)])
+    assert told(openai_headers(levels)) == {
         "x-ratelimit-limit-requests": "1000",
         "x-ratelimit-remaining-requests": "12",
         "x-ratelimit-reset-requests": "59.28s",
@@ -120,8 +166,13 @@ def test_the_tightest_limit_is_shown_in_openais_terms():
     }
 
 
+def test_what_is_not_limited_is_not_shown():
+    assert list(levels_of([Bound("a", places=1)], [(FREE, FREE, 1, FREE)])) == []
+
+
 def test_anthropics_clients_are_told_in_its_terms(noon):
-    assert anthropic_headers([Level("requests", 60, 30), Level("tokens", 6000, -40.0)], noon) == {
+    levels = levels_of([Bound("a", 60, 6000)], [(30, -40.0, FREE, FREE)])
+    assert told(anthropic_headers(levels, noon)) == {
         "anthropic-ratelimit-requests-limit": "60",
         "anthropic-ratelimit-requests-remaining": "30",
         "anthropic-ratelimit-requests-reset": "2026-11-22T12:00:30Z",
@@ -133,10 +184,9 @@ def test_anthropics_clients_are_told_in_its_terms(noon):
 
 @pytest.mark.parametrize("left", [60, 60.5])
 def test_what_is_full_needs_no_time(left, noon):
-    assert openai_headers([Level("tokens", 60, left)])["x-ratelimit-reset-tokens"] == "0ms"
-    assert anthropic_headers([Level("tokens", 60, left)], noon)["anthropic-ratelimit-tokens-reset"].endswith(
-        "12:00:00Z"
-    )
+    levels = [*levels_of([Bound("a", tokens=60)], [(FREE, left, FREE, FREE)])]
+    assert told(openai_headers(levels))["x-ratelimit-reset-tokens"] == "0ms"
+    assert told(anthropic_headers(levels, noon))["anthropic-ratelimit-tokens-reset"].endswith("12:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -151,18 +201,12 @@ def test_durations(seconds, text):
 # -- properties ------------------------------------------------------------------------------------------------------
 
 LIMIT = 100
-
-
-@contextmanager
-def table_on(clock: Clock) -> Iterator[Embedded]:
-    limiter = Embedded(":memory:", clock)
-    yield limiter
-    asyncio.run(limiter.close())
+BOUND = [Bound("a", LIMIT)]
 
 
 @asynccontextmanager
-async def kept() -> AsyncIterator[Embedded]:
-    limiter = Embedded(":memory:", Clock())
+async def kept(clock: Clock | None = None) -> AsyncIterator[Embedded]:
+    limiter = Embedded(":memory:", clock or Clock())
     yield limiter
     await limiter.close()
 
@@ -175,73 +219,80 @@ STEPS = st.lists(
 @given(STEPS)
 def test_what_was_used_is_never_more_than_limit_and_refill(steps):
     """Reservations and refunds in any order: after each, what is used and reserved since the start fits."""
-    clock = Clock()
-    with table_on(clock) as limiter:
-        used, open_ = 0, []
-        for wait, amount, share, later in steps:
-            clock.now += wait
-            if limiter.reserve_now([rate(LIMIT, amount)]).decision.lacking is None:
-                used += amount
-                open_.append((amount, round(amount * share)))
-            if open_ and later < 3:
-                reserved, truth = open_.pop(later % len(open_))
-                limiter.settle([Change(RATE, "a", LIMIT, 0, truth - reserved)])
-                used += truth - reserved
-            assert used <= LIMIT + clock.now * LIMIT / 60 + 1e-3
+
+    async def take() -> None:
+        clock = Clock()
+        async with kept(clock) as limiter:
+            used, open_ = 0, []
+            for wait, amount, share, later in steps:
+                clock.now += wait
+                if limiter.reserve_now(BOUND, [Ask(amount)]).decision.lacking is None:
+                    used += amount
+                    open_.append((amount, round(amount * share)))
+                if open_ and later < 3:
+                    reserved, truth = open_.pop(later % len(open_))
+                    limiter.settle(BOUND, Change(truth - reserved))
+                    used += truth - reserved
+                assert used <= LIMIT + clock.now * LIMIT / 60 + 1e-3
+
+    asyncio.run(take())
 
 
 @given(st.lists(st.integers(1, 30), min_size=30, max_size=200))
 @settings(max_examples=30)
 def test_who_waits_as_told_uses_all_of_it(amounts):
     clock = Clock()
-    with table_on(clock) as limiter:
-        used = 0
-        for amount in amounts:
-            while (decision := limiter.reserve_now([rate(LIMIT, amount)]).decision).lacking is not None:
-                clock.now += decision.wait
-            used += amount
-        # nobody waits where something is left: all of it is used, but for what the last one left
-        assert clock.now == 0 or used == pytest.approx(LIMIT + clock.now * LIMIT / 60, abs=1e-3)
+    limiter = Embedded(":memory:", clock)
+    used = 0
+    for amount in amounts:
+        while (decision := limiter.reserve_now(BOUND, [Ask(amount)]).decision).lacking is not None:
+            clock.now += decision.wait
+        used += amount
+    # nobody waits where something is left: all of it is used, but for what the last one left
+    assert clock.now == 0 or used == pytest.approx(LIMIT + clock.now * LIMIT / 60, abs=1e-3)
 
 
-def a_want(draw: random.Random) -> Want:
+def a_bound(name: str, draw: random.Random) -> Bound:
+    """`a` has every limit, `b` and `c` only some."""
+    limits = (draw.choice([50, 100]), draw.choice([500, 1000]), 2, 500)
+    has = {"a": (1, 1, 1, 1), "b": (1, 0, 1, 0), "c": (0, 1, 0, 1)}[name]
+    limits = (limit if one else FREE for one, limit in zip(has, limits, strict=True))
+    return Bound(name, *limits, draw.choice([19, 20, 21]))
+
+
+def an_ask(draw: random.Random) -> Ask:
     """Rates in steps that no refill crosses while the test runs."""
-    key = draw.choice("abc")
-    return draw.choice(
-        [
-            rate(draw.choice([50, 100]), draw.choice([0, 25, 50, 75]), key),
-            Want(PLACES, key, 2, 1),
-            Want(MONEY, key, 500, draw.randint(20, 200), draw.randint(0, 20)),
-        ]
-    )
-
-
-def an_end(want: Want, took: int, draw: random.Random) -> Change:
-    if want.kind == RATE:
-        return Change(RATE, want.key, want.limit, 0, draw.choice([-25, 0, 25]))
-    return Change(want.kind, want.key, want.limit, took, draw.randint(0, took) if want.kind == MONEY else 0)
+    money = draw.choice([0, draw.randint(20, 200)])
+    return Ask(draw.choice([0, 0, 25, 50, 75]), draw.choice([0, 0, 250]), draw.randint(0, 1), money, min(money, 15))
 
 
 async def test_valkey_decides_as_the_table_does(redis_url, prefix):
-    draw, seen = random.Random(14), Counter()
-    open_: list[tuple[list[Want], tuple[int, ...]]] = []
+    draw, seen = random.Random(16), Counter()
+    open_: list[tuple[list[Bound], Ask, int]] = []
     async with kept() as embedded, shared(redis_url, prefix) as valkey:
         for _ in range(300):
-            unique = {(want.kind, want.key): want for want in (a_want(draw) for _ in range(draw.randint(1, 4)))}
-            wants = list(unique.values())
-            mine, theirs = embedded.reserve_now(wants).decision, await valkey.reserve(wants)
+            bounds = [a_bound(name, draw) for name in draw.sample("abc", draw.randint(1, 3))]
+            asks = [an_ask(draw)] * len(bounds)
+            mine, theirs = embedded.reserve_now(bounds, asks).decision, await valkey.reserve(bounds, asks)
             assert theirs.by is valkey
-            assert theirs.decision.given == mine.given
+            assert theirs.decision.money == mine.money
             assert (theirs.decision.lacking is None) == (mine.lacking is None)
             # of two that lack alike, a moment decides which takes longer
             assert theirs.decision.wait == pytest.approx(mine.wait, abs=12)
-            assert theirs.decision.left == pytest.approx(mine.left, abs=24)
-            seen[mine.lacking if mine.lacking is None else wants[mine.lacking].kind] += 1
+            for left, there in zip(mine.left, theirs.decision.left, strict=True):
+                assert there == pytest.approx(left, abs=240)
+                assert there[2:] == pytest.approx(left[2:])
+            seen[mine.of] += 1
             if mine.lacking is None:
-                open_.append((wants, mine.given))
-            if open_ and draw.random() < 0.5:
-                ended = open_.pop(draw.randrange(len(open_)))
-                changes = [an_end(want, took, draw) for want, took in zip(*ended, strict=True)]
-                embedded.settle(changes)
-                valkey.settle(changes)
-    assert {None, RATE, PLACES, MONEY} == set(seen)
+                open_.append((bounds, asks[0], mine.money))
+            if open_ and draw.random() < 0.4:
+                bounds, ask, money = open_.pop(draw.randrange(len(open_)))
+                beyond = draw.choice([-50, -25, 25]), draw.choice([-250, 0])
+                change = Change(*beyond, -ask.places, -money, draw.randint(0, money // 4))
+                embedded.settle(bounds, change)
+                valkey.settle(bounds, change)
+            if draw.random() < 0.05:
+                known = a_bound(draw.choice("abc"), draw), draw.randint(0, 300)
+                embedded.spent(*known)
+                valkey.spent(*known)
+    assert set(seen) == {"", "requests", "tokens", "places", "money"}

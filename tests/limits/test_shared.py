@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import signal
 import subprocess
@@ -17,13 +18,15 @@ from limits_conftest import GENEROUS, PATIENCE, Clock, eventually, shared, until
 
 from llmops.gateway.callers.limits import table
 from llmops.gateway.callers.limits.base import LEASE
-from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Want
+from llmops.gateway.callers.limits.buckets import Ask, Bound, Change
+from llmops.gateway.callers.limits.check import limits_of
 from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.gate import Gate
 from llmops.gateway.callers.limits.plan import Plan
 from llmops.gateway.callers.limits.redis import Shared
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.messages import Outcome, Quota, Usage
+from llmops.gateway.settings import GatewaySettings, Quotas
 
 ATTEMPTS = 10_000
 
@@ -31,16 +34,18 @@ ATTEMPTS = 10_000
 # ended; with a fourth argument time stands still for it
 ASKER = """
 import json, sys, time
-from llmops.gateway.callers.limits.buckets import RATE, Want
+from llmops.gateway.callers.limits.buckets import Ask, Bound
+from llmops.gateway.callers.limits.check import limits_of
 from llmops.gateway.callers.limits.embedded import Embedded
 path, count, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 limiter = Embedded(path, (lambda: 0.0) if sys.argv[4:] else time.monotonic, patience=60)
-limiter.reserve_now([])
+bounds, asks = [Bound("key", limit)], [Ask(1)]
+limiter.reserve_now([], [])
 print("ready", flush=True)
 sys.stdin.readline()
 began, got = time.monotonic(), 0
 for _ in range(count):
-    reserved = limiter.reserve_now([Want(RATE, "key", limit, 1)])
+    reserved = limiter.reserve_now(bounds, asks)
     assert reserved.by is limiter, "the file was not used"
     got += reserved.decision.lacking is None
 print(json.dumps([got, began, time.monotonic()]), flush=True)
@@ -85,7 +90,7 @@ async def test_three_gateways_on_one_valkey_get_the_limit_and_what_refills(redis
         gateways = [await stack.enter_async_context(shared(redis_url, prefix)) for _ in range(3)]
         began = time.monotonic()
         asked = await asyncio.gather(
-            *(gateways[at % 3].reserve([Want(RATE, "key", limit, 1)]) for at in range(ATTEMPTS))
+            *(gateways[at % 3].reserve([Bound("key", limit)], [Ask(1)]) for at in range(ATTEMPTS))
         )
         seconds = time.monotonic() - began
     assert all(reserved.by in gateways for reserved in asked)
@@ -118,78 +123,79 @@ async def test_what_is_asked_in_one_turn_is_one_command(redis_url, prefix):
     client = Redis.from_url(redis_url)
     async with shared(redis_url, prefix) as limiter:
         before = (await client.info("commandstats"))["cmdstat_evalsha"]["calls"]
-        await asyncio.gather(*(limiter.reserve([Want(RATE, "key", 100, 1)]) for _ in range(50)))
+        await asyncio.gather(*(limiter.reserve([Bound("key", 100)], [Ask(1)]) for _ in range(50)))
         after = (await client.info("commandstats"))["cmdstat_evalsha"]["calls"]
     await client.aclose()
     assert after - before == 1
 
 
 async def test_settlements_travel_and_are_not_lost(redis_url, prefix):
+    bounds = [Bound("key", 6, places=1)]
     async with shared(redis_url, prefix) as one, shared(redis_url, prefix) as other:
-        await one.reserve([Want(RATE, "key", 6, 6), Want(PLACES, "key", 1, 1)])
-        refused = await other.reserve([Want(PLACES, "key", 1, 1)])
-        assert refused.decision.lacking == 0
-        one.settle([Change(RATE, "key", 6, 0, -5), Change(PLACES, "key", 1, 1, 0)])
+        await one.reserve(bounds, [Ask(6, places=1)])
+        refused = await other.reserve(bounds, [Ask(places=1)])
+        assert (refused.decision.lacking, refused.decision.of) == (0, "places")
+        one.settle(bounds, Change(requests=-5, places=-1))
 
         async def freed():
-            return (await other.reserve([Want(PLACES, "key", 1, 1)])).decision.lacking is None
+            return (await other.reserve(bounds, [Ask(places=1)])).decision.lacking is None
 
         await eventually(freed)
-        assert (await other.reserve([Want(RATE, "key", 6, 5)])).decision.lacking is None
+        assert (await other.reserve(bounds, [Ask(5)])).decision.lacking is None
 
 
 async def test_who_leaves_while_it_is_asked_has_nothing(redis_url, prefix):
+    bounds, asks = [Bound("key", 5, places=1)], [Ask(5, places=1)]
     async with shared(redis_url, prefix) as limiter:
-        asking = asyncio.create_task(limiter.reserve([Want(RATE, "key", 5, 5), Want(PLACES, "key", 1, 1)]))
+        asking = asyncio.create_task(limiter.reserve(bounds, asks))
         await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        again = await limiter.reserve([Want(RATE, "key", 5, 0)])
-        again = await limiter.reserve([Want(RATE, "key", 5, 5), Want(PLACES, "key", 1, 1)])
-        assert again.decision.lacking is None
+        await limiter.reserve(bounds, [Ask()])
+        assert (await limiter.reserve(bounds, asks)).decision.lacking is None
 
 
 @pytest.mark.parametrize("how", ["kill -9", "SIGSTOP"])
 async def test_a_valkey_that_goes_away(valkey, prefix, how):
     """Everybody is answered all the time; this machine's share is a third of the limit while three are known."""
-    want = [Want(RATE, "key", 300, 1)]
+    want = [Bound("key", 300, places=9)], [Ask(1)]
     async with AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(shared(valkey.url, prefix, Clock())) for _ in range(3)]
         for gateway in gateways:
-            assert (await gateway.reserve([*want, Want(PLACES, "key", 9, 1)])).by is gateway
+            assert (await gateway.reserve(want[0], [Ask(1, places=1)])).by is gateway
         first = gateways[0]
-        await first.reserve(want)
+        await first.reserve(*want)
         assert first.machines == 3
         first._patience = PATIENCE
         valkey.kill() if how == "kill -9" else valkey.signal(signal.SIGSTOP)
-        asked = [await first.reserve(want) for _ in range(120)]
+        asked = [await first.reserve(*want) for _ in range(120)]
         assert all(reserved.by is not first for reserved in asked)
-        assert {reserved.wants[0].limit for reserved in asked} == {100}
+        assert {reserved.bounds[0].requests for reserved in asked} == {100}
         assert sum(reserved.decision.lacking is None for reserved in asked) == 100
         valkey.start() if how == "kill -9" else valkey.signal(signal.SIGCONT)
         first._patience = GENEROUS
         await until_up(first)
-        assert (await first.reserve(want)).by is first
+        assert (await first.reserve(*want)).by is first
 
         # what they held they still hold, and nothing twice: as soon as each has given a sign of life
         async def all_held():
             for gateway in gateways:
                 gateway.beat()
-            return (await first.reserve([Want(PLACES, "key", 9, 10)])).decision.left == (9 - 3,)
+            return (await first.reserve(want[0], [Ask()])).decision.left[0][2] == 9 - 3
 
         await eventually(all_held)
 
 
 async def test_a_valkey_that_is_slow_for_a_moment_is_no_alarm(valkey, prefix, caplog):
     """Who waits is answered by this machine in time; what Valkey gave them too late is given back."""
-    wants = [Want(RATE, "key", 300, 100), Want(PLACES, "key", 9, 1)]
+    bounds, asks = [Bound("key", 300, places=9)], [Ask(100, places=1)]
     limiter = Shared(valkey.url, Embedded(":memory:"), prefix, patience=0.02, give_up=GENEROUS)
     await limiter.start()
     await until_up(limiter)
     process = limiter._process
     valkey.signal(signal.SIGSTOP)
-    asked = await asyncio.gather(*(limiter.reserve(wants) for _ in range(2)))
+    asked = await asyncio.gather(*(limiter.reserve(bounds, asks) for _ in range(2)))
     assert all(reserved.by is not limiter and reserved.decision.lacking is None for reserved in asked)
     # nobody waits for it any more
     assert not limiter.up.is_set()
@@ -197,8 +203,9 @@ async def test_a_valkey_that_is_slow_for_a_moment_is_no_alarm(valkey, prefix, ca
     await until_up(limiter)
 
     async def all_given_back():
-        reserved = await limiter.reserve([wants[0]._replace(amount=0), Want(PLACES, "key", 9, 0)])
-        return reserved.by is limiter and reserved.decision.left == (300, 9)
+        reserved = await limiter.reserve(bounds, [Ask()])
+        requests, _, places, _ = reserved.decision.left[0]
+        return reserved.by is limiter and (requests, places) == (300, 9)
 
     await eventually(all_given_back)
     assert limiter._process == process
@@ -235,10 +242,12 @@ async def test_a_request_is_one_command(redis_url, prefix, monkeypatch):
         for _ in range(50):
             await request()
         assert await commands() - before == 50
-        reserved = await limiter.reserve([Want(RATE, "key::rpm", 10_000, 0), Want(RATE, "tenant::tpm", 10**6, 0)])
+        reserved = await limiter.reserve(plan.before.all, [Ask()] * 2)
         refilled = (time.monotonic() - began) / 60 + 0.01
-        assert 0 <= reserved.decision.left[0] - (10_000 - 51) <= 10_000 * refilled
-        assert 0 <= reserved.decision.left[1] - (10**6 - 51 * 120) <= 10**6 * refilled
+        (requests, _, places, _), (_, tokens, _, _) = reserved.decision.left
+        assert 0 <= requests - (10_000 - 51) <= 10_000 * refilled
+        assert 0 <= tokens - (10**6 - 51 * 120) <= 10**6 * refilled
+        assert places == 100
     await client.aclose()
 
 
@@ -259,7 +268,7 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
         return bool(errors())
 
     async with server:
-        reserved = await limiter.reserve([Want(RATE, "key", 10, 1)])
+        reserved = await limiter.reserve([Bound("key", 10)], [Ask(1)])
         assert reserved.decision.lacking is None
         await eventually(told)
         # and tried again
@@ -276,23 +285,43 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
 async def test_a_restart_refills_nothing(tmp_path):
     clock = Clock()
     first = Embedded(tmp_path / "limits", clock)
-    first.reserve_now([Want(RATE, "key", 60, 60)])
+    first.reserve_now([Bound("key", 60)], [Ask(60)])
     await first.close()
     second = Embedded(tmp_path / "limits", clock)
-    assert second.reserve_now([Want(RATE, "key", 60, 1)]).decision.wait == 1.0
+    assert second.reserve_now([Bound("key", 60)], [Ask(1)]).decision.wait == 1.0
     await second.close()
+
+
+async def test_a_place_that_is_given_back_is_soon_another_processs(tmp_path):
+    """Also where the one who had it asks for nothing any more."""
+    one, other = Embedded(tmp_path / "limits"), Embedded(tmp_path / "limits")
+    bounds, asks = [Bound("key", tokens=10**6, places=1, money=100)], [Ask(0, 500, 1, 60, 60)]
+    assert one.reserve_now(bounds, asks).decision.lacking is None
+    assert other.reserve_now(bounds, asks).decision.of == "money"
+    one.settle(bounds, Change(0, 500, -1, -60, 10))
+
+    async def free():
+        return other.reserve_now(bounds, [Ask(places=1)]).decision.lacking is None
+
+    await eventually(free)
+    _, tokens, _, money = other.reserve_now(bounds, [Ask()]).decision.left[0]
+    assert (money, tokens < 10**6 - 500) == (90, True)
+    await one.close()
+    await other.close()
 
 
 async def test_what_a_killed_process_held_is_free_after_its_lease(tmp_path):
     clock = Clock()
     lost, living = Embedded(tmp_path / "limits", clock), Embedded(tmp_path / "limits", clock)
+    bounds, asks = [Bound("key", places=2, money=100)], [Ask(places=1, money=50, least=50)]
     for limiter in (lost, living):
-        limiter.reserve_now([Want(PLACES, "key", 2, 1), Want(MONEY, "key", 100, 50)])
+        limiter.reserve_now(bounds, asks)
     clock.now += LEASE - 1
     living.beat()
-    assert living.reserve_now([Want(PLACES, "key", 2, 1)]).decision.lacking == 0
+    assert living.reserve_now(bounds, [Ask(places=1)]).decision.of == "places"
+    assert living.reserve_now(bounds, [Ask(money=50, least=1)]).decision.of == "money"
     clock.now += 1
-    assert living.reserve_now([Want(PLACES, "key", 2, 1), Want(MONEY, "key", 100, 50)]).decision.lacking is None
+    assert living.reserve_now(bounds, asks).decision.lacking is None
     await living.close()
     await lost.close()
 
@@ -301,16 +330,16 @@ async def test_a_file_that_cannot_be_used_stops_nobody(tmp_path, caplog):
     """A process that was stopped in the middle of a reservation holds the lock."""
     clock = Clock()
     holder, limiter = Embedded(tmp_path / "limits", clock), Embedded(tmp_path / "limits", clock)
-    want = [Want(RATE, "key", 2, 1)]
-    assert limiter.reserve_now(want).by is limiter
-    holder.reserve_now([])
+    want = [Bound("key", 2)], [Ask(1)]
+    assert limiter.reserve_now(*want).by is limiter
+    holder.reserve_now([], [])
     holder.table.lock()
-    alone = [limiter.reserve_now(want) for _ in range(3)]
+    alone = [limiter.reserve_now(*want) for _ in range(3)]
     assert [reserved.decision.lacking for reserved in alone] == [None, None, 0]
     assert all(reserved.by is not limiter for reserved in alone)
     holder.table.unlock()
     clock.now += 1
-    assert limiter.reserve_now(want).by is limiter
+    assert limiter.reserve_now(*want).by is limiter
     assert caplog.text.count("cannot be used") == 1
     await holder.close()
     await limiter.close()
@@ -322,9 +351,9 @@ def test_whoever_is_killed_in_the_middle_leaves_a_table_that_holds(tmp_path):
     limiter = Embedded(path, Clock(), patience=60)
 
     def left() -> float:
-        reserved = limiter.reserve_now([Want(RATE, "key", limit, 0)])
+        reserved = limiter.reserve_now([Bound("key", limit)], [Ask()])
         assert reserved.by is limiter
-        return reserved.decision.left[0]
+        return reserved.decision.left[0][0]
 
     for times in range(1, 4):
         processes = askers(path, 10**6, limit, "time stands still")
@@ -344,7 +373,7 @@ async def test_a_disk_that_is_full_stops_nobody(tmp_path, caplog, monkeypatch):
     """What the table needs is taken when it is made: memory that is missing later would end the process."""
     monkeypatch.setattr("os.pwrite", lambda file, what, at: 4096)
     limiter = Embedded(tmp_path / "limits")
-    assert limiter.reserve_now([Want(RATE, "key", 2, 1)]).decision.lacking is None
+    assert limiter.reserve_now([Bound("key", 2)], [Ask(1)]).decision.lacking is None
     assert "No space left on device" in caplog.text
     assert (tmp_path / "limits").stat().st_size == 0
     await limiter.close()
@@ -355,26 +384,47 @@ def test_a_table_that_is_full_forgets_what_is_missed_least(tmp_path, monkeypatch
     monkeypatch.setattr(table, "GROUPS", 1)
     limiter = Embedded(tmp_path / "limits", Clock())
     for at in range(16):
-        limiter.reserve_now([Want(RATE, f"key-{at}", 600, 60 if at == 5 else 300)])
-    limiter.reserve_now([Want(RATE, "key-new", 600, 300)])
-    left = [
-        limiter.reserve_now([Want(RATE, f"key-{at}", 600, 0)]).decision.left[0] for at in (*range(5), *range(6, 16))
-    ]
-    assert left == [300] * 15
-    assert limiter.reserve_now([Want(RATE, "key-new", 600, 0)]).decision.left == (300,)
+        limiter.reserve_now([Bound(f"key-{at}", 600)], [Ask(60 if at == 5 else 300)])
+    limiter.reserve_now([Bound("key-new", 600)], [Ask(300)])
+
+    def left(name: str) -> float:
+        return limiter.reserve_now([Bound(name, 600)], [Ask()]).decision.left[0][0]
+
+    assert [left(f"key-{at}") for at in (*range(5), *range(6, 16))] == [300] * 15
+    assert left("key-new") == 300
 
 
 async def test_a_file_that_is_none(tmp_path, caplog):
     (tmp_path / "limits").write_bytes(b"not a database, but long enough to be looked at" * 100)
     limiter = Embedded(tmp_path / "limits")
-    assert limiter.reserve_now([Want(RATE, "key", 2, 1)]).decision.lacking is None
+    assert limiter.reserve_now([Bound("key", 2)], [Ask(1)]).decision.lacking is None
     assert "it is another program's file" in caplog.text
     await limiter.close()
 
 
 async def test_what_the_ledger_knows_counts_and_never_less_than_was_seen(tmp_path):
     limiter = Embedded(tmp_path / "limits", Clock())
-    limiter.spent("key", 60)
-    limiter.spent("key", 40)
-    assert limiter.reserve_now([Want(MONEY, "key", 100, 100, 1)]).decision.given == (40,)
+    key = Bound("key", money=100, period=20)
+    limiter.spent(key, 60)
+    limiter.spent(key, 40)
+    assert limiter.reserve_now([key], [Ask(money=100, least=1)]).decision.money == 40
+    limiter.settle([key], Change(money=-40, spent=40))
+    limiter.beat()
+    # what comes late of a period that is over
+    key.period = 21
+    assert limiter.reserve_now([key], [Ask()]).decision.left[0][3] == 100
+    limiter.spent(Bound("key", money=100, period=20), 100)
+    assert limiter.reserve_now([key], [Ask()]).decision.left[0][3] == 100
     await limiter.close()
+
+
+async def test_gateways_of_two_versions_keep_apart(tmp_path, monkeypatch):
+    """While one takes the place of the other both run: neither reads what the other means otherwise."""
+    monkeypatch.setattr("llmops.gateway.callers.limits.check.folder", lambda: tmp_path)
+    named = limits_of(GatewaySettings(port=8000, quotas=Quotas(each={"rpm": 1})))
+    older = tmp_path / f"{hashlib.sha256(b'127.0.0.1:8000').hexdigest()[:16]}.limits"
+    older.write_bytes(b"llmops limits 1\n" + bytes(1000))
+    named.gate.limiter.reserve_now([], [])
+    assert {path.name for path in tmp_path.iterdir()} == {older.name, f"{older.stem}.2.limits"}
+    assert older.read_bytes() == b"llmops limits 1\n" + bytes(1000)
+    await named.gate.close()

@@ -6,17 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llmops.gateway.callers.limits.buckets import Change, Decision, Want
+from llmops.gateway.callers.limits.buckets import Ask, Bound, Change, Decision
 
 # Seconds for which a process that is not heard of keeps what it holds.
 LEASE = 15.0
 
 
 class Reserved(NamedTuple):
-    """A decision, by the limiter that must hear how it ended, and the wants as they were decided there."""
+    """A decision, by the limiter that must hear how it ended, and the bounds as they were there."""
 
     decision: Decision
-    wants: Sequence[Want]
+    bounds: Sequence[Bound]
     by: Limiter
 
 
@@ -28,15 +28,16 @@ class Limiter(ABC):
         return
 
     @abstractmethod
-    async def reserve(self, wants: Sequence[Want]) -> Reserved: ...
+    async def reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask]) -> Reserved:
+        """An ask of each bound. No two bounds have one name."""
 
     @abstractmethod
-    def settle(self, changes: Sequence[Change]) -> None:
-        """At once, or soon: never waits and never raises."""
+    def settle(self, bounds: Sequence[Bound], change: Change) -> None:
+        """Of each of them. At once, or soon: never waits and never raises."""
 
     @abstractmethod
-    def spent(self, key: str, at_least: int) -> None:
-        """What the ledger knows of a budget: restarts refill nothing."""
+    def spent(self, bound: Bound, at_least: int) -> None:
+        """What the ledger knows of its period: restarts refill nothing."""
 
     def beat(self) -> None:
         """About once a second while something is held, or it is taken for lost (`LEASE`)."""

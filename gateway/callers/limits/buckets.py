@@ -1,16 +1,17 @@
 """The arithmetic of limits: pure functions of what is kept and of a clock that is handed in.
 
-A rate is a token bucket: it holds `limit`, is full at first, and refills by `limit` a minute without steps. What an
-answer used beyond its reservation puts it into debt. A hold is what open requests have at once (their number, or money
-until their cost is known), beside what is spent for good.
+Of each quota one record is kept: its two rates, and what was spent of its money in this period. A rate is a token
+bucket: it holds its limit, is full at first, and refills by as much a minute without steps; what an answer used beyond
+its reservation puts it into debt. Places, and money until its cost is known, are held by open requests: how much, each
+process says for its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from operator import le, sub
-from typing import NamedTuple
+from operator import add, le, sub
+from typing import Any, NamedTuple
 
 MINUTE = 60.0
 # Seconds after which a place may be free: nobody knows when an answer ends.
@@ -21,86 +22,158 @@ NEVER = 1e9
 STEP = 1.0
 # A client that waits exactly as long as it was told must not fail by a bit of a float.
 SLACK = 1e-6
+# A limit that nothing comes near, and which is full again at once: what is not limited needs no case of its own.
+NO_LIMIT = 1e300
 
-RATE, PLACES, MONEY = "rate", "places", "money"
+
+class Bound:
+    """What a quota allows of each thing. Its record is kept under `name`; what was spent before `period` (the number
+    of a day) does not count in it.
+    """
+
+    __slots__ = ("holds", "money", "name", "period", "places", "requests", "tokens")
+
+    def __init__(
+        self,
+        name: str,
+        requests: float = NO_LIMIT,
+        tokens: float = NO_LIMIT,
+        places: float = NO_LIMIT,
+        money: float = NO_LIMIT,
+        period: int = 0,
+    ) -> None:
+        self.name, self.requests, self.tokens, self.places, self.money = name, requests, tokens, places, money
+        self.period = period
+        self.holds = places < NO_LIMIT or money < NO_LIMIT
+
+    def share(self, parts: int) -> Bound:
+        """Of one of `parts` that do not hear of each other. Money is not divided: it is counted elsewhere."""
+        requests, tokens, places = (
+            limit if limit == NO_LIMIT else max(limit // parts, 1)
+            for limit in (self.requests, self.tokens, self.places)
+        )
+        return Bound(self.name, requests, tokens, places, self.money, self.period)
 
 
-class Want(NamedTuple):
-    """`amount` of what is kept under `key`; of MONEY also less will do, down to `least`."""
+class Ask(NamedTuple):
+    """What one request asks of a quota; of `money` also less will do, down to `least`."""
 
-    kind: str
-    key: str
-    limit: int
-    amount: int
+    requests: int = 0
+    tokens: int = 0
+    places: int = 0
+    money: int = 0
     least: int = 0
 
 
 class Change(NamedTuple):
-    """What a reservation turned out to be.
+    """What a reservation turned out to be: so much more is used (`requests`, `tokens`) and held (`places`, `money`),
+    where it is less negative; and so much is `spent`."""
 
-    RATE: `used` more than was reserved (less: negative). PLACES and MONEY: `held` is given back, `used` is spent.
-    """
-
-    kind: str
-    key: str
-    limit: int
-    held: int
-    used: int
-
-
-def refilled(level: float, stamp: float, now: float, limit: int) -> tuple[float, float]:
-    """The level of a rate that had `level` at `stamp` (seconds of any clock; negative in debt), and of when that is."""
-    if now < stamp:
-        return min(level, limit), stamp if stamp - now <= STEP else now
-    level += (now - stamp) * limit / MINUTE
-    return level if level < limit else limit, now
+    requests: int = 0
+    tokens: int = 0
+    places: int = 0
+    money: int = 0
+    spent: int = 0
 
 
 # What makes them of a tuple with all their values, for each request: the constructor of a NamedTuple is a function of
 # Python's, which takes five times as long.
-want_of: Callable[[tuple[str, str, int, int, int]], Want] = partial(tuple.__new__, Want)
-change_of: Callable[[tuple[str, str, int, int, int]], Change] = partial(tuple.__new__, Change)
+ask_of: Callable[[tuple[int, ...]], Ask] = partial(tuple.__new__, Ask)
+change_of: Callable[[tuple[int, ...]], Change] = partial(tuple.__new__, Change)
+
+# what was settled and not yet written: by name the last bound, and the sum of its changes
+Sums = dict[str, tuple[Bound, Change]]
+
+
+def add_to(sums: Sums, bound: Bound, change: Change) -> None:
+    known = sums.get(bound.name)
+    sums[bound.name] = bound, change if known is None else change_of(tuple(map(add, known[1], change)))
+
+
+# requests and tokens at `stamp` (seconds of any clock; negative in debt), and what was spent in `period`
+Record = tuple[float, float, float, float, float]
+# requests, tokens, places and money that a quota has left
+Left = tuple[float, float, float, float]
+
+
+def renewed(record: Record, bound: Bound, now: float) -> Record:
+    """What has become of it by now, and of when that is."""
+    stamp, requests, tokens, spent, period = record
+    if now >= stamp:
+        minutes = (now - stamp) / MINUTE
+        requests += minutes * bound.requests
+        tokens += minutes * bound.tokens
+        stamp = now
+    elif now < stamp - STEP:
+        stamp = now
+    if requests > bound.requests:
+        requests = bound.requests
+    if tokens > bound.tokens:
+        tokens = bound.tokens
+    if period < bound.period:
+        spent, period = 0.0, bound.period
+    return stamp, requests, tokens, spent, period
 
 
 class Decision(NamedTuple):
-    """All of the wants or none of them. `lacking` is the one that takes longest, None where all are given; `wait` the
-    seconds until then, exact for a rate. `left`: what each has then, `given` how much of each was taken.
+    """All that was asked, or nothing. `left`: what each bound has then; `money`: how much of each was taken.
+
+    `lacking` is the bound that takes longest, for want of `of` (requests, tokens, places or money), None where all is
+    given; `wait` the seconds until then, exact for a rate.
     """
 
-    lacking: int | None
-    wait: float
-    left: tuple[float, ...]
-    given: tuple[int, ...]
+    left: Sequence[Left]
+    money: int
+    lacking: int | None = None
+    of: str = ""
+    wait: float = 0.0
 
 
-def decide(wants: Sequence[Want], left: Sequence[float]) -> Decision:
-    """`left`: the level of each rate, the room of each hold."""
-    given = [amount for _, _, _, amount, _ in wants]
-    if not all(map(le, given, left)):
-        waits = list(map(_wait_of, wants, left))
-        longest = max(waits)
-        if longest > 0:
-            return Decision(waits.index(longest), longest, tuple(left), ())
-        given = list(map(_given_of, wants, left))
-    return Decision(None, 0.0, tuple(map(sub, left, given)), tuple(given))
+def decide(bounds: Sequence[Bound], asks: Sequence[Ask], left: Sequence[Left]) -> Decision:
+    """`asks`: of each bound; all ask for the same money."""
+    after = []
+    for ask, has in zip(asks, left, strict=True):
+        if not all(map(le, ask, has)):
+            return _scarce(bounds, asks, left)
+        after.append(tuple(map(sub, has, ask)))
+    return _given((after, asks[0].money if asks else 0, None, "", 0.0))
 
 
-def _wait_of(want: Want, left: float) -> float:
-    """Seconds until `want` can be given; 0 now. More than a bucket holds is given by a full one, as debt."""
-    if want.kind == RATE:
-        missing = min(want.amount, want.limit) - left
-        return missing * MINUTE / want.limit if missing > SLACK else 0.0
-    if want.kind == PLACES:
-        return BUSY if want.amount > left else 0.0
-    return NEVER if want.least > left else 0.0
+_given: Callable[[tuple[Any, int, None, str, float]], Decision] = partial(tuple.__new__, Decision)
 
 
-def _given_of(want: Want, left: float) -> int:
-    return min(want.amount, int(left)) if want.kind == MONEY else want.amount
-
-
-def divided(wants: Iterable[Want], parts: int) -> list[Want]:
-    """The share of one of `parts` that do not hear of each other. Money is not divided: it is counted elsewhere."""
-    return [
-        want if want.kind == MONEY or parts == 1 else want._replace(limit=max(want.limit // parts, 1)) for want in wants
+def _scarce(bounds: Sequence[Bound], asks: Sequence[Ask], left: Sequence[Left]) -> Decision:
+    """The same where something is not there in full."""
+    waits = [
+        (wait, at, of)
+        for at, each in enumerate(zip(bounds, asks, left, strict=True))
+        for of, wait in zip(Ask._fields, _waits(*each), strict=False)
     ]
+    wait, lacking, of = max(waits, key=lambda one: one[0])
+    if wait > 0:
+        return Decision(left, 0, lacking, of, wait)
+    money = asks[0].money
+    if money:
+        money = min(money, *(int(room) for _, _, _, room in left))
+    after = [
+        (r - ask.requests, t - ask.tokens, p - ask.places, m - money)
+        for ask, (r, t, p, m) in zip(asks, left, strict=True)
+    ]
+    return Decision(after, money)
+
+
+def _waits(bound: Bound, ask: Ask, left: Left) -> tuple[float, float, float, float]:
+    """Seconds until each can be given; 0 now, and for what is not asked."""
+    requests, tokens, places, money = left
+    return (
+        _until(ask.requests, requests, bound.requests),
+        _until(ask.tokens, tokens, bound.tokens),
+        BUSY if ask.places > max(places, 0) else 0.0,
+        NEVER if ask.money and ask.least > money else 0.0,
+    )
+
+
+def _until(amount: int, level: float, limit: float) -> float:
+    """More than a bucket holds is given by a full one, as debt."""
+    missing = min(amount, limit) - level
+    return missing * MINUTE / limit if amount and missing > SLACK else 0.0

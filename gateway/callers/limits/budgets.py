@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from math import inf
 from typing import Protocol
 
 from llmops.gateway.callers.limits.base import Limiter
-from llmops.gateway.messages import Budget, Quota, Usage
+from llmops.gateway.callers.limits.buckets import Bound
+from llmops.gateway.messages import Quota
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +21,8 @@ LOOK = 30.0
 _MOST = 10_000
 
 
-# must not fall as tokens grow
-Tariff = Callable[[Usage], int]
+# of tokens of the prompt, those of them from a cache, and tokens of the answer; must not fall as they grow
+Tariff = Callable[[int, int, int], int]
 
 
 class Costs(Protocol):
@@ -35,69 +38,67 @@ class Costs(Protocol):
 
 
 class Budgets:
-    """The keys under which budgets are kept, one per period; each is known before the first request that it bounds."""
+    """Which period it is for which budget; each is known before the first request that it bounds."""
 
     def __init__(self, limiter: Limiter, costs: Costs, now: Callable[[], datetime], clock: Callable[[], float]) -> None:
         self._limiter, self._costs, self._now, self._clock = limiter, costs, now, clock
         self.tariff = costs.tariff
-        self._periods: dict[tuple[str, str | None, str], tuple[str, datetime, datetime]] = {}
-        self._looked: dict[str, float] = {}
-        # what was settled since the last look began, which it may not have seen
-        self._since: dict[str, int] = {}
+        # the period of each name, and when the ledger was asked for it
+        self._looked: dict[str, tuple[int, float]] = {}
+        # looks that are under way, and what was settled meanwhile, which they may not have seen
+        self._looking = 0
+        self._settled: Counter[str] = Counter()
         self._looks: set[asyncio.Task[None]] = set()
 
-    def known(self, quota: Quota) -> str | None:
-        """The key of the period that is now; None where `look` must come first."""
-        assert quota.budget is not None
-        key, since = self._period(quota, quota.budget)
-        looked = self._looked.get(key)
-        if looked is None:
-            return None
-        if self._clock() - looked >= LOOK:
-            self._looked[key] = self._clock()
-            look = asyncio.create_task(self._look(key, quota, since), name="budget")
-            self._looks.add(look)
-            look.add_done_callback(self._looks.discard)
-        return key
+    async def known(self, budgets: Sequence[tuple[Quota, Bound]]) -> float:
+        """Their bounds are of the period that is now, of which the ledger has been asked; the clock's time until when
+        that is enough."""
+        until = inf
+        for quota, bound in budgets:
+            assert quota.budget is not None
+            now, clock = self._now(), self._clock()
+            since = quota.budget.begins(now)
+            bound.period = since.toordinal()
+            period, looked = self._looked.get(bound.name, (0, 0.0))
+            if period != bound.period:
+                await self._look(quota, bound, since)
+                looked = clock
+            elif clock - looked >= LOOK:
+                self._look_soon(quota, bound, since)
+                looked = clock
+            until = min(until, looked + LOOK, clock + (quota.budget.ends(now) - now).total_seconds())
+        return until
 
-    async def look(self, quota: Quota) -> str:
-        """The same, once the ledger has been asked."""
-        assert quota.budget is not None
-        key, since = self._period(quota, quota.budget)
-        await self._look(key, quota, since)
-        return key
-
-    def _period(self, quota: Quota, budget: Budget) -> tuple[str, datetime]:
-        """The key of the period that is now, and when that began; worked out once for all of its requests."""
-        now, what = self._now(), (quota.of, quota.model, budget.period)
-        known = self._periods.get(what)
-        if known is None or not known[1] <= now < known[2]:
-            if len(self._periods) >= _MOST:
-                self._periods.clear()
-            since = budget.begins(now)
-            key = f"{quota.of}:{quota.model or ''}:{since:%Y-%m-%d}"
-            known = self._periods[what] = key, since, budget.ends(now)
-        return known[0], known[1]
-
-    def settled(self, key: str, micros: int) -> None:
-        if key in self._since:
-            self._since[key] += micros
+    def settled(self, budgets: Sequence[tuple[Quota, Bound]], micros: int) -> None:
+        if self._looking:
+            self._settled.update({bound.name: micros for _, bound in budgets})
 
     async def close(self) -> None:
         for look in self._looks:
             look.cancel()
         await asyncio.gather(*self._looks, return_exceptions=True)
 
-    async def _look(self, key: str, quota: Quota, since: datetime) -> None:
+    def _look_soon(self, quota: Quota, bound: Bound, since: datetime) -> None:
+        self._looked[bound.name] = bound.period, self._clock()
+        look = asyncio.create_task(self._look(quota, bound, since), name="budget")
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+
+    async def _look(self, quota: Quota, bound: Bound, since: datetime) -> None:
         """A ledger that is away stops nobody: what is known goes on to count."""
-        if len(self._looked) >= _MOST:
-            self._looked.clear()
-            self._since.clear()
-        self._looked[key] = self._clock()
-        self._since[key] = 0
+        asked, before = self._clock(), self._settled[bound.name]
+        self._looking += 1
         try:
             spent = await self._costs.spent(quota.of, since)
         except Exception as error:  # noqa: BLE001  whatever it is made of
             log.warning("What %s has spent cannot be read (%s); it is counted here until it can.", quota.of, error)
-            return
-        self._limiter.spent(key, spent + self._since.get(key, 0))
+        else:
+            if bound.period == since.toordinal():
+                self._limiter.spent(bound, spent + self._settled[bound.name] - before)
+        finally:
+            self._looking -= 1
+            if not self._looking:
+                self._settled.clear()
+        if len(self._looked) >= _MOST:
+            self._looked.clear()
+        self._looked[bound.name] = since.toordinal(), asked

@@ -14,7 +14,7 @@ from llmops.gateway.callers.limits.budgets import Costs
 from llmops.gateway.callers.limits.embedded import Embedded, folder
 from llmops.gateway.callers.limits.gate import Gate
 from llmops.gateway.callers.limits.plan import Plan
-from llmops.gateway.http.anthropic import is_anthropic
+from llmops.gateway.callers.limits.table import VERSION
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
 from llmops.gateway.messages import Caller, Outcome, Quota
@@ -39,7 +39,7 @@ class LimitCheck(Check):
             return
         plan = self._plan(context.caller)
         if plan is not None:
-            context.grant = ticket = self.gate.ticket(plan, _size(scope), is_anthropic(scope))
+            context.grant = ticket = self.gate.ticket(plan, scope)
             await ticket.enter()
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
@@ -93,7 +93,7 @@ def _file(settings: GatewaySettings, own: str) -> Path | str:
     """The same for all workers, and for the next start of this gateway; with a port that is new each time, its own."""
     if settings.port:
         name = hashlib.sha256(f"{settings.host}:{settings.port}".encode()).hexdigest()[:16]
-        return folder() / f"{name}.limits"
+        return folder() / f"{name}.{VERSION}.limits"
     return Path(own).with_name("limits") if own else ":memory:"
 
 
@@ -106,8 +106,3 @@ def _name(caller: Caller) -> str:
 
 def _quotas(of: str, one: QuotaSettings, model: str | None = None) -> list[Quota]:
     return [Quota(of, one.rpm, one.tpm, one.concurrent, model=model)] if one.model_fields_set else []
-
-
-def _size(scope: Scope) -> int:
-    size = dict(scope["headers"]).get(b"content-length", b"")
-    return int(size) if size.isdigit() else 0

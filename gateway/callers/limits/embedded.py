@@ -5,17 +5,31 @@ Time is the system's monotonic clock, which all of its processes share and nobod
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
-from llmops.gateway.callers.limits.buckets import MINUTE, MONEY, RATE, Change, Decision, Want, decide, refilled
+from llmops.gateway.callers.limits.buckets import (
+    MINUTE,
+    NO_LIMIT,
+    Ask,
+    Bound,
+    Change,
+    Decision,
+    Left,
+    Record,
+    Sums,
+    add_to,
+    decide,
+    renewed,
+)
 from llmops.gateway.callers.limits.table import PATIENCE, Row, Table
 
 log = logging.getLogger(__name__)
@@ -25,67 +39,63 @@ _HELD, _OVER = 7200.0, 40 * 86_400.0
 # Seconds between two looks at which processes live.
 LOOK = 1.0
 _MEMORY, _LONG_AGO = ":memory:", float("-inf")
-# that wait for a table which cannot be used
-_MOST_CHANGES = 10_000
+# Seconds for which what was settled waits for a reservation of the same quotas, whose work it shares.
+SOON = 0.005
 _MOST_ROWS = 10_000
 
 
-class _Rate:
-    """A token bucket: what was left of it when."""
+class _Account:
+    """A quota's record as it is while this process has the table, and what this process holds of it, which nobody else
+    writes: kept here as well as in a row of its own (`mine`). `others`: the rows of other processes.
+    """
 
-    __slots__ = ("limit", "row", "stamp")
+    __slots__ = ("mine", "money", "others", "places", "record", "row")
 
-    held = 0.0
+    def __init__(self, name: str, process: bytes, others: Iterable[bytes]) -> None:
+        self.row, self.mine = Row(name), _held_by(process, name)
+        self.others: Sequence[Row] = [_held_by(one, name) for one in others]
+        self.record: Record = (0.0, 0.0, 0.0, 0.0, 0)
+        self.places = self.money = 0
 
-    def __init__(self, name: str) -> None:
-        self.row, self.limit, self.stamp = Row(name), 0, 0.0
-
-    def left(self, table: Table, limit: int, now: float) -> float:
-        """Now; `take` goes on from there."""
-        self.limit, self.stamp = limit, now
+    def read(self, table: Table, bound: Bound, now: float) -> None:
         found = table.find(self.row)
-        if found is None:
-            return limit
-        level, self.stamp = refilled(found[1], found[0], now, limit)
-        return level
+        kept = found[1:6] if found is not None else (now, bound.requests, bound.tokens, 0.0, bound.period)
+        self.record = renewed(kept, bound, now)
 
-    def take(self, table: Table, now: float, given: int, level: float) -> None:
-        """So that `level` is left. The row is kept until it is full again: that is what no row says too."""
-        limit, stamp = self.limit, self.stamp
-        table.write(self.row, stamp, level, stamp + (limit - level) * MINUTE / limit)
-
-    def settle(self, table: Table, now: float, change: Change) -> None:
-        limit, used = change.limit, change.used
-        self.take(table, now, used, min(self.left(table, limit, now) - used, limit))
-
-
-class _Hold:
-    """What open requests have. `held` is this process's, which nobody else writes: kept here as well as in its row
-    (`mine`). `others`: the rows of other processes. `spent`: that of what is spent for good, of money."""
-
-    __slots__ = ("held", "mine", "others", "spent")
-
-    def __init__(self, mine: Row, spent: Row | None) -> None:
-        self.mine, self.spent, self.held = mine, spent, 0.0
-        self.others: Sequence[Row] = ()
-
-    def left(self, table: Table, limit: int, now: float) -> float:
-        """Without what living processes hold, and without what is spent."""
-        room = limit - self.held
-        if self.spent is not None:
-            room -= table.amount(self.spent)
+    def left(self, table: Table, bound: Bound) -> Left:
+        """Without what living processes hold."""
+        _, requests, tokens, spent, _ = self.record
+        places, money = bound.places - self.places, bound.money - spent - self.money
         for row in self.others:
-            room -= table.amount(row)
-        return room
+            held = table.find(row)
+            if held is not None:
+                places, money = places - held[2], money - held[3]
+        return requests, tokens, places, money
 
-    def take(self, table: Table, now: float, given: int, level: float) -> None:
-        self.held = held = max(self.held + given, 0.0)
-        table.write(self.mine, now, held, now + _HELD if held else now)
+    def use(self, change: Iterable[int]) -> None:
+        stamp, requests, tokens, spent, period = self.record
+        asked, counted, places, money, paid = change
+        self.record = stamp, requests - asked, tokens - counted, spent + paid, period
+        self.places += places
+        self.money += money
 
-    def settle(self, table: Table, now: float, change: Change) -> None:
-        self.take(table, now, -change.held, 0.0)
-        if change.used and self.spent is not None:
-            table.write(self.spent, now, table.amount(self.spent) + change.used, now + _OVER)
+    def write(self, table: Table, bound: Bound, now: float) -> None:
+        """Of a process that is killed in between the time is written first: what is lost is refill. The row is kept
+        until it is full again: that is what no row says too.
+        """
+        stamp, requests, tokens, _, _ = record = self.record
+        if bound.money < NO_LIMIT:
+            until = now + _OVER
+        else:
+            until = stamp + MINUTE - MINUTE * min(requests / bound.requests, tokens / bound.tokens)
+        table.write(self.row, *record, until)
+        if bound.holds:
+            places, money = self.places, self.money
+            table.write(self.mine, now, places, money, 0.0, 0.0, now + _HELD if places or money else now)
+
+
+def _held_by(process: bytes, name: str) -> Row:
+    return Row(f"{name}:{process.hex()}")
 
 
 def folder() -> Path:
@@ -108,150 +118,161 @@ class Embedded(Limiter):
     ) -> None:
         self._path, self._clock, self._patience = str(path), clock, patience
         self.process = secrets.token_bytes(16)
-        self._alive: Sequence[bytes] = ()
-        self._kept: dict[tuple[str, str], _Rate | _Hold] = {}
-        self._seen, self._changes_seen = _LONG_AGO, -1
+        self._others: Sequence[bytes] = ()
+        self._accounts: dict[str, _Account] = {}
+        self._seen, self._changes_seen = _LONG_AGO, b""
         self._spare: Embedded | None = None
-        self._broken_until = 0.0
-        self._late: list[Change] = []
-        self.table: Table | None = None
+        self._settled: Sums = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.table: Table
+        self._usable, self._broken_until = False, 0.0
 
     @property
     def machine(self) -> str:
         """The same for all who share the file."""
-        return self.table.machine if self._ready() and self.table is not None else self.process.hex()
+        return self.table.machine if self._usable or self._open() else self.process.hex()
 
-    async def reserve(self, wants: Sequence[Want]) -> Reserved:
-        return self.reserve_now(wants)
+    async def reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask]) -> Reserved:
+        return self.reserve_now(bounds, asks)
 
-    def reserve_now(self, wants: Sequence[Want]) -> Reserved:
-        table = self._locked()
-        if table is None:
-            return self._own().reserve_now(wants)
+    def reserve_now(self, bounds: Sequence[Bound], asks: Sequence[Ask]) -> Reserved:
+        now = self._begin()
+        if now is None:
+            return self._own().reserve_now(bounds, asks)
         try:
-            return Reserved(self._reserve(table, wants, self._clock()), wants, self)
+            return Reserved(self._reserve(bounds, asks, now), bounds, self)
         finally:
-            table.unlock()
+            self.table.unlock()
 
-    def settle(self, changes: Sequence[Change]) -> None:
-        table = self._locked()
-        if table is None:
-            self._late = [*self._late, *changes][-_MOST_CHANGES:]
-            return
-        try:
-            self._settle(table, changes, self._clock())
-        finally:
-            table.unlock()
+    def settle(self, bounds: Sequence[Bound], change: Change) -> None:
+        """With what its bounds are asked for next, and soon without."""
+        for bound in bounds:
+            add_to(self._settled, bound, change)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SOON, self._settle_now)
 
-    def spent(self, key: str, at_least: int) -> None:
-        table = self._locked()
-        if table is None:
+    def spent(self, bound: Bound, at_least: int) -> None:
+        now = self._begin()
+        if now is None:
             return
-        now, row = self._clock(), Row(f"{MONEY}:{key}")
-        table.write(row, now, max(table.amount(row), at_least), now + _OVER)
-        table.unlock()
+        account = self._accounts.get(bound.name) or self._new(bound.name)
+        account.read(self.table, bound, now)
+        *_, spent, period = account.record
+        if period == bound.period and spent < at_least:
+            account.use(Change(spent=at_least - int(spent)))
+            account.write(self.table, bound, now)
+        self.table.unlock()
+
+    def _settle_now(self) -> None:
+        """Where nothing was asked for meanwhile that it could have gone with."""
+        self._timer = None
+        if self._settled:
+            self.beat()
 
     def beat(self) -> None:
-        table = self._locked()
-        if table is not None:
-            table.unlock()
+        """Also settles."""
+        now = self._begin()
+        if now is None:
+            return
+        settled, self._settled = self._settled, {}
+        for name, (bound, change) in settled.items():
+            account = self._accounts.get(name) or self._new(name)
+            account.read(self.table, bound, now)
+            account.use(change)
+            account.write(self.table, bound, now)
+        self.table.unlock()
 
     async def close(self) -> None:
-        table = self._locked()
-        if table is not None:
-            table.leave(self.process)
-            table.close()
-        self.table, self._broken_until = None, float("inf")
+        if self._timer is not None:
+            self._timer.cancel()
+        self.beat()
+        if self._begin() is not None:
+            self.table.leave(self.process)
+            self.table.close()
+        self._usable, self._broken_until = False, float("inf")
 
     # -- what is kept ----------------------------------------------------------------------------------------------
 
-    def _reserve(self, table: Table, wants: Sequence[Want], now: float) -> Decision:
-        kept = [self._kept.get(want[:2]) or self._new(want) for want in wants]
-        decision = decide(wants, [one.left(table, want[2], now) for one, want in zip(kept, wants, strict=True)])
+    def _reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask], now: float) -> Decision:
+        """Each record is read once and written once."""
+        table, settled = self.table, self._settled
+        accounts, left, changed = [], [], False
+        for bound in bounds:
+            name = bound.name
+            account = self._accounts.get(name) or self._new(name)
+            account.read(table, bound, now)
+            if name in settled:
+                account.use(settled.pop(name)[1])
+                changed = True
+            accounts.append(account)
+            left.append(account.left(table, bound))
+        decision = decide(bounds, asks, left)
         if decision.lacking is None:
-            for one, given, level in zip(kept, decision.given, decision.left, strict=True):
-                one.take(table, now, given, level)
+            changed, money = True, decision.money
+            for account, (requests, tokens, places, _, _) in zip(accounts, asks, strict=True):
+                account.use((requests, tokens, places, money, 0))
+        if changed:
+            for account, bound in zip(accounts, bounds, strict=True):
+                account.write(table, bound, now)
         return decision
 
-    def _settle(self, table: Table, changes: Sequence[Change], now: float) -> None:
-        for change in changes:
-            one = self._kept.get(change[:2]) or self._new(change)
-            one.settle(table, now, change)
+    def _new(self, name: str) -> _Account:
+        if len(self._accounts) > _MOST_ROWS:
+            self._accounts = {name: one for name, one in self._accounts.items() if one.places or one.money}
+        account = self._accounts[name] = _Account(name, self.process, self._others)
+        return account
 
-    def _new(self, of: Want | Change) -> _Rate | _Hold:
-        kind, key = of[:2]
-        if len(self._kept) > _MOST_ROWS:
-            self._kept = {name: one for name, one in self._kept.items() if one.held}
-        one = _Rate(key) if kind == RATE else self._hold(kind, key)
-        self._kept[kind, key] = one
-        return one
-
-    def _hold(self, kind: str, key: str) -> _Hold:
-        hold = _Hold(self._row(kind, key, self.process), Row(f"{kind}:{key}") if kind == MONEY else None)
-        hold.others = self._others(kind, key)
-        return hold
-
-    def _others(self, kind: str, key: str) -> Sequence[Row]:
-        return [self._row(kind, key, one) for one in self._alive if one != self.process]
-
-    def _row(self, kind: str, key: str, process: bytes) -> Row:
-        return Row(f"{kind}:{key}:{process.hex()}")
-
-    def _live(self, table: Table, now: float) -> None:
+    def _live(self, now: float) -> None:
         """Say that this process lives, and look who else does."""
-        self._seen = now
+        table, self._seen = self.table, now
         table.see(self.process, now, now - 4 * LEASE)
-        living = [process for process, seen in table.processes().items() if now - LEASE < seen <= now + 1]
-        if living != self._alive:
-            self._alive = living
-            for (kind, key), one in self._kept.items():
-                if isinstance(one, _Hold):
-                    one.others = self._others(kind, key)
+        living = table.processes().items()
+        others = [one for one, seen in living if one != self.process and now - LEASE < seen <= now + 1]
+        if others != self._others:
+            self._others = others
+            for name, account in self._accounts.items():
+                account.others = [_held_by(one, name) for one in others]
         self._changes_seen = table.changes
 
     # -- the table -------------------------------------------------------------------------------------------------
 
-    def _locked(self) -> Table | None:
-        """The table, with what was late; None where it cannot be used."""
-        if not self._ready():
+    def _begin(self) -> float | None:
+        """The table is this process's until `unlock`: the time; None where it cannot be used."""
+        if not (self._usable or self._open()):
             return None
-        assert self.table is not None
+        table = self.table
         try:
-            self.table.lock(self._patience)
+            table.lock(self._patience)
         except OSError as error:
             self._break(error)
             return None
         now = self._clock()
-        if not self._seen <= now < self._seen + LOOK or self.table.changes != self._changes_seen:
-            self._live(self.table, now)
-        if self._late:
-            late, self._late = self._late, []
-            self._settle(self.table, late, now)
-        return self.table
+        if not self._seen <= now < self._seen + LOOK or table.changes != self._changes_seen:
+            self._live(now)
+        return now
 
-    def _ready(self) -> bool:
-        if self.table is not None and not self._broken_until:
-            return True
+    def _open(self) -> bool:
         if self._clock() < self._broken_until:
             return False
         try:
             self.table = Table(None if self._path == _MEMORY else self._path)
+            self._usable = True
             self.table.lock(self._patience)
-            self._broken_until = 0.0
-            self._live(self.table, self._clock())
+            self._live(self._clock())
             self.table.unlock()
         except (OSError, ValueError) as error:
             self._break(error)
             return False
+        self._broken_until = 0.0
         return True
 
     def _break(self, error: Exception) -> None:
         if not self._broken_until:
             log.error("The limits in %s cannot be used (%s); this worker counts for itself.", self._path, error)
         self._broken_until = self._clock() + 1.0
-        if self.table is not None:
+        if self._usable:
+            self._usable = False
             self.table.close()
-            self.table = None
 
     def _own(self) -> Embedded:
         if self._spare is None:

@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from time import monotonic
 
+from starlette.types import Scope
+
 from llmops.clocks import utc_now
-from llmops.gateway.callers.limits.base import Limiter
-from llmops.gateway.callers.limits.buckets import MONEY, PLACES, RATE, Change, Decision, Want, change_of, want_of
+from llmops.gateway.callers.limits.base import Limiter, Reserved
+from llmops.gateway.callers.limits.buckets import Ask, Bound, Change, change_of
 from llmops.gateway.callers.limits.budgets import Budgets, Costs, Tariff
 from llmops.gateway.callers.limits.expected import Expected
-from llmops.gateway.callers.limits.headers import anthropic_headers, openai_headers
-from llmops.gateway.callers.limits.plan import Asked, Guesses, Plan, Taken, Term
-from llmops.gateway.callers.limits.refusals import refusal, too_large
+from llmops.gateway.callers.limits.headers import anthropic_headers, levels_of, openai_headers
+from llmops.gateway.callers.limits.plan import ENTRY, Bounds, Plan
+from llmops.gateway.callers.limits.refusals import no_money, no_place, too_fast, too_large
 from llmops.gateway.callers.limits.refused import Refused
+from llmops.gateway.http.anthropic import is_anthropic
 from llmops.gateway.messages import Grant, Outcome, Quota, Usage
 
 # Seconds between two looks at answers that grow, and between two signs of life.
@@ -26,6 +29,7 @@ BUSY = 0.1
 # what an answer that nothing cut short ends with
 _OWN_ENDS = frozenset({"stop", "tool_calls"})
 _ENTRY = frozenset({"requests", "places"})
+_NOWHERE: Scope = {"path": "", "headers": ()}
 
 
 class Gate:
@@ -41,13 +45,15 @@ class Gate:
         """Without `costs` budgets bound nothing."""
         self.limiter, self.clock, self.now = limiter, clock, now
         self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
-        self.expected, self.refused, self.guesses = Expected(), Refused(), Guesses()
+        self.expected, self.refused = Expected(), Refused()
+        # requests that have not asked for their entry yet, whosever they are
+        self.waiting = 0
         self.open: set[Ticket] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def ticket(self, plan: Plan, size: int = 0, anthropic: bool = False) -> Ticket:
-        """For one request with a body of `size` bytes (0: unknown)."""
-        return Ticket(self, plan, size, anthropic)
+    def ticket(self, plan: Plan, scope: Scope = _NOWHERE) -> Ticket:
+        """For one request."""
+        return Ticket(self, plan, scope)
 
     def watch(self, ticket: Ticket) -> None:
         self.open.add(ticket)
@@ -68,17 +74,29 @@ class Gate:
         self.limiter.beat()
 
 
+class Taken:
+    """What a request has of each of its `bounds` at one limiter. `tokens` is None for one that was asked for none."""
+
+    __slots__ = ("bounds", "by", "money", "places", "tokens")
+
+    def __init__(self, reserved: Reserved, bounds: Sequence[Bound], ask: Ask, tokens: int | None) -> None:
+        self.by, self.bounds, self.tokens = reserved.by, bounds, tokens
+        self.places, self.money = ask.places, reserved.decision.money
+
+
 class Ticket(Grant):
     """Of one request: `enter`, then `tokens` as soon as its prompt is counted, then `close`, however it ended."""
 
     __slots__ = (
-        "_answers", "_anthropic", "_bounded", "_closed", "_gate", "_model", "_owes", "_plan", "_size", "_taken",
-        "_tariff", "_usage",
+        "_answers", "_bounded", "_closed", "_gate", "_model", "_owes", "_plan", "_scope", "_seen", "_taken", "_tariff",
+        "_usage",
     )  # fmt: skip
 
-    def __init__(self, gate: Gate, plan: Plan, size: int, anthropic: bool) -> None:
-        self._gate, self._plan, self._size, self._anthropic = gate, plan, size, anthropic
+    def __init__(self, gate: Gate, plan: Plan, scope: Scope) -> None:
+        self._gate, self._plan, self._scope = gate, plan, scope
         self._taken: list[Taken] = []
+        # what its limiter said last
+        self._seen: Reserved | None = None
         # its entry is still to be asked for, or owed by a request that ends before it asks
         self._owes = False
         self._usage: Callable[[], Usage] | None = None
@@ -92,41 +110,51 @@ class Ticket(Grant):
 
         Raises RateLimitError.
         """
-        gate, before = self._gate, self._plan.before
-        known = gate.refused.find(self._plan.whose, self._size, gate.clock)
-        if known is not None:
-            left, error = known
-            raise error.again(left)
-        if not before.wants:
-            return
-        if gate.guesses.wait(before.wants):
+        gate, plan = self._gate, self._plan
+        if plan.whose in gate.refused:
+            known = gate.refused.find(plan.whose, _size(self._scope), gate.clock)
+            if known is not None:
+                left, error = known
+                raise error.again(left)
+        if plan.room > gate.waiting:
+            gate.waiting += 1
             self._owes = True
-        else:
-            await self._reserve(before, before.wants)
+            return
+        bounds, asks = plan.before, (ENTRY,) * len(plan.before.all)
+        reserved = await self._reserve(bounds, asks)
+        self._taken.append(Taken(reserved, reserved.bounds, ENTRY, None))
 
     async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
-        asked = self._plan.of(model, self._owes)
-        wants = [*asked.wants]
-        if asked.smallest is not None:
-            amount = self._amount(asked.smallest, prompt, most)
-            wants += [want_of((RATE, key, limit, amount, 0)) for _, _, key, limit in asked.rates]
-        money = await self._money(asked.budgets, prompt, most) if asked.budgets else []
-        wants += money
-        if not wants:
+        bounds, entered = self._plan.of(model), not self._owes
+        if entered and not bounds.more:
             return most
-        taken = await self._reserve(asked, wants)
-        given = min(taken.taken[-len(money) :]) if money else 0
-        return self._affordable(given, prompt, most) if money and given < money[0].amount else most
+        amount = self._amount(bounds, prompt, most)
+        money = least = 0
+        if self._plan.budgets:
+            money, least = await self._money(prompt, most)
+        asks = bounds.asks(amount, money, least, entered)
+        reserved = await self._reserve(bounds, asks)
+        if not entered or not bounds.own:
+            self._taken.append(Taken(reserved, reserved.bounds, asks[0], amount))
+        else:
+            plain = len(bounds.plain)
+            self._taken.append(Taken(reserved, reserved.bounds[:plain], asks[0], amount))
+            self._taken.append(Taken(reserved, reserved.bounds[plain:], asks[-1], amount))
+        given = reserved.decision.money
+        return most if given == money else self._affordable(given, prompt, most)
 
     def follow(self, usage: Callable[[], Usage]) -> None:
         self._usage = usage
         if not self._bounded:
             self._gate.watch(self)
 
-    def headers(self) -> dict[str, str]:
-        levels = [level for one in self._taken for level in one.levels()]
-        return anthropic_headers(levels, self._gate.now()) if self._anthropic else openai_headers(levels)
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        seen = self._seen
+        if seen is None or not seen.bounds:
+            return ()
+        levels = levels_of(seen.bounds, seen.decision.left)
+        return anthropic_headers(levels, self._gate.now()) if is_anthropic(self._scope) else openai_headers(levels)
 
     def extend(self) -> None:
         """What the answer has beyond its reservation is owed at once, not at its end."""
@@ -134,10 +162,9 @@ class Ticket(Grant):
             return
         total = _total(self._usage())
         for one in self._taken:
-            for at, (term, want, taken) in enumerate(one):
-                if term.of == "tokens" and total > taken:
-                    one.by.settle([Change(RATE, want.key, want.limit, 0, total - taken)])
-                    one.taken[at] = total
+            if one.tokens is not None and total > one.tokens:
+                one.by.settle(one.bounds, Change(tokens=total - one.tokens))
+                one.tokens = total
 
     def close(self, outcome: Outcome) -> None:
         if self._closed:
@@ -148,75 +175,74 @@ class Ticket(Grant):
         if usage is not None and not self._bounded and outcome.finish in _OWN_ENDS:
             gate.expected.note(self._model, usage.completion_tokens // self._answers)
         total = _total(usage) if usage is not None else 0
-        owed: list[Change] = []
+        # nothing was reserved for it, but it was used
+        unasked = total if total and not self._model else 0
         if self._owes:
-            gate.guesses.done()
-            owed += [Change(RATE, one.key, one.limit, 0, 1) for one in self._plan.before.wants if one.kind == RATE]
-        if total and not self._model:
-            # nothing was reserved for it, but it was used
-            owed += [Change(RATE, one.key, one.limit, 0, total) for one in self._plan.before.rates]
-        for taken in self._taken:
-            changes = self._changes(taken, usage, total)
-            if taken.by is gate.limiter:
-                owed += changes
-            elif changes:
-                taken.by.settle(changes)
-        if owed:
-            gate.limiter.settle(owed)
+            gate.waiting -= 1
+        if self._owes or unasked:
+            gate.limiter.settle(self._plan.before.all, Change(int(self._owes), unasked))
+        spent = self._spent(usage) if usage is not None else 0
+        for one in self._taken:
+            if one.tokens is not None:
+                one.by.settle(one.bounds, change_of((0, total - one.tokens, -one.places, -one.money, spent)))
+            elif self._plan.holds:
+                one.by.settle(one.bounds, change_of((0, 0, -one.places, 0, 0)))
 
     # -- reserving -------------------------------------------------------------------------------------------------
 
-    async def _reserve(self, asked: Asked, wants: Sequence[Want]) -> Taken:
-        """`wants`: one for each of its terms, but none for money that is not needed."""
+    async def _reserve(self, bounds: Bounds, asks: Sequence[Ask]) -> Reserved:
         gate = self._gate
-        reserved = await gate.limiter.reserve(wants)
-        taken = Taken(asked, reserved)
-        self._taken.append(taken)
+        self._seen = reserved = await gate.limiter.reserve(bounds.all, asks)
         decision = reserved.decision
-        lacking = decision.lacking
-        gate.guesses.note(asked.keys, decision.left)
+        self._plan.note(decision.left)
         # who is refused for what it is as such has asked, who is for its size has sent a request
-        if self._owes and (lacking is None or lacking < len(asked.keys)):
-            gate.guesses.done()
+        if self._owes and (decision.lacking is None or decision.of in _ENTRY):
+            gate.waiting -= 1
             self._owes = False
-        if lacking is not None:
-            self._refuse(asked.terms[lacking], reserved.wants[lacking], decision)
+        if decision.lacking is not None:
+            self._refuse(bounds.quotas[decision.lacking], asks[decision.lacking], reserved)
         if self._plan.holds:
             gate.watch(self)
-        return taken
+        return reserved
 
-    def _refuse(self, term: Term, want: Want, decision: Decision) -> None:
-        assert decision.lacking is not None
-        now, wait = self._gate.now(), decision.wait
-        error = refusal(term.quota, term.of, want, decision.left[decision.lacking], wait, now)
-        size = 0 if term.of in _ENTRY else self._size
-        if term.quota.model is None and (size or term.of != "tokens"):
-            remembered = BUSY if want.kind == PLACES else min(wait, 1.0) if want.kind == MONEY else wait
-            self._gate.refused.note(self._plan.whose, size, self._gate.clock() + remembered, error)
+    def _refuse(self, quota: Quota, ask: Ask, reserved: Reserved) -> None:
+        gate, (left, _, lacking, of, wait) = self._gate, reserved.decision
+        assert lacking is not None
+        bound, remembered = reserved.bounds[lacking], wait
+        if of == "money":
+            error, remembered = no_money(quota, gate.now()), min(wait, 1.0)
+        elif of == "places":
+            error, remembered = no_place(quota, bound.places, wait), BUSY
+        elif of == "requests":
+            error = too_fast(quota, of, bound.requests, left[lacking][0], ask.requests, wait)
+        else:
+            error = too_fast(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
+        size = 0 if of in _ENTRY else _size(self._scope)
+        if quota.model is None and (size or of != "tokens"):
+            gate.refused.note(self._plan.whose, size, gate.clock() + remembered, error)
         raise error
 
-    def _amount(self, smallest: Quota, prompt: int, most: int) -> int:
+    def _amount(self, bounds: Bounds, prompt: int, most: int) -> int:
         """Prompt and answer. What the client bounded is reserved whole; else what answers of this model mostly have,
         and never more than a full bucket gives."""
-        limit = smallest.tpm or 0
-        if prompt + (most if self._bounded else 0) > limit:
-            raise too_large(smallest, prompt, most if self._bounded else 0)
-        if self._bounded:
+        limit, bounded = bounds.tokens, self._bounded
+        if prompt + (most if bounded else 0) > limit:
+            assert bounds.smallest is not None
+            raise too_large(bounds.smallest, prompt, most if bounded else 0)
+        if bounded:
             return prompt + most
-        return min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit)
+        return int(min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit))
 
-    async def _money(self, bound: Sequence[Term], prompt: int, most: int) -> list[Want]:
-        """One for each; none of what costs nothing."""
-        budgets = self._gate.budgets
+    async def _money(self, prompt: int, most: int) -> tuple[int, int]:
+        """What the longest answer costs, and the shortest."""
+        budgets, plan = self._gate.budgets, self._plan
         if budgets is None:
-            return []
+            return 0, 0
         self._tariff = tariff = budgets.tariff(self._model)
-        amount = tariff(Usage(prompt, most))
-        if not amount:
-            return []
-        least = tariff(Usage(prompt, min(most, self._answers)))
-        keys = [budgets.known(term.quota) or await budgets.look(term.quota) for term in bound]
-        return [want_of((MONEY, key, term.limit, amount, least)) for key, term in zip(keys, bound, strict=True)]
+        amount = tariff(prompt, 0, most)
+        if amount and plan.fresh <= self._gate.clock():
+            plan.fresh = await budgets.known(plan.budgets)
+        return amount, tariff(prompt, 0, min(most, self._answers))
 
     def _affordable(self, given: int, prompt: int, most: int) -> int:
         """The longest answer that `given` pays for, of at most `most` tokens."""
@@ -225,25 +251,14 @@ class Ticket(Grant):
 
     # -- settling --------------------------------------------------------------------------------------------------
 
-    def _changes(self, one: Taken, usage: Usage | None, total: int) -> list[Change]:
-        """What makes of the reservation what was used: `total` tokens."""
-        changes = []
-        spent: int | None = None
-        for term, (kind, key, limit, _, _), taken in one:
-            if kind == RATE:
-                if term.of == "tokens" and total != taken:
-                    changes.append(change_of((RATE, key, limit, 0, total - taken)))
-            elif kind == PLACES:
-                changes.append(change_of((PLACES, key, limit, taken, 0)))
-            else:
-                budgets, tariff = self._gate.budgets, self._tariff
-                assert budgets is not None
-                assert tariff is not None
-                if spent is None:
-                    spent = tariff(usage) if usage is not None else 0
-                budgets.settled(key, spent)
-                changes.append(change_of((MONEY, key, limit, taken, spent)))
-        return changes
+    def _spent(self, usage: Usage) -> int:
+        budgets, tariff = self._gate.budgets, self._tariff
+        if budgets is None or tariff is None:
+            return 0
+        # an engine that counts more than there was is not believed
+        spent = tariff(usage.prompt_tokens, min(usage.cached_tokens or 0, usage.prompt_tokens), usage.completion_tokens)
+        budgets.settled(self._plan.budgets, spent)
+        return spent
 
 
 class _Costs(Sequence[int]):
@@ -256,8 +271,14 @@ class _Costs(Sequence[int]):
         return self._most + 1
 
     def __getitem__(self, tokens: int) -> int:  # type: ignore[override]
-        return self._tariff(Usage(self._prompt, tokens))
+        return self._tariff(self._prompt, 0, tokens)
 
 
 def _total(usage: Usage) -> int:
     return usage.prompt_tokens + usage.completion_tokens
+
+
+def _size(scope: Scope) -> int:
+    """Bytes of the body; 0 where that is not known."""
+    size = dict(scope["headers"]).get(b"content-length", b"")
+    return int(size) if size.isdigit() else 0

@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache
+from operator import attrgetter, itemgetter
 
-from llmops.gateway.callers.limits.buckets import MINUTE
+from llmops.gateway.callers.limits.buckets import MINUTE, NO_LIMIT, Bound, Left
 
-
-class Level(NamedTuple):
-    """What is left of a rate. `of` is "requests" or "tokens"."""
-
-    of: str
-    limit: int
-    left: float
+Headers = list[tuple[bytes, bytes]]
+# what clients hear of, and where it is in a Left and on a Bound
+_TOLD = [(of, itemgetter(at), attrgetter(of)) for at, of in enumerate(("requests", "tokens"))]
 
 
-# as those of buckets.py
-level_of: Callable[[tuple[str, int, float]], Level] = partial(tuple.__new__, Level)
+# of what ("requests" or "tokens"), its limit, and what is left
+Level = tuple[str, float, float]
 
 
-def tightest(levels: Iterable[Level]) -> Iterable[Level]:
+def levels_of(bounds: Sequence[Bound], left: Sequence[Left]) -> list[Level]:
     """Of several limits on one thing, that of which the least is left."""
-    found: dict[str, Level] = {}
-    for level in levels:
-        of, _, left = level
-        known = found.get(of)
-        if known is None or left < known[2]:
-            found[of] = level
-    return found.values()
+    found = []
+    for of, left_of, limit_of in _TOLD:
+        least, limit = min(zip(map(left_of, left), map(limit_of, bounds), strict=True))
+        if limit < NO_LIMIT:
+            found.append((of, limit, least))
+    return found
 
 
-def openai_headers(levels: Iterable[Level]) -> dict[str, str]:
-    headers = {}
-    for of, limit, left in tightest(levels):
-        headers[f"x-ratelimit-limit-{of}"] = str(limit)
-        headers[f"x-ratelimit-remaining-{of}"] = str(max(int(left), 0))
-        headers[f"x-ratelimit-reset-{of}"] = duration(_until_full(limit, left))
+def openai_headers(levels: Iterable[Level]) -> Headers:
+    headers: Headers = []
+    for of, limit, left in levels:
+        told, remaining, reset = _openai(of, limit)
+        headers += (
+            told,
+            (remaining, b"%d" % left if left > 0 else b"0"),
+            (reset, duration(_until_full(limit, left)).encode()),
+        )
     return headers
 
 
-def anthropic_headers(levels: Iterable[Level], now: datetime) -> dict[str, str]:
-    headers = {}
-    for of, limit, left in tightest(levels):
-        headers[f"anthropic-ratelimit-{of}-limit"] = str(limit)
-        headers[f"anthropic-ratelimit-{of}-remaining"] = str(max(int(left), 0))
+def anthropic_headers(levels: Iterable[Level], now: datetime) -> Headers:
+    headers: Headers = []
+    for of, limit, left in levels:
         full = now + timedelta(seconds=_until_full(limit, left))
-        headers[f"anthropic-ratelimit-{of}-reset"] = full.strftime("%Y-%m-%dT%H:%M:%SZ")
+        for what, value in (
+            ("limit", f"{limit:.0f}"),
+            ("remaining", str(max(int(left), 0))),
+            ("reset", full.strftime("%Y-%m-%dT%H:%M:%SZ")),
+        ):
+            headers.append((f"anthropic-ratelimit-{of}-{what}".encode(), value.encode()))
     return headers
 
 
-def _until_full(limit: int, left: float) -> float:
+@lru_cache(maxsize=1024)
+def _openai(of: str, limit: float) -> tuple[tuple[bytes, bytes], bytes, bytes]:
+    """The header that says the limit, and the names of the other two."""
+    limit_of, remaining, reset = (f"x-ratelimit-{what}-{of}".encode() for what in ("limit", "remaining", "reset"))
+    return (limit_of, b"%d" % limit), remaining, reset
+
+
+def _until_full(limit: float, left: float) -> float:
     """Seconds."""
     return max(limit - left, 0.0) * MINUTE / limit
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,19 +25,24 @@ from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
 from llmops.gateway.callers.limits.buckets import (
     BUSY,
     NEVER,
-    RATE,
+    NO_LIMIT,
     SLACK,
     STEP,
+    Ask,
+    Bound,
     Change,
     Decision,
-    Want,
-    divided,
+    Left,
+    Sums,
+    add_to,
+    change_of,
 )
 from llmops.gateway.callers.limits.embedded import Embedded
 
 log = logging.getLogger(__name__)
 
-PREFIX = "{llmops:limits}"
+# with the version of what is kept: gateways of two versions each have their own
+PREFIX = "{llmops:limits:2}"
 # Seconds; and turns of the event loop, since one that was busy sees the time first and the reply after it.
 PATIENCE, TURNS = 0.004, 4
 GIVE_UP = 0.25
@@ -51,10 +55,7 @@ PAUSES = (0.2, 0.4, 0.8)
 _SCRIPT = Path(__file__).with_name("reserve.lua")
 _FAILURES = (RedisError, OSError, asyncio.TimeoutError, EOFError)
 
-# a rate's sum of what was used beyond reservations, or a hold's (given back, spent): one entry per key, however long
-# Redis is away
-_Settled = dict[tuple[str, str, int], list[int]]
-_Call = tuple[Sequence[Want], "asyncio.Future[Reserved | None]"]
+_Call = tuple[Sequence[Bound], Sequence[Ask], "asyncio.Future[Reserved | None]"]
 
 
 class Shared(Limiter):
@@ -68,9 +69,10 @@ class Shared(Limiter):
         self.up = asyncio.Event()
         self._calls: list[_Call] = []
         self._sent: list[_Call] = []
-        self._settled: _Settled = {}
-        self._spent: dict[str, int] = {}
-        self._held: Counter[tuple[str, str, int]] = Counter()
+        self._settled: Sums = {}
+        # what this process holds
+        self._held: Sums = {}
+        self._spent: dict[str, tuple[Bound, int]] = {}
         self._process, self._gone = "", ""
         self._connection: AbstractConnection | None = None
         self._wanted = asyncio.Event()
@@ -87,35 +89,33 @@ class Shared(Limiter):
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.up.wait(), CONNECT)
 
-    async def reserve(self, wants: Sequence[Want]) -> Reserved:
+    async def reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask]) -> Reserved:
         self._begin()
         if self.up.is_set():
             future: asyncio.Future[Reserved | None] = asyncio.get_running_loop().create_future()
-            self._calls.append((wants, future))
+            self._calls.append((bounds, asks, future))
             self._wanted.set()
             reserved = await future
             if reserved is not None:
                 return reserved
-        return self._own.reserve_now(divided(wants, self.machines))
+        shares = bounds if self.machines == 1 else [bound.share(self.machines) for bound in bounds]
+        return self._own.reserve_now(shares, asks)
 
-    def settle(self, changes: Sequence[Change]) -> None:
-        held = False
-        for change in changes:
-            sums = self._settled.setdefault((change.kind, change.key, change.limit), [0, 0])
-            sums[0] += change.held
-            sums[1] += change.used
-            if change.kind != RATE:
-                self._note_held(change.kind, change.key, change.limit, -change.held)
-                held = True
+    def settle(self, bounds: Sequence[Bound], change: Change) -> None:
+        held = bool(change.places or change.money)
+        for bound in bounds:
+            add_to(self._settled, bound, change)
+            if held and bound.holds:
+                self._note_held(bound, change.places, change.money)
         if self.up.is_set() and (self._timer is None or held):
             loop, wait = asyncio.get_running_loop(), HELD if held else SETTLED
             if self._timer is None or self._timer.when() > loop.time() + wait:
                 self._stop_timer()
                 self._timer = loop.call_later(wait, self._settle_now)
 
-    def spent(self, key: str, at_least: int) -> None:
-        self._spent[key] = max(self._spent.get(key, 0), at_least)
-        self._own.spent(key, at_least)
+    def spent(self, bound: Bound, at_least: int) -> None:
+        self._spent[bound.name] = bound, at_least
+        self._own.spent(bound, at_least)
 
     def beat(self) -> None:
         self._own.beat()
@@ -126,7 +126,7 @@ class Shared(Limiter):
         if self._task is not None:
             if self._settled and self.up.is_set():
                 # goes with what was settled, and its reply says that it is there
-                await self.reserve(())
+                await self.reserve((), ())
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._own.close()
@@ -173,9 +173,9 @@ class Shared(Limiter):
         await connection.send_command("SCRIPT", "LOAD", _SCRIPT.read_bytes())
         sha: str = (await connection.read_response()).decode()
         self._gone, self._process = self._process, f"{self._own.machine}/{secrets.token_hex(4)}"
-        for (kind, _, _), sums in self._settled.items():
-            sums[0] = sums[0] if kind == RATE else 0
-        await self._run(sha, [], [(*key, amount) for key, amount in self._held.items()])
+        for name, (bound, change) in self._settled.items():
+            self._settled[name] = bound, change._replace(places=0, money=0)
+        await self._run(sha, [], self._held)
         self._say("")
         self.up.set()
         return sha
@@ -205,14 +205,14 @@ class Shared(Limiter):
             late = loop.call_later(self._patience, self._if_still, self._sent, self._go_on)
             lost = loop.call_later(self._patience + self._give_up, self._if_still, self._sent, self._give_it_up)
             try:
-                replies = await self._run(sha, [wants for wants, _ in self._sent])
+                replies = await self._run(sha, self._sent)
             finally:
                 late.cancel()
                 lost.cancel()
             self.up.set()
             sent, self._sent = self._sent, []
-            for (wants, future), reply in zip(sent, replies, strict=True):
-                self._answer(wants, future, reply)
+            for call, reply in zip(sent, replies, strict=True):
+                self._answer(*call, *reply)
 
     def _if_still(self, sent: list[_Call], then: Callable[[], None], turns: int = TURNS) -> None:
         """Where nothing came for `sent` meanwhile."""
@@ -231,7 +231,7 @@ class Shared(Limiter):
     def _go_on(self) -> None:
         """Everybody who waits is answered by this machine."""
         self.up.clear()
-        for _, future in (*self._sent, *self._calls):
+        for *_, future in (*self._sent, *self._calls):
             if not future.done():
                 future.set_result(None)
         self._calls = []
@@ -245,9 +245,7 @@ class Shared(Limiter):
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def _run(
-        self, sha: str, calls: Sequence[Sequence[Want]], held: Sequence[tuple[str, str, int, int]] = ()
-    ) -> list[Any]:
+    async def _run(self, sha: str, calls: Sequence[_Call], held: Sums | None = None) -> list[Any]:
         """One command. What was settled is gone with it, also where no reply comes: it may have been done."""
         settled, self._settled = self._settled, {}
         spent, self._spent = self._spent, {}
@@ -258,11 +256,14 @@ class Shared(Limiter):
             "busy": BUSY,
             "never": NEVER,
             "slack": SLACK,
-            "restore": held,
-            "settle": [[*key, *sums] for key, sums in settled.items()],
-            "spent": list(spent.items()),
+            "nolimit": NO_LIMIT,
             # as plain lists, which become JSON in a third of the time
-            "calls": [[[*want] for want in wants] for wants in calls],
+            "restore": [[*_values(bound), *change] for bound, change in (held or {}).values()],
+            "settle": [[*_values(bound), *change] for bound, change in settled.values()],
+            "spent": [[*_values(bound), at_least] for bound, at_least in spent.values()],
+            "calls": [
+                [[*_values(bound), *ask] for bound, ask in zip(bounds, asks, strict=True)] for bounds, asks, _ in calls
+            ],
         }
         if self._gone:
             asked["gone"], self._gone = self._gone, ""
@@ -271,22 +272,33 @@ class Shared(Limiter):
         self.machines, replies = from_json(await self._connection.read_response())
         return list(replies)
 
-    def _answer(self, wants: Sequence[Want], future: asyncio.Future[Reserved | None], reply: Any) -> None:
-        lacking, wait, left, given = reply
-        reserved = Reserved(Decision(lacking - 1 if lacking else None, wait, tuple(left), tuple(given)), wants, self)
-        for want, amount in zip(wants, given, strict=False):
-            if want.kind != RATE:
-                self._note_held(want.kind, want.key, want.limit, amount)
+    def _answer(
+        self,
+        bounds: Sequence[Bound],
+        asks: Sequence[Ask],
+        future: asyncio.Future[Reserved | None],
+        lacking: int,
+        of: str,
+        wait: float,
+        money: float,
+        left: Sequence[Left],
+    ) -> None:
+        decision = Decision(left, int(money), lacking - 1 if lacking else None, of, wait)
+        if not lacking:
+            for bound, ask in zip(bounds, asks, strict=True):
+                if bound.holds:
+                    self._note_held(bound, ask.places, decision.money)
         if not future.done():
-            future.set_result(reserved)
-        elif lacking == 0:
+            future.set_result(Reserved(decision, bounds, self))
+        elif not lacking:
             # who asked has left, or was told that nobody answers
-            self.settle(undone(reserved))
+            for bound, ask in zip(bounds, asks, strict=True):
+                self.settle((bound,), undone(ask, decision.money))
 
-    def _note_held(self, kind: str, key: str, limit: int, amount: int) -> None:
-        self._held[kind, key, limit] += amount
-        if self._held[kind, key, limit] <= 0:
-            del self._held[kind, key, limit]
+    def _note_held(self, bound: Bound, places: int, money: int) -> None:
+        add_to(self._held, bound, change_of((0, 0, places, money, 0)))
+        if max(self._held[bound.name][1]) <= 0:
+            del self._held[bound.name]
 
     def _say(self, trouble: str) -> None:
         """Once per change: a storm needs no log of its own."""
@@ -299,10 +311,13 @@ class Shared(Limiter):
         self._trouble = trouble
 
 
-def undone(reserved: Reserved) -> list[Change]:
-    """The changes after which nothing was reserved."""
-    pairs = zip(reserved.wants, reserved.decision.given, strict=True)
-    return [Change(want.kind, want.key, want.limit, given, -given if want.kind == RATE else 0) for want, given in pairs]
+def undone(ask: Ask, money: int) -> Change:
+    """The change after which nothing was reserved."""
+    return Change(-ask.requests, -ask.tokens, -ask.places, -money)
+
+
+def _values(bound: Bound) -> tuple[str, float, float, float, float, int]:
+    return bound.name, bound.requests, bound.tokens, bound.places, bound.money, bound.period
 
 
 def _place(url: str) -> str:

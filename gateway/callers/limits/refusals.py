@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from llmops.gateway.callers.limits.buckets import Want
 from llmops.gateway.callers.limits.headers import duration
 from llmops.gateway.errors import InsufficientQuotaError, RateLimitError, TokenRateLimitError
 from llmops.gateway.messages import Quota
 
 
-def refusal(quota: Quota, of: str, want: Want, left: float, wait: float, now: datetime) -> RateLimitError:
-    """`of`: what lacks (requests, tokens, places or money); `wait`: seconds until it may be there."""
-    whose = _whose(quota)
-    if of == "money":
-        assert quota.budget is not None
-        ends = quota.budget.ends(now)
-        spent = f"The budget of {whose}, ${quota.budget.micros / 1e6:,.2f} a {quota.budget.period}, is used up"
-        return InsufficientQuotaError(f"{spent}; it begins anew on {ends:%Y-%m-%d} (UTC).")
-    if of == "places":
-        many = f"{want.limit} {'request' if want.limit == 1 else 'requests'}"
-        return RateLimitError(f"At most {many} of {whose} may be open at once; wait for one to end.", retry_after=wait)
+def no_money(quota: Quota, now: datetime) -> RateLimitError:
+    assert quota.budget is not None
+    ends = quota.budget.ends(now)
+    spent = f"The budget of {_whose(quota)}, ${quota.budget.micros / 1e6:,.2f} a {quota.budget.period}, is used up"
+    return InsufficientQuotaError(f"{spent}; it begins anew on {ends:%Y-%m-%d} (UTC).")
+
+
+def no_place(quota: Quota, limit: float, wait: float) -> RateLimitError:
+    many = f"{limit:.0f} {'request' if limit == 1 else 'requests'}"
+    return RateLimitError(
+        f"At most {many} of {_whose(quota)} may be open at once; wait for one to end.", retry_after=wait
+    )
+
+
+def too_fast(quota: Quota, of: str, limit: float, left: float, amount: int, wait: float) -> RateLimitError:
+    """`of`: requests or tokens; `wait`: seconds until they are there."""
     kind = RateLimitError if of == "requests" else TokenRateLimitError
-    needs = f"limit {want.limit:,}, left {max(int(left), 0):,}, needed {want.amount:,}"
+    needs = f"limit {limit:,.0f}, left {max(int(left), 0):,}, needed {amount:,}"
     return kind(
-        f"Rate limit of {whose} reached on {of} per minute: {needs}. Try again in {duration(wait)}.", retry_after=wait
+        f"Rate limit of {_whose(quota)} reached on {of} per minute: {needs}. Try again in {duration(wait)}.",
+        retry_after=wait,
     )
 
 

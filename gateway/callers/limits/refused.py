@@ -17,6 +17,9 @@ class Refused:
     def __init__(self) -> None:
         self._callers: OrderedDict[str, OrderedDict[int, tuple[float, RateLimitError]]] = OrderedDict()
 
+    def __contains__(self, caller: str) -> bool:
+        return caller in self._callers
+
     def note(self, caller: str, size: int, until: float, error: RateLimitError) -> None:
         """`size`: bytes of the body; 0 for a refusal that asks for nothing but the number of requests."""
         refusals = self._callers.setdefault(caller, OrderedDict())

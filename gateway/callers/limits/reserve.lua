@@ -1,12 +1,16 @@
 -- Limits that several gateways share. buckets.py has the arithmetic; this is the same, a test holds the two together.
 --
 -- KEYS[1]  what all keys begin with, with a hash tag: a cluster keeps them in one place
--- ARGV[1]  JSON: process, lease, step, busy, never, slack; restore (what this process holds, when it comes back);
---          gone (what it was before); settle, spent, calls: arrays of what buckets.py calls Change, (key, amount), Want
--- Returns  JSON: machines that were heard of within the lease, and of each call {lacking (0: nothing), wait, left, given}
+-- ARGV[1]  JSON: process, lease, step, busy, never, slack, nolimit; gone (what this process was before); restore (what
+--          it holds, when it comes back) and settle: arrays of a Bound's values and then a Change's; spent: of a Bound's
+--          and an amount; calls: arrays of such arrays, of a Bound's values and then an Ask's
+-- Returns  JSON: machines that were heard of within the lease, and of each call {lacking (0: nothing), of, wait, money,
+--          left of each bound}
 local minute, day = 60, 86400
-local KIND, KEY, LIMIT, AMOUNT, LEAST = 1, 2, 3, 4, 5
-local HELD, USED = 4, 5
+local NAME, REQUESTS, TOKENS, PLACES, MONEY, PERIOD = 1, 2, 3, 4, 5, 6
+-- of what comes behind a bound
+local ASKED, COUNTED, OPEN, HELD, LEAST, PAID, AMOUNT = 7, 8, 9, 10, 11, 11, 7
+local WHAT = {'requests', 'tokens', 'places', 'money'}
 local prefix, asked = KEYS[1], cjson.decode(ARGV[1])
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
@@ -16,106 +20,122 @@ redis.call('ZADD', processes, now, asked.process)
 if asked.gone then redis.call('ZREM', processes, asked.gone) end
 redis.call('ZREMRANGEBYSCORE', processes, '-inf', now - 4 * asked.lease)
 
+-- whether each process that is known was heard of
 local alive, machines, seen = {}, 0, {}
-for _, process in ipairs(redis.call('ZRANGE', processes, now - asked.lease, '+inf', 'BYSCORE')) do
-  alive[process] = true
+local heard = redis.call('ZRANGE', processes, 0, -1, 'WITHSCORES')
+for at = 1, #heard, 2 do
+  local process, lives = heard[at], tonumber(heard[at + 1]) >= now - asked.lease
+  alive[process] = lives
   local machine = string.match(process, '^[^/]*')
-  if not seen[machine] then
+  if lives and not seen[machine] then
     seen[machine] = true
     machines = machines + 1
   end
 end
 
-local function key_of(want) return prefix .. ':' .. want[KIND] .. ':' .. want[KEY] end
-local function spent_of(want) return prefix .. ':spent:' .. want[KEY] end
+-- each is read once, and written once
+local records, changed = {}, {}
 
-local function level_of(want)
-  local kept = redis.call('GET', key_of(want))
-  if not kept then return want[LIMIT], now end
-  local level, stamp = string.match(kept, '^(%S+) (%S+)$')
-  level, stamp = tonumber(level), tonumber(stamp)
-  if now < stamp then
-    if stamp - now > asked.step then stamp = now end
-    return math.min(level, want[LIMIT]), stamp
+local function refilled(level, elapsed, limit) return math.min(limit, level + elapsed * limit / minute) end
+
+local function record_of(bound)
+  local name = bound[NAME]
+  local record = records[name]
+  if not record then
+    local kept = redis.call('GET', prefix .. ':' .. name)
+    record = kept and cmsgpack.unpack(kept) or {
+      stamp = now, requests = bound[REQUESTS], tokens = bound[TOKENS], spent = 0, period = bound[PERIOD], held = {}
+    }
+    records[name] = record
   end
-  return math.min(want[LIMIT], level + (now - stamp) * want[LIMIT] / minute), now
+  local elapsed = now - record.stamp
+  if elapsed >= 0 or elapsed < -asked.step then record.stamp = now end
+  elapsed = math.max(elapsed, 0)
+  record.requests = refilled(record.requests, elapsed, bound[REQUESTS])
+  record.tokens = refilled(record.tokens, elapsed, bound[TOKENS])
+  if record.period < bound[PERIOD] then record.spent, record.period = 0, bound[PERIOD] end
+  return record
 end
 
-local function keep(want, level, stamp)
-  level = math.min(want[LIMIT], level)
-  local full = (want[LIMIT] - level) * minute / want[LIMIT]
-  redis.call('SET', key_of(want), string.format('%.17g %.17g', level, stamp), 'PX', math.ceil(full * 1000) + 2000)
-end
-
-local function room_of(want)
-  local room, held = want[LIMIT], redis.call('HGETALL', key_of(want))
-  for at = 1, #held, 2 do
-    if alive[held[at]] then room = room - tonumber(held[at + 1]) end
-  end
-  if want[KIND] == 'money' then room = room - tonumber(redis.call('GET', spent_of(want)) or 0) end
-  return room
-end
-
-local function hold(want, amount)
-  local key = key_of(want)
-  if redis.call('HINCRBY', key, asked.process, amount) <= 0 then redis.call('HDEL', key, asked.process) end
-  redis.call('EXPIRE', key, day)
-end
-
-local function wait_of(want, left)
-  if want[KIND] == 'rate' then
-    local missing = math.min(want[AMOUNT], want[LIMIT]) - left
-    return missing > asked.slack and missing * minute / want[LIMIT] or 0
-  end
-  if want[KIND] == 'places' then return want[AMOUNT] > left and asked.busy or 0 end
-  return want[LEAST] > left and asked.never or 0
-end
-
-for _, held in ipairs(asked.restore) do hold(held, held[AMOUNT]) end
-
-for _, change in ipairs(asked.settle) do
-  if change[KIND] == 'rate' then
-    local level, stamp = level_of(change)
-    keep(change, level - change[USED], stamp)
-  else
-    hold(change, -change[HELD])
-    if change[USED] > 0 then
-      redis.call('INCRBY', spent_of(change), change[USED])
-      redis.call('EXPIRE', spent_of(change), 40 * day)
+local function left_of(record, bound)
+  local places, money = bound[PLACES], bound[MONEY] - record.spent
+  for process, held in pairs(record.held) do
+    if alive[process] then
+      places, money = places - held[1], money - held[2]
+    elseif alive[process] == nil then
+      record.held[process] = nil
     end
+  end
+  return {record.requests, record.tokens, places, money}
+end
+
+local function use(record, bound, requests, tokens, places, money, spent)
+  record.requests, record.tokens = record.requests - requests, record.tokens - tokens
+  record.spent = record.spent + spent
+  if bound[PLACES] < asked.nolimit or bound[MONEY] < asked.nolimit then
+    local held = record.held[asked.process] or {0, 0}
+    held = {math.max(held[1] + places, 0), math.max(held[2] + money, 0)}
+    record.held[asked.process] = held[1] + held[2] > 0 and held or nil
+  end
+  changed[bound[NAME]] = bound
+end
+
+local function until_of(amount, level, limit)
+  local missing = math.min(amount, limit) - level
+  return amount > 0 and missing > asked.slack and missing * minute / limit or 0
+end
+
+local function waits_of(want, left)
+  return {
+    until_of(want[ASKED], left[1], want[REQUESTS]),
+    until_of(want[COUNTED], left[2], want[TOKENS]),
+    want[OPEN] > math.max(left[3], 0) and asked.busy or 0,
+    want[HELD] > 0 and want[LEAST] > left[4] and asked.never or 0
+  }
+end
+
+for _, changes in ipairs({asked.restore, asked.settle}) do
+  for _, one in ipairs(changes) do
+    use(record_of(one), one, one[ASKED], one[COUNTED], one[OPEN], one[HELD], one[PAID])
   end
 end
 
 for _, known in ipairs(asked.spent) do
-  local key = prefix .. ':spent:' .. known[1]
-  if tonumber(redis.call('GET', key) or 0) < known[2] then
-    redis.call('SET', key, known[2], 'EX', 40 * day)
+  local record = record_of(known)
+  if record.period == known[PERIOD] and record.spent < known[AMOUNT] then
+    use(record, known, 0, 0, 0, 0, known[AMOUNT] - record.spent)
   end
 end
 
 local replies = {}
 for at, call in ipairs(asked.calls) do
-  local left, given, stamps, lacking, wait = {}, {}, {}, 0, 0
+  local left, lacking, of, wait, money = {}, 0, '', 0, 0
   for number, want in ipairs(call) do
-    if want[KIND] == 'rate' then
-      left[number], stamps[number] = level_of(want)
-    else
-      left[number] = room_of(want)
+    left[number] = left_of(record_of(want), want)
+    for what, needed in ipairs(waits_of(want, left[number])) do
+      if needed > wait then lacking, of, wait = number, WHAT[what], needed end
     end
-    local needed = wait_of(want, left[number])
-    if needed > wait then lacking, wait = number, needed end
   end
   if lacking == 0 then
     for number, want in ipairs(call) do
-      given[number] = want[KIND] == 'money' and math.min(want[AMOUNT], math.floor(left[number])) or want[AMOUNT]
-      left[number] = left[number] - given[number]
-      if want[KIND] == 'rate' then
-        keep(want, left[number], stamps[number])
-      else
-        hold(want, given[number])
+      if number == 1 then money = want[HELD] end
+      money = math.min(money, math.max(math.floor(left[number][4]), 0))
+    end
+    for number, want in ipairs(call) do
+      use(records[want[NAME]], want, want[ASKED], want[COUNTED], want[OPEN], money, 0)
+      for what, taken in ipairs({want[ASKED], want[COUNTED], want[OPEN], money}) do
+        left[number][what] = left[number][what] - taken
       end
     end
   end
-  replies[at] = {lacking, wait, left, given}
+  replies[at] = {lacking, of, wait, money, left}
+end
+
+for name, bound in pairs(changed) do
+  local record = records[name]
+  -- until nothing of it says more than no record does
+  local empty = 1 - math.min(record.requests / bound[REQUESTS], record.tokens / bound[TOKENS])
+  local seconds = bound[MONEY] < asked.nolimit and 40 * day or next(record.held) and day or math.max(empty, 0) * minute + 2
+  redis.call('SET', prefix .. ':' .. name, cmsgpack.pack(record), 'PX', math.ceil(seconds * 1000))
 end
 return cjson.encode({machines, replies})

@@ -1,7 +1,8 @@
 """Numbers that the processes of one machine share: a table in a mapped file, behind a lock that its holder's end frees.
 
-A row is a name's, with two numbers and a time after which nobody misses it. Where it may be follows from its name, so
-that no row ever moves: a process that is killed in the middle leaves each of them as it was or as it became.
+A row is a name's, with five numbers and a time after which nobody misses it: 64 bytes, which a processor fetches at
+once. Where it may be follows from its name, so that no row ever moves: a process that is killed in the middle leaves
+each of its numbers as it was or as it became.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import time
 from hashlib import blake2b
 from struct import Struct
 
-MAGIC = b"llmops limits 1\n"
+# of what is in the file; in its name too, so that gateways of two versions each have their own
+VERSION = 2
+MAGIC = b"llmops limits %d\n" % VERSION
 # a row's name is its digest, which is written last; its group has the rows among which it is looked for
-GROUPS, IN_GROUP, DIGEST = 8192, 16, 16
-_ROW, _NUMBERS, _READ = Struct("=16sddd"), Struct("=ddd"), Struct("=16sdd")
+GROUPS, IN_GROUP, DIGEST = 4096, 16, 16
+_ROW, _NUMBERS = Struct("=16s6d"), Struct("=6d")
 _GROUP = IN_GROUP * _ROW.size
 _NOBODY = bytes(DIGEST)
 # the first page: magic, the machine's name, how often a process has come, and the processes with when they were seen
@@ -29,6 +32,9 @@ SIZE = _HEADER + GROUPS * _GROUP
 
 # Seconds for which others may hold the lock: a reservation takes some 0.00001, unless its process loses its turn.
 PATIENCE, _NAP = 0.05, 0.0001
+
+
+Found = tuple[bytes, float, float, float, float, float, float]
 
 
 class Row:
@@ -100,37 +106,32 @@ class Table:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def find(self, row: Row) -> tuple[float, float] | None:
-        """Its stamp and its amount, None where there is no such row."""
-        found, stamp, amount = _READ.unpack_from(self.map, row.at)
-        if found == row.digest:
-            return stamp, amount
+    def find(self, row: Row) -> Found | None:
+        """Its digest, its five numbers and its time; None where there is no such row."""
+        found = _ROW.unpack_from(self.map, row.at)
+        if found[0] == row.digest:
+            return found
         at = self.map.find(row.digest, row.first, row.first + _GROUP)
         if at < 0:
             return None
         row.at = at
-        return _READ.unpack_from(self.map, at)[1:]
+        return _ROW.unpack_from(self.map, at)
 
-    def amount(self, row: Row) -> float:
-        found = self.find(row)
-        return found[1] if found else 0.0
-
-    def write(self, row: Row, stamp: float, amount: float, until: float) -> None:
-        """After `find`: the row, or a new one in the place of that which is missed least.
-
-        Of a rate that is killed in between the stamp comes first: what is lost is refill.
+    def write(self, row: Row, *numbers: float) -> None:
+        """Its five numbers, in this order, and its time: in the row, or in a new one in the place of that which is
+        missed least.
         """
-        at = row.at
-        if self.map[at : at + DIGEST] == row.digest:
-            _NUMBERS.pack_into(self.map, at + DIGEST, stamp, amount, until)
+        at, map_ = row.at, self.map
+        if map_[at : at + DIGEST] == row.digest:
+            _NUMBERS.pack_into(map_, at + DIGEST, *numbers)
             return
         row.at = at = min(range(row.first, row.first + _GROUP, _ROW.size), key=self._until)
-        self.map[at : at + DIGEST] = _NOBODY
-        _NUMBERS.pack_into(self.map, at + DIGEST, stamp, amount, until)
-        self.map[at : at + DIGEST] = row.digest
+        map_[at : at + DIGEST] = _NOBODY
+        _NUMBERS.pack_into(map_, at + DIGEST, *numbers)
+        map_[at : at + DIGEST] = row.digest
 
     def _until(self, at: int) -> float:
-        digest, _, _, until = _ROW.unpack_from(self.map, at)
+        digest, *_, until = _ROW.unpack_from(self.map, at)
         return until if digest != _NOBODY else float("-inf")
 
     # -- processes -------------------------------------------------------------------------------------------------
@@ -140,9 +141,9 @@ class Table:
         return self.map[_MACHINE].hex()
 
     @property
-    def changes(self) -> int:
+    def changes(self) -> bytes:
         """Other than before: a process has come or gone."""
-        return int(_CHANGES.unpack_from(self.map, _AT_CHANGES)[0])
+        return self.map[_AT_CHANGES : _AT_CHANGES + 8]
 
     def processes(self) -> dict[bytes, float]:
         """When each was seen last."""
@@ -173,7 +174,7 @@ class Table:
         return range(_PROCESSES, _PROCESSES + MOST_PROCESSES * _PROCESS.size, _PROCESS.size)
 
     def _changed(self) -> None:
-        _CHANGES.pack_into(self.map, _AT_CHANGES, self.changes + 1)
+        _CHANGES.pack_into(self.map, _AT_CHANGES, _CHANGES.unpack_from(self.map, _AT_CHANGES)[0] + 1)
 
     def _begin(self) -> None:
         self.map[_MACHINE] = secrets.token_bytes(16)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -69,8 +68,8 @@ class Billing:
             return Bill(0, None)
         return Bill(micros(price, usage), price.id)
 
-    def tariff(self, model: str) -> Callable[[Usage], int]:
-        """Micro-dollars by the price in force now.
+    def tariff(self, model: str) -> Callable[[int, int, int], int]:
+        """Micro-dollars by the price in force now: `Price.cost_micros`.
 
         Raises ModelNotPricedError for a model that a budget could not bound, UnavailableError while no prices are
         known.
@@ -80,7 +79,7 @@ class Billing:
         price = self._price(model, self._now())
         if price is None:
             raise ModelNotPricedError(model)
-        return partial(micros, price)
+        return price.cost_micros
 
     async def spent(self, of: str, since: datetime) -> int:
         """Of a key, or of `tenant NAME`. Raises LlmopsError, SQLAlchemyError, TimeoutError when it is away."""

@@ -58,7 +58,7 @@ async def _ask(where: str, attempts: int) -> None:
     from time import monotonic
 
     from llmops.gateway.callers.limits.base import Limiter
-    from llmops.gateway.callers.limits.buckets import RATE, Want
+    from llmops.gateway.callers.limits.buckets import Ask, Bound
     from llmops.gateway.callers.limits.embedded import Embedded
     from llmops.gateway.callers.limits.redis import Shared
 
@@ -67,12 +67,12 @@ async def _ask(where: str, attempts: int) -> None:
     if "://" in where:
         limiter = Shared(where, Embedded(":memory:"), patience=30)
     await limiter.start()
-    want = [Want(RATE, "key", LIMIT, 1)]
-    await limiter.reserve([want[0]._replace(amount=0)])
+    bounds, asks = [Bound("key", LIMIT)], [Ask(1)]
+    await limiter.reserve(bounds, [Ask()])
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     began = monotonic()
-    asked = await asyncio.gather(*(limiter.reserve(want) for _ in range(attempts)))
+    asked = await asyncio.gather(*(limiter.reserve(bounds, asks) for _ in range(attempts)))
     ended = monotonic()
     assert all(one.by is limiter for one in asked), "not counted together"
     print(json.dumps([sum(one.decision.lacking is None for one in asked), began, ended]), flush=True)
