@@ -27,12 +27,12 @@ _NOBODY = bytes(DIGEST)
 # the first page: magic, the machine's name, how often a process has come, and the processes with when they were seen
 _MACHINE, _CHANGES, _PROCESSES = slice(16, 32), Struct("=q"), 64
 _AT_CHANGES, _PROCESS, MOST_PROCESSES = 32, Struct("=16sd"), 160
+_NO_PROCESSES = _PROCESSES + MOST_PROCESSES * _PROCESS.size
 _HEADER = 4096
 SIZE = _HEADER + GROUPS * _GROUP
 
 # Seconds for which others may hold the lock: a reservation takes some 0.00001, unless its process loses its turn.
 PATIENCE, _NAP = 0.05, 0.0001
-
 
 Found = tuple[bytes, float, float, float, float, float, float]
 
@@ -147,17 +147,18 @@ class Table:
 
     def processes(self) -> dict[bytes, float]:
         """When each was seen last."""
-        found = (_PROCESS.unpack_from(self.map, at) for at in self._processes())
-        return {process: seen for process, seen in found if process != _NOBODY}
+        found = dict(_PROCESS.iter_unpack(self.map[_PROCESSES:_NO_PROCESSES]))
+        found.pop(_NOBODY, None)
+        return found
 
     def see(self, process: bytes, now: float, dead: float) -> None:
         """`process` lives. One that came new gets the place of another that was not seen since `dead`."""
-        places = {_PROCESS.unpack_from(self.map, at): at for at in self._processes()}
-        for (known, _), at in places.items():
-            if known == process:
-                _PROCESS.pack_into(self.map, at, process, now)
-                return
-        for (known, seen), at in places.items():
+        at = self.map.find(process, _PROCESSES, _NO_PROCESSES)
+        if at >= 0:
+            _PROCESS.pack_into(self.map, at, process, now)
+            return
+        for at in range(_PROCESSES, _NO_PROCESSES, _PROCESS.size):
+            known, seen = _PROCESS.unpack_from(self.map, at)
             if known == _NOBODY or not dead < seen <= now + 1:
                 _PROCESS.pack_into(self.map, at, process, now)
                 self._changed()
@@ -165,13 +166,10 @@ class Table:
         raise OSError(f"more than {MOST_PROCESSES} processes share it")
 
     def leave(self, process: bytes) -> None:
-        for at in self._processes():
-            if self.map[at : at + DIGEST] == process:
-                _PROCESS.pack_into(self.map, at, _NOBODY, 0.0)
-                self._changed()
-
-    def _processes(self) -> range:
-        return range(_PROCESSES, _PROCESSES + MOST_PROCESSES * _PROCESS.size, _PROCESS.size)
+        at = self.map.find(process, _PROCESSES, _NO_PROCESSES)
+        if at >= 0:
+            _PROCESS.pack_into(self.map, at, _NOBODY, 0.0)
+            self._changed()
 
     def _changed(self) -> None:
         _CHANGES.pack_into(self.map, _AT_CHANGES, _CHANGES.unpack_from(self.map, _AT_CHANGES)[0] + 1)
