@@ -25,6 +25,8 @@ POSITIVE = click.FloatRange(0, min_open=True)
 NO_GATE = "no-gate"
 TURNS_A_DAY = 15
 PIPED = 120
+# ms of a first token that are not the engine's (docs/decisions/1111)
+ADDED = 8.0
 
 
 @click.command(name="simulate")
@@ -100,6 +102,13 @@ PIPED = 120
 @click.option("--scale-requests", type=POSITIVE, help="… which assumes this many requests/s per replica.")
 @click.option(
     "--cold-start", type=POSITIVE, default=180.0, show_default=True, help="… and starts one in this many seconds."
+)
+@click.option(
+    "--added",
+    type=click.FloatRange(0),
+    default=ADDED,
+    show_default=True,
+    help="Milliseconds that network, gateway and Triton add to each first token.",
 )
 @click.option("--cells", type=click.IntRange(1), help="Simulate only this many of the cells of 64 replicas.")
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
@@ -179,7 +188,7 @@ def _document(given: dict[str, Any], console: Any) -> Document:
         done = _simulated(given, spec, tell)
     load = ("rate", "day", "peak", "duration", "turns", "system", "apps", "input_", "output", "think_time", "tenants")
     scaled = ("scale", "scale_requests", "cold_start") if given["scale"] else ()
-    options = {name: given[name] for name in (*load, "flood", "tier", "speed", "skip", "cells", *scaled)}
+    options = {name: given[name] for name in (*load, "flood", "tier", "speed", "skip", "added", "cells", *scaled)}
     options["slos"] = [f"{slo.metric}:{1000 * slo.seconds:g}" for slo in slos]
     options |= {"model": plan.model, "trace": str(given["trace"] or given["bench"] or "") or None}
     return document_of(done, slos, options, spec_of(spec))
@@ -242,12 +251,12 @@ def _simulated(given: dict[str, Any], spec: FleetSpec, told: Callable[[float, in
         def replayed(_: float, __: int) -> Arrivals:
             return of_trace(path, speed) if given["trace"] else of_document(read_document(path), speed)
 
-        return simulate(parts_of(spec, _sizes(given), replayed, given["skip"]), told=told)
+        return simulate(parts_of(spec, _sizes(given), replayed, given["skip"], given["added"] / 1000), told=told)
 
     def talking(share: float, number: int) -> Arrivals:
         return _conversations(given, share, number)
 
-    parts = parts_of(spec, _sizes(given), talking, given["skip"])
+    parts = parts_of(spec, _sizes(given), talking, given["skip"], given["added"] / 1000)
     return simulate(parts[: given["cells"]], given["jobs"], told)
 
 

@@ -125,18 +125,19 @@ def tally(outcome: Outcome, skipped: float = 0.0) -> Tally:
     return found
 
 
-def records(jobs: Iterable[Job], skipped: float = 0.0) -> list[Record]:
-    """As if a load generator had sent them. Their tokens come evenly: an answer has two times, its first and last."""
-    return [_record(job) for job in jobs if job.arrived >= skipped]
+def records(jobs: Iterable[Job], skipped: float = 0.0, added: float = 0.0) -> list[Record]:
+    """As if a load generator had sent them, to which every answer comes `added` seconds later. Their tokens come
+    evenly: an answer has two times, its first and last."""
+    return [_record(job, added) for job in jobs if job.arrived >= skipped]
 
 
-def _record(job: Job) -> Record:
+def _record(job: Job, added: float) -> Record:
     error = REFUSED if job.refused >= 0 else FAILED if job.failed else None
-    record = Record(job.arrived, end=job.end, counted=False, requested=job.answer, turn=job.turn, error=error)
+    record = Record(job.arrived, end=job.end + added, counted=False, requested=job.answer, turn=job.turn, error=error)
     record.tokens_in = job.tokens
     if error is None:
-        record.first, record.tokens_out, record.finish = job.first, job.answer, "length"
-        record.chunks = [job.first, job.end]
+        record.first, record.tokens_out, record.finish = job.first + added, job.answer, "length"
+        record.chunks = [record.first, record.end]
     return record
 
 

@@ -30,11 +30,13 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Cell:
-    """A part of the fleet and how its requests are made. Of the first `skipped` seconds nothing is reported."""
+    """A part of the fleet and how its requests are made. Of the first `skipped` seconds nothing is reported; `added`:
+    seconds that answers take on their way, beside what is simulated."""
 
     spec: FleetSpec
     work: Callable[[], Arrivals]
     skipped: float = 0.0
+    added: float = 0.0
 
 
 def cells(replicas: int) -> list[int]:
@@ -82,11 +84,11 @@ def _one(part: Cell, told: Told = None) -> _Found:
     began = time.process_time()
     outcome = Fleet(part.spec, told).run(part.work())
     cpu = time.process_time() - began
-    return records(outcome.jobs, part.skipped), tally(outcome, part.skipped), len(outcome.jobs), cpu
+    return records(outcome.jobs, part.skipped, part.added), tally(outcome, part.skipped), len(outcome.jobs), cpu
 
 
 def parts_of(
-    spec: FleetSpec, sizes: Sequence[int], work: Callable[[float, int], Arrivals], skipped: float
+    spec: FleetSpec, sizes: Sequence[int], work: Callable[[float, int], Arrivals], skipped: float, added: float = 0.0
 ) -> list[Cell]:
     """`work` makes the arrivals of a cell from its share of the fleet and its number."""
     total, parts = sum(sizes), []
@@ -99,5 +101,5 @@ def parts_of(
             seed=spec.seed * 1009 + number,
             failures=[one for one in failures if 0 <= one.replica < size],
         )
-        parts.append(Cell(own, partial(work, size / total, number), skipped))
+        parts.append(Cell(own, partial(work, size / total, number), skipped, added))
     return parts

@@ -370,6 +370,15 @@ def test_a_block_of_a_trace_is_found_only_after_what_came_before_it(tmp_path: Pa
     assert [job.cached for job in done] == [0, 1536, 0, 512]
 
 
+def test_what_the_way_adds_comes_to_first_tokens_and_not_to_the_pace(plan: Path, tmp_path: Path) -> None:
+    said = {}
+    for added in ("0", "50"):
+        simulated(plan, "--rate", "2", "-d", "5", "--replicas", "1", "--added", added, "--json", str(tmp_path / added))
+        said[added] = json.loads((tmp_path / added).read_text())["summary"]
+    for metric, more in (("ttft", 50), ("e2e", 50), ("tpot", 0)):
+        assert said["50"][metric]["p95"] == pytest.approx(said["0"][metric]["p95"] + more, abs=1e-3)
+
+
 def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: Path) -> None:
     ways = "cheapest,least-loaded,cheapest+no-gate"
     output = simulated(
