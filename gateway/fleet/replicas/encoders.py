@@ -17,6 +17,7 @@ from llmops.gateway.fleet.replicas.alike import encoder_differences, strangers, 
 from llmops.gateway.fleet.replicas.beliefs import absent
 from llmops.gateway.fleet.replicas.health import FAILED
 from llmops.gateway.fleet.serving import CrossEncoder, EmbeddingModel, Encoder, Model
+from llmops.gateway.messages import ReplicaState
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.triton.encoder import TritonEncoder
 
@@ -29,8 +30,8 @@ LOOK = 0.25
 @dataclass(slots=True, eq=False)
 class Seat:
     """An encoder on one server. `rows` are on their way there; until `failed` others come first; `heard`: when it
-    answered last, or was idle; `hung`: a batch was given to another, and it has answered none since; `turn`: which it
-    was of all batches so far; `here`: it is still one of the model's. Times are monotonic seconds."""
+    answered last, or was idle; `turn`: which it was of all batches so far; `here`: it is still one of the model's.
+    Times are monotonic seconds."""
 
     replica: str
     encoder: TritonEncoder
@@ -40,13 +41,6 @@ class Seat:
     turn: int = 0
     failed: float = 0.0
     heard: float = 0.0
-    hung: bool = False
-
-    def told(self, now: float) -> dict[str, Any]:
-        """A line of `llmops replicas`."""
-        waits = self.hung or now < self.failed
-        state = "gone" if not self.ready else "suspect" if waits else "ready"
-        return {"replica": self.replica, "state": state, "problem": "", "own": self.rows}
 
 
 class Spread:
@@ -56,6 +50,7 @@ class Spread:
         """`silence`: seconds after which one that answers none of what it has is taken to hang."""
         self.seats: list[Seat] = []
         self._silence, self._clock, self._turns = silence, clock, 0
+        self._works: set[asyncio.Future[Any]] = set()
 
     def update(self, places: Iterable[Place[Encoder]]) -> None:
         """Those that there are now. Others stay as long as something is on its way there."""
@@ -63,8 +58,6 @@ class Spread:
         now = []
         for place in places:
             seat = known.pop((place.replica, place.model.encoder), None) or Seat(place.replica, place.model.encoder)
-            # that it is back is word of it
-            seat.hung = seat.hung and not (place.ready and not seat.ready)
             seat.ready = place.ready
             now.append(seat)
         for seat in known.values():
@@ -72,7 +65,12 @@ class Spread:
         self.seats = [*now, *(seat for seat in known.values() if seat.rows)]
 
     def told(self) -> list[dict[str, Any]]:
-        return [seat.told(self._clock()) for seat in self.seats if seat.here]
+        """Lines of `llmops replicas`."""
+        return [
+            {"replica": seat.replica, "state": self._state(seat), "problem": "", "own": seat.rows}
+            for seat in self.seats
+            if seat.here
+        ]
 
     async def __call__(self, request: Any, *metadata: Any) -> Any:
         """The first answer of the server that gets it and of the one that gets it too when the first has none.
@@ -87,10 +85,12 @@ class Spread:
             second = await self._second(first, works[0])
             if second is not None:
                 works.append(self._send(second, request, metadata))
+            # what the other one has stays with it: as long as it answers none of that, it gets no more
             return await _first_answer(works)
-        finally:
+        except asyncio.CancelledError:
             for work in works:
                 work.cancel()
+            raise
 
     async def _second(self, first: Seat, work: asyncio.Future[Any]) -> Seat | None:
         """Who gets a batch too: as soon as `first` cannot be reached, or hangs and another does not. None where there
@@ -105,22 +105,22 @@ class Spread:
                 why = error.told
             elif self._hangs(first) and second is not None and not self._is_passed_over(second):
                 why = "it does not answer"
-                first.hung, first.failed = True, self._clock() + FAILED
             if second is not None and why:
                 log.warning("a batch goes from %s to %s: %s", first.replica, second.replica, why)
             if why:
                 return second
 
-    def _hangs(self, seat: Seat) -> bool:
-        """Whether an answer of it may never come. One that has come back shows that with a batch that another gets too,
-        every now and then."""
-        return not seat.ready or seat.hung or self._is_silent(seat)
+    def _state(self, seat: Seat) -> ReplicaState:
+        if not seat.ready:
+            return "gone"
+        return "suspect" if self._is_passed_over(seat) else "ready"
 
-    def _is_silent(self, seat: Seat) -> bool:
-        return seat.rows > 0 and self._clock() - seat.heard > self._silence
+    def _hangs(self, seat: Seat) -> bool:
+        """Whether an answer of it may never come."""
+        return not seat.ready or (seat.rows > 0 and self._clock() - seat.heard > self._silence)
 
     def _is_passed_over(self, seat: Seat) -> bool:
-        return not seat.ready or self._clock() < seat.failed or self._is_silent(seat)
+        return self._hangs(seat) or self._clock() < seat.failed
 
     def _best(self, without: Seat | None = None) -> Seat | None:
         """Of those that should answer the one with the fewest rows; of equal ones in turn."""
@@ -135,18 +135,20 @@ class Spread:
         if not seat.rows:
             seat.heard = self._clock()
         seat.rows += rows
-        work = asyncio.ensure_future(seat.encoder.send(request, *metadata))
+        work: asyncio.Future[Any] = asyncio.ensure_future(seat.encoder.send(request, *metadata))
+        self._works.add(work)
         work.add_done_callback(partial(self._ended, seat, rows))
         return work
 
     def _ended(self, seat: Seat, rows: int, work: asyncio.Future[Any]) -> None:
+        self._works.discard(work)
         seat.rows -= rows
         if work.cancelled():
             return
         if isinstance(work.exception(), UnavailableError):
             seat.failed = self._clock() + FAILED
         else:
-            seat.heard, seat.hung = self._clock(), False
+            seat.heard = self._clock()
 
 
 async def _first_answer(works: Sequence[asyncio.Future[Any]]) -> Any:

@@ -201,8 +201,9 @@ def _flood(section: Section) -> None:
     late = _late([job for job in with_flood.jobs if job.tenant != "tenant-0"])
     section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", late / _late(alone.jobs), "", 1.3)
     others = [job for job in with_flood.jobs if job.tenant != "tenant-0"]
-    # whoever is next at once waits for what is left of a step, and for its own: more is nobody's fault but the queue's
-    section.add("… of which steps are longer, as batches are full", _step(others) / _step(alone.jobs), "")
+    # whoever is next at once waits for what is left of a step, and for its own: both are longer in full batches
+    longer = 2 * (_step(others) - _step(alone.jobs))
+    section.add("… if only steps were longer, as batches are full", 1 + longer / _late(alone.jobs), "")
     section.add("… others' requests refused", 100 * sum(job.refused >= 0 for job in others) / len(others), "%")
     greedy = _fleet(replace(TALK, rate=FULL * 4, tenants=4, flood=2.0), tiers=(Tier("standard", max_wait=5.0),))
     section.add("Jain's index of tokens, all tenants ask for more than their share, one for twice as much",
