@@ -112,7 +112,13 @@ ADDED = 8.0
 )
 @click.option("--cells", type=click.IntRange(1), help="Simulate only this many of the cells of 64 replicas.")
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
-@click.option("--block-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a cache block.")
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Tokens of a cache block; a trace's have 512.",
+)
 @click.option("--price", type=POSITIVE, help="$ per GPU-hour.  [default: what `llmops plan` assumes]")
 @click.option("--slo", multiple=True, help="Objective in ms: ttft:500, tpot:50, e2e:5000.  [default: of --config]")
 @click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
@@ -186,6 +192,8 @@ def _document(given: dict[str, Any], console: Any) -> Document:
             status.update(f"{simulating} {seconds:,.0f} s, {requests:,} requests")
 
         done = _simulated(given, spec, tell)
+    if done.simulated and not done.run.records:
+        raise InputError(f"--skip {given['skip']:g}: all requests came before that; leave out fewer seconds.")
     load = ("rate", "day", "peak", "duration", "turns", "system", "apps", "input_", "output", "think_time", "tenants")
     scaled = ("scale", "scale_requests", "cold_start") if given["scale"] else ()
     options = {name: given[name] for name in (*load, "flood", "tier", "speed", "skip", "added", "cells", *scaled)}

@@ -45,7 +45,6 @@ def show(document: Document, console: Console) -> None:
 def fleet_rows(document: Document) -> list[tuple[str, str]]:
     """(label, value) of what only a simulation knows."""
     known = document.options["simulated"]
-    per_second = known["simulated_requests"] / max(known["cpu_seconds"], 1e-9)
     rows = [
         ("Replicas, GPUs", f"{known['replicas']:,}, {known['gpus']:,}"),
         (
@@ -66,7 +65,7 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
         rows.insert(1, ("Replicas over time", _over_time(known["scaled"])))
     if known["moved"]:
         rows.append(("Continued elsewhere", f"{known['moved']:,}"))
-    rows.append(("Simulated", f"{per_second:,.0f} requests per second of CPU"))
+    rows.append(("Simulated", f"{known['simulated_requests']:,} requests in {known['cpu_seconds']:,.1f} s of CPU"))
     return rows
 
 

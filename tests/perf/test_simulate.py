@@ -414,6 +414,7 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
         (("--rate", "1", "--replicas", "128", "--cells", "1", "--fail", "64@5"), "with N from 0 to 63"),
         (("--rate", "1", "--replicas", "2", "--fail", "2@5"), "with N from 0 to 1"),
         (("--rate", "1", "--tier", "batch"), "NAME=SHARE"),
+        (("--rate", "5", "-d", "5", "--replicas", "1", "--skip", "9"), "--skip 9: all requests came before that"),
     ],
 )
 def test_what_cannot_be_simulated_is_said_in_a_sentence(plan: Path, options: tuple[str, ...], said: str) -> None:
