@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from llmops.gateway.messages import Ticket
@@ -17,12 +17,12 @@ class Parts:
 
     def __init__(self, rank: Callable[[Ticket], int]) -> None:
         self._rank = rank
-        self._running: dict[int, Counter[str]] = {}
+        self._running: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._all: Counter[int] = Counter()
 
     def took(self, ticket: Ticket) -> None:
         rank = self._rank(ticket)
-        self._running.setdefault(rank, Counter())[ticket.tenant] += 1
+        self._running[rank][ticket.tenant] += 1
         self._all[rank] += 1
 
     def gave(self, ticket: Ticket) -> None:
@@ -40,5 +40,5 @@ class Parts:
         rank = self._rank(ticket)
         if any(count > 0 for higher, count in self._all.items() if higher < rank):
             return True
-        running = self._running.get(rank, Counter())
+        running = self._running[rank]
         return running[ticket.tenant] * len(running) > self._all[rank]
