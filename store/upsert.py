@@ -11,9 +11,4 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 def insert(connection: AsyncConnection, table: Table) -> Any:
     """The dialect's own insert, with `on_conflict_do_nothing` and `on_conflict_do_update`."""
-    return insert_of(connection.dialect.name, table)
-
-
-def insert_of(dialect: str, table: Table) -> Any:
-    """The same for statements that are made once."""
-    return (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)

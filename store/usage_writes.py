@@ -1,25 +1,28 @@
 """Usage written down: each event once, its sums with it, and how far the events of each gateway have come.
 
 Synchronous, and few statements: `Store.transact` does all of a batch in one visit to a thread where that is possible.
+They are texts, because a batch of a gateway with little to do is a few rows: with SQLAlchemy's expressions, carrying a
+statement took most of its time. What both databases understand is written once, with SQLite's places for values.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, timezone
 from functools import lru_cache
+from itertools import count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Dialect, String, Table, bindparam, select
+from sqlalchemy import Connection, CursorResult, Dialect, String, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.ids import canonical
 from llmops.store.moment import sqlite_text
-from llmops.store.tables import gateways, tenant_totals, usage_records, usage_totals, users
-from llmops.store.upsert import insert_of
+from llmops.store.tables import tenant_totals, usage_records, usage_totals
 
 PAGE = 2000
 SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
@@ -150,9 +153,17 @@ def _summed(new: Iterable[UsageRecord]) -> _Sums:
 
 def _of_tenants(connection: Connection, sums: _Sums) -> _Sums:
     """The same by that of `tenant_totals`."""
-    rows = connection.execute(_TENANTS, {"some": sorted({user for user, *_ in sums})}).all()
+    some: Any = sorted({user for user, *_ in sums})
+    alone = connection.dialect.name == "sqlite"
+    rows = (
+        connection.exec_driver_sql(_TENANTS_ALONE, (json.dumps(some),)) if alone else _run(connection, _TENANTS, some)
+    )
     tenants = {user: tenant for user, tenant in rows}  # noqa: C416  dict() does not know that a row is a pair
     return _added(((tenants.get(user, ""), day, model), some) for (user, day, model, _), some in sums.items())
+
+
+_TENANTS_ALONE = "SELECT id, tenant_id FROM users WHERE id IN (SELECT value FROM json_each(?))"
+_TENANTS = "SELECT id::text, tenant_id FROM users WHERE id = ANY(?::uuid[])"
 
 
 def _added(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums:
@@ -162,21 +173,20 @@ def _added(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums
     return {key: tuple(map(sum, zip(*some, strict=True))) for key, some in groups.items()}
 
 
-_TENANTS = select(users.c.id, users.c.tenant_id).where(users.c.id.in_(bindparam("some", expanding=True)))
-
-
 def _add(connection: Connection, table: Table, sums: _Sums) -> None:
     """To the rows of `table`, whose primary keys they are by."""
-    names = [*(column.name for column in table.primary_key), *SUMMED]
-    rows = [dict(zip(names, (*key, *some), strict=True)) for key, some in sorted(sums.items())]
-    connection.execute(_adding(connection.dialect.name, table), rows)
+    rows = sorted((*key, *some) for key, some in sums.items())
+    if connection.dialect.name == "sqlite":
+        rows = [tuple(one.isoformat() if isinstance(one, date) else one for one in row) for row in rows]
+    connection.exec_driver_sql(_with_places(connection.dialect.name, _adding(table)), rows)
 
 
 @lru_cache(maxsize=4)
-def _adding(dialect: str, table: Table) -> Any:
-    statement = insert_of(dialect, table)
-    added = {name: table.c[name] + statement.excluded[name] for name in SUMMED}
-    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
+def _adding(table: Table) -> str:
+    keys = ", ".join(column.name for column in table.primary_key)
+    names, values = f"{keys}, {', '.join(SUMMED)}", ", ".join("?" * (len(table.primary_key) + len(SUMMED)))
+    added = ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in SUMMED)
+    return f"INSERT INTO {table.name} ({names}) VALUES ({values}) ON CONFLICT ({keys}) DO UPDATE SET {added}"
 
 
 def _day(record: UsageRecord) -> date:
@@ -185,31 +195,27 @@ def _day(record: UsageRecord) -> date:
 
 # -- marks -------------------------------------------------------------------------------------------------------------
 
-_MINE = gateways.c.id == bindparam("gateway")
-_LOCKED = select(gateways.c.next_seq).where(_MINE).with_for_update()
-_MOVE = gateways.update().where(_MINE).values(next_seq=bindparam("reached"))
-_BEHIND = (
-    select(usage_records.c.seq)
-    .where(usage_records.c.gateway_id == bindparam("gateway"), usage_records.c.seq >= bindparam("mark"))
-    .order_by(usage_records.c.seq)
-    .limit(bindparam("page"))
-)
+_MARK = "SELECT next_seq FROM gateways WHERE id = ?"
+_LOCKED = f"{_MARK} FOR UPDATE"
+_BEGIN = "INSERT INTO gateways (id, next_seq) VALUES (?, 0) ON CONFLICT DO NOTHING"
+_MOVE = "UPDATE gateways SET next_seq = ? WHERE id = ?"
+_BEHIND = "SELECT seq FROM usage_records WHERE gateway_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
 
 
 def _advance(connection: Connection, gateway_id: str, arrived: Container[int]) -> int:
     """Move the mark past all that has come without a gap, `arrived` with it; where it is then."""
-    mine = {"gateway": gateway_id}
-    mark = connection.scalar(_LOCKED, mine)
+    # SQLite has one writer, and no word for a lock on a row
+    locked = _MARK if connection.dialect.name == "sqlite" else _LOCKED
+    mark = _run(connection, locked, gateway_id).scalar()
     if mark is None:
-        first = insert_of(connection.dialect.name, gateways).values(id=gateway_id, next_seq=0)
-        connection.execute(first.on_conflict_do_nothing())
-        mark = connection.scalar(_LOCKED, mine) or 0
+        _run(connection, _BEGIN, gateway_id)
+        mark = _run(connection, locked, gateway_id).scalar() or 0
     reached = mark
     while reached in arrived:
         reached += 1
     reached = _unbroken(connection, gateway_id, reached)
     if reached != mark:
-        connection.execute(_MOVE, mine | {"reached": reached})
+        _run(connection, _MOVE, reached, gateway_id)
     return reached
 
 
@@ -217,10 +223,24 @@ def _unbroken(connection: Connection, gateway_id: str, mark: int) -> int:
     """The first number from `mark` on that is not there: page by page, a range of the index each, because an
     anti-join gets a plan that is quadratic while the planner has no statistics."""
     while True:
-        seqs = connection.scalars(_BEHIND, {"gateway": gateway_id, "mark": mark, "page": PAGE}).all()
+        seqs = _run(connection, _BEHIND, gateway_id, mark, PAGE).scalars().all()
         for seq in seqs:
             if seq > mark:
                 return mark
             mark = seq + 1
         if len(seqs) < PAGE:
             return mark
+
+
+# -- statements --------------------------------------------------------------------------------------------------------
+
+
+def _run(connection: Connection, statement: str, *values: Any) -> CursorResult[Any]:
+    return connection.exec_driver_sql(_with_places(connection.dialect.name, statement), values)
+
+
+@lru_cache(maxsize=64)
+def _with_places(dialect: str, statement: str) -> str:
+    """As the database's driver marks places for values: `?`, or `$1`, `$2` …"""
+    numbers = count(1)
+    return statement if dialect == "sqlite" else re.sub(r"\?", lambda _: f"${next(numbers)}", statement)
