@@ -25,6 +25,8 @@ from llmops.store.usage_writes import UsageRecord, insert_usage
 CENTS = (600_000, 300_000, 900_000)
 # 5 x 0.6 + 32 x 0.3 + 7 x 0.9 = 18.9 micro-dollars
 USED, COST = Usage(37, 7, 0, 32), 19
+# the same, as a tariff is asked
+TOKENS = (37, 32, 7)
 
 
 class Now:
@@ -64,16 +66,16 @@ async def test_each_price_holds_from_its_moment_on_without_another_look(url, sto
         assert billing.bill("tiny", USED) == second
         # what began before is billed at the price of its time
         assert billing.bill("tiny", USED, by.at) == first
-        assert billing.tariff("tiny")(USED) == 7
+        assert billing.tariff("tiny")(*TOKENS) == 7
 
 
 async def test_cached_tokens_have_their_price_where_the_engine_tells(url, store, by):
     await priced(store, by, Price("tiny", by.at, *CENTS))
     async with billing_on(url, Now(by.at)) as billing:
-        assert billing.tariff("tiny")(Usage(1000, 0, 0, 1000)) == 300
-        assert billing.tariff("tiny")(Usage(1000, 0, 0, None)) == 600
+        assert billing.tariff("tiny")(1000, 1000, 0) == 300
+        assert billing.tariff("tiny")(1000, 0, 0) == 600
         # an engine that counts more than there was is not believed
-        assert billing.tariff("tiny")(Usage(1000, 0, 0, 4000)) == 300
+        assert billing.tariff("tiny")(1000, 4000, 0) == 300
 
 
 async def test_a_model_without_a_price_costs_nothing_is_told_once_and_takes_no_budget(url, store, by, caplog):
@@ -127,7 +129,7 @@ async def test_a_store_that_goes_away_leaves_the_prices(own_postgres, by, caplog
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
                 await billing.look()
-            assert billing.tariff("tiny")(USED) == COST
+            assert billing.tariff("tiny")(*TOKENS) == COST
             with pytest.raises(ResourceError):
                 await billing.spent("key-a", by.at)
             fresh = Billing(url, now)
@@ -145,7 +147,7 @@ async def test_a_store_that_goes_away_leaves_the_prices(own_postgres, by, caplog
                 await priced(store, later, Price("tiny", later.at, 0, 0, 0))
             await billing.look()
         now.at = later.at
-        assert billing.tariff("tiny")(USED) == 0
+        assert billing.tariff("tiny")(*TOKENS) == 0
     told = [record.message for record in caplog.records if record.message.startswith("Prices")]
     assert [one.partition(" (")[0].rstrip(".") for one in told].count("Prices can be read again") == 2
     assert sum("cannot be read" in one for one in told) == 2

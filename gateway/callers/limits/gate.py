@@ -255,8 +255,7 @@ class Ticket(Grant):
         budgets, tariff = self._gate.budgets, self._tariff
         if budgets is None or tariff is None:
             return 0
-        # an engine that counts more than there was is not believed
-        spent = tariff(usage.prompt_tokens, min(usage.cached_tokens or 0, usage.prompt_tokens), usage.completion_tokens)
+        spent = tariff(usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens)
         budgets.settled(self._plan.budgets, spent)
         return spent
 

@@ -32,11 +32,8 @@ def openai_headers(levels: Iterable[Level]) -> Headers:
     headers: Headers = []
     for of, limit, left in levels:
         told, remaining, reset = _openai(of, limit)
-        headers += (
-            told,
-            (remaining, b"%d" % left if left > 0 else b"0"),
-            (reset, duration(_until_full(limit, left)).encode()),
-        )
+        rest = b"%d" % left if left > 0 else b"0"
+        headers += told, (remaining, rest), (reset, duration(_until_full(limit, left)).encode())
     return headers
 
 

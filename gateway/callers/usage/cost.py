@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -69,7 +70,8 @@ class Billing:
         return Bill(micros(price, usage), price.id)
 
     def tariff(self, model: str) -> Callable[[int, int, int], int]:
-        """Micro-dollars by the price in force now: `Price.cost_micros`.
+        """Micro-dollars by the price in force now, for tokens of the prompt, those of them from a cache, and of the
+        answer.
 
         Raises ModelNotPricedError for a model that a budget could not bound, UnavailableError while no prices are
         known.
@@ -79,7 +81,7 @@ class Billing:
         price = self._price(model, self._now())
         if price is None:
             raise ModelNotPricedError(model)
-        return price.cost_micros
+        return partial(_cost, price)
 
     async def spent(self, of: str, since: datetime) -> int:
         """Of a key, or of `tenant NAME`. Raises LlmopsError, SQLAlchemyError, TimeoutError when it is away."""
@@ -129,9 +131,12 @@ class Billing:
 
 def micros(price: Price, usage: Usage) -> int:
     """What one request costs by `price`."""
+    return _cost(price, usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens)
+
+
+def _cost(price: Price, prompt: int, cached: int, answer: int) -> int:
     # an engine that counts more than there was is not believed
-    cached = min(usage.cached_tokens or 0, usage.prompt_tokens)
-    return price.cost_micros(usage.prompt_tokens, cached, usage.completion_tokens)
+    return price.cost_micros(prompt, min(cached, prompt), answer)
 
 
 def _told(error: Exception) -> str:
