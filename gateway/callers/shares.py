@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -16,7 +17,7 @@ class Shares:
     def __init__(self, places: int, free: int = 0) -> None:
         self.free, self.taken = free, 0
         self._places = places
-        self._taken: dict[str, int] = {}
+        self._taken: defaultdict[str, int] = defaultdict(int)
 
     def take(self, share: str, count: int = 1) -> bool:
         """`count` places for `share`, as a Caller has it: an address, or `address/key`. False when there are none."""
@@ -25,14 +26,14 @@ class Shares:
             return False
         self.taken += count
         for name in levels:
-            self._taken[name] = self._taken.get(name, 0) + count
+            self._taken[name] += count
         return True
 
     def give_back(self, share: str, count: int = 1) -> None:
         self.taken -= count
         for name in _levels(share):
-            left = self._taken[name] = self._taken[name] - count
-            if not left:
+            self._taken[name] -= count
+            if not self._taken[name]:
                 del self._taken[name]
 
     def _has_room(self, levels: Sequence[str], count: int) -> bool:

@@ -80,6 +80,7 @@ class LagWatch:
         self._note()
         span = self._last - before
         self._metrics.lag.observe(max(span - BEAT, 0.0))
+        self._metrics.settle()
         if span > WORST:
             # it may have begun right after the last beat, so the whole span counts
             self._stalled(span, min(span - (self._delayed - delayed), self._used - used), self._stage_in(before))

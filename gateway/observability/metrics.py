@@ -38,6 +38,7 @@ class Metrics:
         """`objectives` of the model of that name."""
         self.registry = CollectorRegistry()
         self._families: dict[Name, Family[Number]] = {}
+        self._histograms: list[Family[Buckets]] = []
         self._objectives = objectives
         self._models: dict[str, ModelMetrics] = {}
         self.requests = self.numbers(names.REQUESTS)
@@ -59,7 +60,15 @@ class Metrics:
         return found
 
     def histogram(self, name: Name) -> Family[Buckets]:
-        return Family(self.registry, name, partial(Buckets, name.buckets))
+        made = Family(self.registry, name, partial(Buckets, name.buckets))
+        self._histograms.append(made)
+        return made
+
+    def settle(self) -> None:
+        """Count what the histograms have been told."""
+        for family in self._histograms:
+            for one in family.series():
+                one.settle()
 
     def reaches(self, server: str, reached: Callable[[], bool] | None) -> None:
         """`reached` says whether the Triton server answered at the last look; None when it is used no longer."""
@@ -167,6 +176,8 @@ class Meter:
             self.first = now
             self._metrics.ttft.observe(now - self._started)
             self._waits_no_more()
+        elif count == 1:
+            self._metrics.itl.observe(now - self.last)
         elif count:
             self._metrics.itl.observe_each((now - self.last) / count, count)
         self.last = now

@@ -7,7 +7,10 @@ lock is needed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -34,30 +37,34 @@ class Number:
 
 
 class Buckets:
-    """One histogram."""
+    """One histogram. `observe` only keeps a value, so that no token waits for its bucket to be found; `settle` counts
+    what has come, and has to be called every now and then."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_bounds", "_counts", "_fresh", "_total", "observe")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+        self._fresh: list[float] = []
+        self.observe: Callable[[float], None] = self._fresh.append
 
     def observe_each(self, value: float, times: int) -> None:
         """`value`, so many times."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
+        self._fresh.extend([value] * times)
 
-    def cumulative(self) -> Iterator[tuple[str, float]]:
-        """(upper bound, how many are not above it), as Prometheus has them."""
-        running = 0
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            running += count
-            yield bound, running
+    def settle(self) -> None:
+        if self._fresh:
+            for at, times in Counter(map(partial(bisect_left, self._bounds), self._fresh)).items():
+                self._counts[at] += times
+            self._total += sum(self._fresh)
+            self._fresh.clear()
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """(upper bound, how many are not above it), as Prometheus has them, and the sum of all values."""
+        self.settle()
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True)), self._total
 
 
 S = TypeVar("S", Number, Buckets)
@@ -85,6 +92,9 @@ class Family(Collector, Generic[S]):
         """The series is about something that is no more."""
         self._series.pop(values, None)
 
+    def series(self) -> Iterable[S]:
+        return self._series.values()
+
     def collect(self) -> Iterator[Metric]:
         name = self._name
         series = [(list(values), one) for values, one in self._series.items()]
@@ -92,7 +102,7 @@ class Family(Collector, Generic[S]):
             histogram = HistogramMetricFamily(name.name, name.meaning, labels=name.labels)
             for values, one in series:
                 if isinstance(one, Buckets):
-                    histogram.add_metric(values, list(one.cumulative()), one.total)
+                    histogram.add_metric(values, *one.read())
             yield histogram
             return
         kind = CounterMetricFamily if name.kind == "counter" else GaugeMetricFamily

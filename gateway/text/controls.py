@@ -10,6 +10,7 @@ import random
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -69,13 +70,9 @@ class ControlTokens:
 
     def read(self, rendered: str) -> Prompt:
         """What a marked template rendered. A mark that no control token follows says nothing."""
-        pieces = rendered.split(self._mark)
-        own, at, match = [], len(pieces[0]), self._pattern.match
-        for piece in pieces[1:]:
-            found = match(piece)
-            if found:
-                own.append((at, self._tokens[found[0]]))
-            at += len(piece)
+        pieces, tokens = rendered.split(self._mark), self._tokens
+        begun = zip(accumulate(map(len, pieces)), map(self._pattern.match, pieces[1:]), strict=False)
+        own = [(at, tokens[found[0]]) for at, found in begun if found]
         return Prompt("".join(pieces), tuple(own))
 
     def with_composed(self, prompt: Prompt, composed: frozenset[str]) -> Prompt:
