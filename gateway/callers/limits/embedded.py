@@ -72,10 +72,17 @@ class _Account:
                 places, money = places - held[2], money - held[3]
         return requests, tokens, places, money
 
-    def use(self, change: Iterable[int]) -> None:
+    def use(self, bound: Bound, change: Iterable[int]) -> None:
+        """What is given back never makes more of it than its limits."""
         stamp, requests, tokens, spent, period = self.record
         asked, counted, places, money, paid = change
-        self.record = stamp, requests - asked, tokens - counted, spent + paid, period
+        requests -= asked
+        tokens -= counted
+        if requests > bound.requests:
+            requests = bound.requests
+        if tokens > bound.tokens:
+            tokens = bound.tokens
+        self.record = stamp, requests, tokens, spent + paid, period
         self.places += places
         self.money += money
 
@@ -159,7 +166,7 @@ class Embedded(Limiter):
         account.read(self.table, bound, now)
         *_, spent, period = account.record
         if period == bound.period and spent < at_least:
-            account.use(Change(spent=at_least - int(spent)))
+            account.use(bound, Change(spent=at_least - int(spent)))
             account.write(self.table, bound, now)
         self.table.unlock()
 
@@ -178,7 +185,7 @@ class Embedded(Limiter):
         for name, (bound, change) in settled.items():
             account = self._accounts.get(name) or self._new(name)
             account.read(self.table, bound, now)
-            account.use(change)
+            account.use(bound, change)
             account.write(self.table, bound, now)
         self.table.unlock()
 
@@ -196,24 +203,23 @@ class Embedded(Limiter):
     def _reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask], now: float) -> Decision:
         """Each record is read once and written once."""
         table, settled = self.table, self._settled
-        accounts, left, changed = [], [], False
+        accounts, left, changed = [], [], []
         for bound in bounds:
             name = bound.name
             account = self._accounts.get(name) or self._new(name)
             account.read(table, bound, now)
             if name in settled:
-                account.use(settled.pop(name)[1])
-                changed = True
+                account.use(bound, settled.pop(name)[1])
+                changed.append((account, bound))
             accounts.append(account)
             left.append(account.left(table, bound))
         decision = decide(bounds, asks, left)
         if decision.lacking is None:
-            changed, money = True, decision.money
-            for account, (requests, tokens, places, _, _) in zip(accounts, asks, strict=True):
-                account.use((requests, tokens, places, money, 0))
-        if changed:
-            for account, bound in zip(accounts, bounds, strict=True):
-                account.write(table, bound, now)
+            changed, money = [*zip(accounts, bounds, strict=True)], decision.money
+            for (account, bound), (requests, tokens, places, _, _) in zip(changed, asks, strict=True):
+                account.use(bound, (requests, tokens, places, money, 0))
+        for account, bound in changed:
+            account.write(table, bound, now)
         return decision
 
     def _new(self, name: str) -> _Account:
