@@ -80,6 +80,9 @@ class Door:
                     await before(scope, context)
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
+            if status and _is_closed(send):
+                context.finish = context.finish or "cancelled"
+                return
             if status:
                 context.finish = "error"
                 raise
@@ -113,6 +116,12 @@ class Door:
                 after(context, outcome)
             except Exception:
                 log.exception("request %s: what hears of its end failed", context.request_id)
+
+
+def _is_closed(send: Send) -> bool:
+    """Whether the client's connection is: uvloop raises at the next write when its server does not know yet."""
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    return transport is not None and transport.is_closing()
 
 
 def _finish(status: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -475,3 +477,19 @@ async def test_callers_without_keys_are_told_apart_by_address_and_credential():
     assert (keyed.share, keyed.user_id) == (f"10.0.0.1/{digest[:16]}", digest)
     assert (await asked("10.0.0.2", authorization="Bearer secret")).user_id == digest
     assert await asked("2001:db8:1:2::7") == await asked("2001:db8:1:2:3:4:5:6")
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_connection_that_closes_under_an_answer_is_a_client_that_left(closed) -> None:
+    class Connection:
+        transport = SimpleNamespace(is_closing=lambda: closed)
+
+        async def send(self, message) -> None:
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    watch = Watch()
+    door = Door(PlainTextResponse("hello"), lambda scope: "/", [watch])
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"one")]}
+    with contextlib.nullcontext() if closed else pytest.raises(RuntimeError, match="closed"):
+        await door(scope, None, Connection().send)
+    assert watch.heard == [("one", Outcome(200, "cancelled" if closed else "error", None))]
