@@ -32,7 +32,7 @@ from llmops.perf.lab.peers.environment import peer_python
 REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 4, 2048, 16, 16, 1024
 # steps of the mock engines: seconds, and more of them per sequence and per prompt token
 STEP, SEQUENCE, TOKEN = 0.04, 0.002, 0.0003
-TALKS = Talks(rate=1.5, sessions=64, pace=0.055)
+TALKS = Talks(rate=1.0, sessions=64, pace=0.055)
 # its own mocker at this pace takes about as long
 SPEED = "0.1"
 MOCKER = [
