@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # may ask whether the gateway lives, and nothing of what it serves
 STRANGER = Caller(scopes=frozenset())
 HEALTH = "/health"
-_BEARER = b"Bearer "
 # what any key may see
 PLAIN = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 # by the beginning of a route's path: the scopes of which one is enough; all others are for `inference`
@@ -143,10 +142,6 @@ def _sent(scope: Scope) -> str | None:
 
     Another kind of authorization is what it is, so that it is told to be no key.
     """
-    # of several the first, as below; the usual case at a quarter of the steps
-    first = dict(reversed(scope["headers"])).get(b"authorization", b"")
-    if first.startswith(_BEARER) and (sent := first[len(_BEARER) :].decode("latin-1").strip()):
-        return str(sent)
     other, key = "", ""
     for name, value in scope["headers"]:
         if name == b"authorization":

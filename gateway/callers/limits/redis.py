@@ -268,7 +268,8 @@ class Shared(Limiter):
         if self._gone:
             asked["gone"], self._gone = self._gone, ""
         assert self._connection is not None
-        await self._connection.send_command("EVALSHA", sha, 1, self._prefix, to_json(asked))
+        command = _packed(b"EVALSHA", sha.encode(), b"1", self._prefix.encode(), to_json(asked))
+        await self._connection.send_packed_command(command)
         self.machines, replies = from_json(await self._connection.read_response())
         return list(replies)
 
@@ -314,6 +315,11 @@ class Shared(Limiter):
 def undone(ask: Ask, money: int) -> Change:
     """The change after which nothing was reserved."""
     return Change(-ask.requests, -ask.tokens, -ask.places, -money)
+
+
+def _packed(*parts: bytes) -> bytes:
+    """A command as Redis reads it. The client's own way takes a quarter of what asking costs."""
+    return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
 
 
 def _values(bound: Bound) -> tuple[str, float, float, float, float, int]:
