@@ -144,6 +144,16 @@ async def test_settlements_travel_and_are_not_lost(redis_url, prefix):
         assert (await other.reserve(bounds, [Ask(5)])).decision.lacking is None
 
 
+async def test_a_limit_that_was_lowered_holds_at_once_in_valkey_too(redis_url, prefix):
+    async with shared(redis_url, prefix) as limiter:
+        await limiter.reserve([Bound("key", 1000, 1000)], [Ask(100, 100)])
+        lowered = [Bound("key", 10, 20)]
+        requests, tokens, _, _ = (await limiter.reserve(lowered, [Ask()])).decision.left[0]
+        assert (requests, tokens) == (10, 20)
+        limiter.settle(lowered, Change(-50, -50))
+        assert (await limiter.reserve(lowered, [Ask()])).decision.left[0][:2] == [10, 20]
+
+
 async def test_who_leaves_while_it_is_asked_has_nothing(redis_url, prefix):
     bounds, asks = [Bound("key", 5, places=1)], [Ask(5, places=1)]
     async with shared(redis_url, prefix) as limiter:

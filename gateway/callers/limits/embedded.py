@@ -159,6 +159,8 @@ class Embedded(Limiter):
             self._timer = asyncio.get_running_loop().call_later(SOON, self._settle_now)
 
     def spent(self, bound: Bound, at_least: int) -> None:
+        # what was settled here is part of it
+        self.beat()
         now = self._begin()
         if now is None:
             return

@@ -70,7 +70,8 @@ local function left_of(record, bound)
 end
 
 local function use(record, bound, requests, tokens, places, money, spent)
-  record.requests, record.tokens = record.requests - requests, record.tokens - tokens
+  record.requests = math.min(bound[REQUESTS], record.requests - requests)
+  record.tokens = math.min(bound[TOKENS], record.tokens - tokens)
   record.spent = record.spent + spent
   if bound[PLACES] < asked.nolimit or bound[MONEY] < asked.nolimit then
     local held = record.held[asked.process] or {0, 0}
