@@ -106,7 +106,7 @@ class Cheapest:
         """The best candidate of those under the watermark; None when there is none."""
         tokens, answer, best, below = wanted.tokens, wanted.answer, None, float("inf")
         size = views[0].tokens_per_block
-        weight = decoding(sum(kv_load(views[place]) for place in candidates) / len(candidates))
+        weight = decoding(sum([kv_load(views[place]) for place in candidates]) / len(candidates))
         for place in candidates:
             view = views[place]
             # the last token is always read: its logits are the answer's first
