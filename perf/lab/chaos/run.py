@@ -80,7 +80,9 @@ def chaos(
         clients = Thread(
             target=lambda: asked.extend(
                 asyncio.run(ask_all(urls, stage.keys, model, requests, at_once, random.Random(seed + 1)))
-            )
+            ),
+            # a run that is interrupted must not go on asking for ever
+            daemon=True,
         )
         clients.start()
         # processes end with the thread that started them, so they are started here
@@ -110,7 +112,8 @@ async def _arrived(stage: Stage, asked: list[Asked]) -> None:
             whole = rows == marks and rows == last and not stage.lag() and not _left(stage)
             quiet, last = quiet + 1 if whole else 0, rows
             if time.monotonic() > deadline:
-                raise ServerError(f"Usage did not arrive: {rows} rows, marks at {marks}, lag {stage.lag():.0f} s.")
+                found = f"{rows} rows, marks at {marks}, lag {stage.lag():.0f} s"
+                raise ServerError(f"Usage did not arrive: {found}.\n{stage.said()}")
 
 
 def _left(stage: Stage) -> bool:

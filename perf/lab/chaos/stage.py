@@ -137,6 +137,10 @@ class Stage:
         for program in self.gateways:
             program.ready()
 
+    def said(self) -> str:
+        """The last lines of each program's log."""
+        return "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in sorted(self.folder.glob("*.log")))
+
     def lag(self) -> float:
         """The age of the oldest event that the ledger lacks, as the gateways have it."""
         pages = [program.page("/metrics", self.keys[0]) or "" for program in self.gateways]
