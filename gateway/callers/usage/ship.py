@@ -25,7 +25,7 @@ WINDOW = 100_000
 LOOK = 0.5
 # seconds in which events become one transaction, unless there is a whole batch of them before
 GATHER = 1.0
-PATIENCE, LONGEST_PATIENCE = 10.0, 600.0
+PATIENCE, LONGEST_PATIENCE = 10.0, 60.0
 
 
 class Shipper:
