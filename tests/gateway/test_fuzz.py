@@ -5,8 +5,10 @@ import os
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from llmops.perf.lab.fuzz import FAMILIES, Target, fuzz, some
+from llmops.perf.lab.fuzz.__main__ import main
 from llmops.perf.lab.fuzz.watch import HealthWatch, memory_of
 
 COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "1500"))
@@ -91,3 +93,12 @@ async def test_memory_is_that_of_the_gateway(stack) -> None:
     told = await asyncio.to_thread(memory_of, url, None)
     assert told is not None
     assert 0.5 < told / own < 2
+
+
+@pytest.mark.parametrize(("more", "sent"), [([], 20), (["--seconds", "0"], 0)])
+async def test_the_command_tells_what_it_sent(stack, more, sent) -> None:
+    url = str(stack.client.base_url).rstrip("/")
+    wanted = [url, "--model", "tiny", "--family", "headers", "--hostile", "20", "--max-lag", "90", *more]
+    result = await asyncio.to_thread(CliRunner().invoke, main, wanted)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(f"{sent} headers: ")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import takewhile
+from time import monotonic
 
 import click
 import httpx
@@ -24,6 +26,7 @@ WARM_UP = 200
 @click.option("--hostile", default=2_000, show_default=True, help="Requests of the other families together.")
 @click.option("--family", "families", multiple=True, type=click.Choice(sorted(FAMILIES)), help="Only these.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--seconds", type=float, help="After which a family sends nothing more.")
 @click.option("--max-lag", default=0.25, show_default=True, help="Seconds that /health/live may take meanwhile.")
 @click.option(
     "--max-growth", default=256.0, show_default=True, help="MiB by which a family may leave its memory larger."
@@ -37,6 +40,7 @@ def main(
     hostile: int,
     families: tuple[str, ...],
     seed: int,
+    seconds: float | None,
     max_lag: float,
     max_growth: float,
     pid: int | None,
@@ -52,14 +56,14 @@ def main(
         asyncio.run(_fuzz(url, some(family, Target(model, embedding_model), min(share, WARM_UP), seed + 1)))
         before = memory_of(url, pid)
         with HealthWatch(url) as watch:
-            findings = asyncio.run(_fuzz(url, cases))
+            findings = asyncio.run(_fuzz(url, cases if seconds is None else _until(monotonic() + seconds, cases)))
         if watch.worst > max_lag:
             findings.violations.append(f"/health/live took {watch.worst:.2f} s")
         findings.violations += [f"/health/live: {n} x {problem}" for problem, n in watch.problems.items()]
         growth = _growth(before, memory_of(url, pid))
         if growth is not None and growth > max_growth:
             findings.violations.append(f"the gateway's memory grew by {growth:.0f} MiB")
-        failed |= _told(family, share, findings, watch.worst, growth)
+        failed |= _told(family, findings, watch.worst, growth)
     raise SystemExit(1 if failed else 0)
 
 
@@ -75,16 +79,20 @@ async def _fuzz(url: str, cases: Iterator[Case]) -> Findings:
         return await fuzz(client, cases)
 
 
+def _until(deadline: float, cases: Iterator[Case]) -> Iterator[Case]:
+    return takewhile(lambda _: monotonic() < deadline, cases)
+
+
 def _growth(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
 
-def _told(family: str, count: int, findings: Findings, lag: float, growth: float | None) -> bool:
+def _told(family: str, findings: Findings, lag: float, growth: float | None) -> bool:
     """Print what was found; True if something was wrong."""
     statuses = ", ".join(f"{n} x {status}" for status, n in sorted(findings.statuses.items()))
     memory = "memory unknown (name the gateway's --pid)" if growth is None else f"memory {growth:+.0f} MiB"
     statuses += f", {findings.left} left after {PATIENCE:g} s" if findings.left else ""
-    click.echo(f"{count} {family}: {statuses}; /health/live within {lag * 1000:.0f} ms; {memory}")
+    click.echo(f"{findings.sent} {family}: {statuses}; /health/live within {lag * 1000:.0f} ms; {memory}")
     for violation in findings.violations[:20]:
         click.echo(violation, err=True)
     return bool(findings.violations)

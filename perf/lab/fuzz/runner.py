@@ -20,8 +20,10 @@ PATIENCE = 30.0  # seconds, after which a client leaves
 
 @dataclass
 class Findings:
-    """What came back: how many of each status, and the violations; `left`: answers that were not waited for."""
+    """What was `sent` and came back: how many of each status, and the violations; `left`: answers that were not waited
+    for."""
 
+    sent: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     left: int = 0
     violations: list[str] = field(default_factory=list)
@@ -48,6 +50,7 @@ async def fuzz(client: httpx.AsyncClient, cases: Iterable[Case], parallel: int =
 
 
 async def _send(client: httpx.AsyncClient, case: Case, findings: Findings) -> None:
+    findings.sent += 1
     try:
         answer = await asyncio.wait_for(case.send(client), PATIENCE)
     except asyncio.TimeoutError:
