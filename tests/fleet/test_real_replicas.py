@@ -128,14 +128,6 @@ async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
         assert await texts(running) == {whole}
         await become(client, {a: "ready", b: "gone"})
 
-        # the last one hangs, and comes back
-        running = await answering(client, 8, {a})
-        tell(first, signal.SIGSTOP)
-        await become(client, {a: "gone", b: "gone"})
-        tell(first, signal.SIGCONT)
-        assert await texts(running) == {whole}
-        await become(client, {a: "ready", b: "gone"})
-
         # the last one is asked to end, and finishes what it has
         running = await answering(client, 8, {a})
         first.ask()
