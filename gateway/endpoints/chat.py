@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.answer import Answer, Delta
 from llmops.gateway.answers.chat import check_chat, start_chat
-from llmops.gateway.answers.choice import Choice, TokenLogprob
+from llmops.gateway.answers.choice import Choice
 from llmops.gateway.answers.events import AnswerEvents
 from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
 from llmops.gateway.answers.service import Service
-from llmops.gateway.endpoints.chunks import ChatChunks, chat_logprobs, tool_call_delta, usage_of
+from llmops.gateway.endpoints.chunks import ChatChunks, chat_entry, chat_logprobs, tool_call_delta, usage_of
 from llmops.gateway.endpoints.common import note_ignored, respond
 from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.chat import ChatRequest
@@ -123,12 +123,12 @@ class ChatEvents(AnswerEvents):
 async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
     """All choices, complete."""
     pieces: defaultdict[Choice, list[Piece]] = defaultdict(list)
-    entries: defaultdict[Choice, list[TokenLogprob]] = defaultdict(list)
+    entries: defaultdict[Choice, list[dict[str, Any]]] = defaultdict(list)
     while (delta := await answer.next()) is not None:
         choice, text, _ = delta
         pieces[choice].extend(choice.sort(text))
         if choice.logprobs is not None:
-            entries[choice].extend(choice.take_logprobs(text) or ())
+            entries[choice].extend(map(chat_entry, choice.take_logprobs(text) or ()))
     return [
         {
             "index": choice.index,

@@ -72,7 +72,7 @@ class ChatChunks(ChunkWriter):
         ).encode()
 
     def content(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
-        shown = "null" if logprobs is None else json.dumps(chat_logprobs(logprobs))
+        shown = "null" if logprobs is None else json.dumps(chat_logprobs([chat_entry(one) for one in logprobs]))
         delta = f'"content":{encode_basestring(text)}}},"logprobs":{shown}'
         return f'{self._openings[index]}{delta},"finish_reason":null{self._end}'.encode()
 
@@ -121,9 +121,9 @@ def tool_call_delta(piece: ToolCall) -> dict[str, Any]:
     return delta
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """OpenAI's `logprobs` of a chat choice."""
-    return {"content": [_chat_entry(entry) for entry in entries], "refusal": None}
+def chat_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """OpenAI's `logprobs` of a chat choice, with a `chat_entry` per token."""
+    return {"content": entries, "refusal": None}
 
 
 def completion_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def completion_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     }
 
 
-def _chat_entry(entry: TokenLogprob) -> dict[str, Any]:
+def chat_entry(entry: TokenLogprob) -> dict[str, Any]:
     return {
         "token": _shown(entry.token),
         "logprob": entry.logprob,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import sys
 import threading
@@ -12,8 +13,11 @@ import numpy as np
 import openai
 import pytest
 
+from llmops.gateway.answers.choice import TokenLogprob
+from llmops.gateway.endpoints import common
 from llmops.gateway.endpoints import embeddings as embeddings_endpoint
 from llmops.gateway.endpoints import tokens as tokens_endpoint
+from llmops.gateway.endpoints.chunks import chat_entry, chat_logprobs
 from llmops.gateway.messages import Usage
 from llmops.gateway.openai.embeddings import EmbeddingRequest
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -86,22 +90,29 @@ async def test_many_tokens_become_the_answer_s_json_off_the_loop(roomy, monkeypa
     assert threads == ["llmops-text"]
 
 
+@contextlib.asynccontextmanager
+async def turns():
+    """How many turns of the event loop somebody else had so far."""
+    taken = 0
+
+    async def another() -> None:
+        nonlocal taken
+        while True:
+            taken += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(another())
+    yield lambda: taken
+    beside.cancel()
+
+
 @pytest.mark.parametrize("form", ["float", "base64"])
 async def test_many_vectors_are_written_in_pieces_between_which_others_have_their_turn(form):
     vectors = np.arange(40 * 1024, dtype=np.float32).reshape(40, 1024) / 4
     body = EmbeddingRequest(model='a"b', input="x", encoding_format=form)
-    turns = 0
-
-    async def another() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    beside = asyncio.create_task(another())
-    written = json.loads(await embeddings_endpoint._answer(body, vectors, Usage(7)))
-    beside.cancel()
-    assert turns >= 40 * 1024 // embeddings_endpoint.PIECE
+    async with turns() as taken:
+        written = json.loads(await embeddings_endpoint._answer(body, vectors, Usage(7)))
+    assert taken() >= 40 * 1024 // embeddings_endpoint.PIECE
     data = written.pop("data")
     assert written == {"object": "list", "model": 'a"b', "usage": {"prompt_tokens": 7, "total_tokens": 7}}
     assert [(one["object"], one["index"]) for one in data] == [("embedding", at) for at in range(40)]
@@ -109,6 +120,17 @@ async def test_many_vectors_are_written_in_pieces_between_which_others_have_thei
     if form == "base64":
         read = [np.frombuffer(base64.b64decode(one), "<f4") for one in read]
     assert np.array_equal(read, vectors)
+
+
+async def test_many_log_probabilities_are_written_in_pieces_between_which_others_have_their_turn():
+    entries = [chat_entry(TokenLogprob(" é\n".encode(), -at / 8, at)) for at in range(4000)]
+    body = {"choices": [{"index": 0, "logprobs": chat_logprobs(entries), "finish_reason": "stop"}], "usage": None}
+    async with turns() as taken:
+        answer = await common.long_json_response(body)
+    # each has at least its four values
+    assert taken() >= 4 * 4000 // common.PIECES
+    assert answer.body == json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    assert answer.headers["content-type"] == "application/json"
 
 
 # -- what cannot fit -------------------------------------------------------------------------------------------------
