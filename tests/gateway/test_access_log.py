@@ -142,7 +142,7 @@ async def test_a_full_disk_costs_lines_and_nothing_else(card, tokenizer):
         assert (await stack.chat()).status_code == 200
 
         def dropped() -> float:
-            app = stack.server.config.app._app
+            app = stack.server.config.app
             return app.state.metrics.numbers(telling.names.TOLD).labels("access_log", "dropped").read()
 
         await eventually(lambda: dropped() == 1)
