@@ -152,5 +152,5 @@ def joined(pieces: Iterable[str]) -> str:
     parts = pieces if isinstance(pieces, list) else list(pieces)
     size = sum(map(len, parts))
     reserve(size)
-    _left.characters -= size
+    spend(size)
     return "".join(parts)
