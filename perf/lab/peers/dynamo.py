@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import shutil
+import socket
 import tempfile
 import time
 import urllib.error
@@ -47,7 +49,7 @@ def dynamo(
         command = [python, "-u", "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", "mock", *planes]
         mockers = []
         for _ in range(workers):
-            port = str(free_port())
+            port = str(_small_port())
             pid, _ = stack.enter_context(process([*command, *mocker], None, {**env, "DYN_SYSTEM_PORT": port}))
             mockers.append(Service("", pid, f"http://127.0.0.1:{port}/metrics"))
         port = str(free_port())
@@ -77,6 +79,15 @@ def _model_folder(engine: Path, folder: Path) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(outline))
     return folder
+
+
+def _small_port() -> int:
+    """A free port of at most 15 bits: Dynamo 1.6.1 reads DYN_SYSTEM_PORT as a signed number of 16."""
+    while True:
+        port = random.randrange(10_000, 1 << 15)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait_model(url: str) -> None:
