@@ -45,18 +45,10 @@ def tensors_of(request: service_pb2.ModelInferRequest) -> dict:
     return found
 
 
-@dataclass
-class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """`card` is what the engine model announces; `active` counts the streams that are open now."""
+class Listening(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """A real gRPC server on a free port, which it has again when it is started again."""
 
-    card: dict
-    script: Script
-    port: int = 0
-    requests: list[dict] = field(default_factory=list)
-    active: int = 0
-    ready: bool = True
-    engine_ready: bool = True
-    state: str = "READY"
+    port = 0
     _server: aio.Server | None = None
 
     async def start(self) -> None:
@@ -69,6 +61,20 @@ class ScriptedTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
+
+
+@dataclass
+class ScriptedTriton(Listening):
+    """`card` is what the engine model announces; `active` counts the streams that are open now."""
+
+    card: dict
+    script: Script
+    port: int = 0
+    requests: list[dict] = field(default_factory=list)
+    active: int = 0
+    ready: bool = True
+    engine_ready: bool = True
+    state: str = "READY"
 
     async def ServerReady(self, request, context):
         return service_pb2.ServerReadyResponse(ready=self.ready)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from grpc import aio
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from llmops.contract import GRACE
 from llmops.gateway.errors import UnavailableError, UnsupportedError
@@ -17,6 +17,7 @@ from llmops.gateway.messages import Capabilities, EngineRequest, ModelCard, Toke
 from llmops.gateway.triton import step_stream
 from llmops.gateway.triton.client import TritonClient
 from llmops.gateway.triton.step_stream import StepStreams
+from tests.gateway.scripted_triton import Listening
 
 CARD = ModelCard(
     name="tiny",
@@ -274,20 +275,10 @@ async def test_a_refused_message_ends_its_own_requests_only(streams) -> None:
     waiting.cancel()
 
 
-class Listening(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """A real server that takes subscriptions and says nothing."""
+class Silent(Listening):
+    """Takes subscriptions and says nothing."""
 
-    def __init__(self) -> None:
-        self.port, self.calls = 0, 0
-
-    async def start(self) -> None:
-        self._server = aio.server()
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
-        await self._server.start()
-
-    async def stop(self) -> None:
-        await self._server.stop(None)
+    calls = 0
 
     async def ModelStreamInfer(self, requests, context):
         self.calls += 1
@@ -305,7 +296,7 @@ class Nobody:
 @pytest.fixture
 async def answering(monkeypatch):
     """A request to a server, of which nobody sees that time passes; how long its stream may take to come back."""
-    server = Listening()
+    server = Silent()
     monkeypatch.setattr(step_stream, "time", SimpleNamespace(monotonic=lambda: 0.0))
     await server.start()
     client = TritonClient(f"127.0.0.1:{server.port}")
