@@ -24,7 +24,7 @@ serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http
 	$(BIN)/llmops up $(MODEL)
 
 test: $(STAMPS)/test ## All tests, with the real Triton server
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 4 $(ARGS)
 
 test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.12, numpy 2 in the library's own Python
 	$(PYTHON312) -m venv .cache/py312/llmops && .cache/py312/llmops/bin/pip install -q -e . nvidia-pytriton==0.7.0

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import gc
 import json
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
+from xdist.workermanage import WorkerController
 
 # its 200 ms per example, and what it calls slow to draw, are a clock's judgement, and the machine has others to serve
 if hypothesis.settings.get_current_profile_name() == "default":
@@ -142,6 +146,45 @@ def calm_garbage_collector() -> Iterator[None]:
         processes.write(f"{os.getpid()} {longest}\n")
 
 
+class Replacing(LoadGroupScheduling):
+    """Goes on when a worker dies, where xdist 3.8 waits for good.
+
+    A worker begins a test when it has the next one, or knows that there is none.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """What the dead one has done is no work: handed on it would be pieces without a test."""
+        pieces = self.assigned_work[node].items()
+        self.assigned_work[node] = {scope: tests for scope, tests in pieces if not all(tests.values())}
+        return super().remove_node(node)
+
+    def mark_test_pending(self, item: str) -> None:
+        """`remove_node` has put it back."""
+
+    def schedule(self) -> None:
+        """One that takes a dead one's place gets two pieces, as all others did at the start."""
+        begun = self.collection is not None
+        super().schedule()
+        if begun:
+            super().schedule()
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Not yet to one that is still collecting."""
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A worker that dies writes down where its threads were: to a file, as its output scrolls away."""
+    if hasattr(session.config, "workerinput"):
+        faulthandler.enable(_report().with_name(f"died-{os.getpid()}").open("w"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Replacing | None:
+    return Replacing(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """`LLMOPS_LAG=report` only prints: on a machine that others use too, what held a loop may be their work."""
     judged = os.environ.get("LLMOPS_LAG") != "report"
@@ -157,6 +200,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         lines = report.longreprtext.splitlines()
         said = next((line[1:].strip() for line in lines if line.startswith("E ")), lines[-1])
         terminalreporter.write_line(f"TWICE: {report.nodeid} failed at first: {said}")
+    for died in _report().parent.glob("died-*"):
+        # the thread whose fault it was, innermost first; the others' stacks fill pages
+        why, *stacks = died.read_text().split("\n\n")
+        for stack in stacks:
+            if stack.startswith("Current thread"):
+                terminalreporter.write_line("\n".join([why, *stack.splitlines()[:20]]))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
