@@ -16,6 +16,7 @@ from llmops.gateway.fleet.replicas.replica import Replica
 from llmops.gateway.fleet.routing.choose import Cheapest
 from llmops.gateway.messages import EngineRequest
 from llmops.gateway.triton.step_stream import StepStreams
+from llmops.gateway.triton.watcher import EngineState
 from tests.fleet.test_unseen import Engine
 from tests.fleet.views import settled
 from tests.steps.test_submissions import CARD
@@ -128,3 +129,19 @@ async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> No
         await asyncio.wait_for(token, 60)
     replica.stop()
     await transport.close()
+
+
+def test_a_replica_that_is_away_is_no_flood_of_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried some times a second."""
+    model = SimpleNamespace(name="tiny", card=replace(CARD, state=True), engine=StepStreams(Engine, "tiny", CARD))
+    replica = Replica("r", model, Cheapest(), lambda: None, clock=lambda: 0.0)
+    ready = EngineState(0, 0, 0, 8, 8, 32, 0, 0, 1, 0, 0, 0)
+    replica.health.loaded(True)
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            replica.heard(ready)
+            replica.lost(UnavailableError("It went away."))
+            for _ in range(3):
+                replica.lost(UnavailableError("It refuses connections."))
+    ends = [line.rpartition("ended: ")[2] for line in caplog.messages if "ended" in line]
+    assert ends == 2 * ["It went away.", "It refuses connections."]

@@ -48,8 +48,10 @@ def serve(mock: Path, tmp_path: Path) -> Iterator[Callable[[], Serve]]:
 
 
 def tell(one: Serve, number: signal.Signals) -> None:
-    """To the server and all that it runs."""
-    for pid in [one.process.pid, *descendants(one.process.pid)]:
+    """To the server and all that it runs. They resume before it does: Triton gives up a model for good whose process it
+    finds silent when its own wait for it is over, and that was over while both were stopped."""
+    pids = descendants(one.process.pid)
+    for pid in reversed(pids) if number == signal.SIGCONT else pids:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
@@ -78,12 +80,14 @@ async def say(client: httpx.AsyncClient, prompt: str = "Once upon a time", token
 
 
 async def answering(client: httpx.AsyncClient, count: int, where: set[str]) -> list[asyncio.Task[httpx.Response]]:
-    """That many answers of 300 tokens, begun in each of these places."""
+    """That many answers of 300 tokens, each of which its engine has begun, and some in each of these places."""
     tasks = [asyncio.create_task(say(client, tokens=300)) for _ in range(count)]
 
     async def begun() -> bool:
         (gateway,) = (await client.get("/replicas")).json()["gateways"]
-        return {one["replica"] for one in gateway["models"]["mock"] if one["running"]} >= where
+        busy = [one for one in gateway["models"]["mock"] if one["state"] == "ready" and one["own"]]
+        sent = sum(one["own"] for one in busy) + sum(task.done() for task in tasks)
+        return sent == count and {one["replica"] for one in busy} >= where and not any(one["waiting"] for one in busy)
 
     await eventually_async(begun)
     return tasks

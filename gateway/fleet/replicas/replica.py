@@ -62,6 +62,8 @@ class Replica:
         self._prefill_rate = PrefillRate()
         # when somebody else counted last
         self._last_count = clock()
+        # why its stream ended, as the log has it since it was last ready
+        self._lost_by = ""
 
     @property
     def replica_id(self) -> str:
@@ -114,6 +116,8 @@ class Replica:
         now = "gone" if self.problem else self.health.look(self._clock())
         if now != before:
             self.view.state = now
+            if now == "ready":
+                self._lost_by = ""
             log.log(
                 logging.INFO if now in ("ready", "starting") else logging.WARNING,
                 "replica %s of %s: %s, was %s%s",
@@ -194,7 +198,10 @@ class Replica:
             self.look()
 
     def lost(self, error: ApiError) -> None:
-        log.info("the stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.told)
+        if error.told != self._lost_by:
+            # of one that is away the log does not tell each attempt, of which there are some every second
+            self._lost_by = error.told
+            log.info("the stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.told)
         self.health.lost()
         self._policy.forget(self.replica_id)
         self._unseen.clear()
