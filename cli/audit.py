@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from llmops.cli.accounts.options import admin_options
 from llmops.cli.accounts.tables import print_json, when
 from llmops.cli.accounts.tables import show as show_table
 from llmops.cli.accounts.types import DurationType, given_of
+from llmops.money import dollars
 
 if TYPE_CHECKING:
     from llmops.control.admin.wire import AuditEntry
@@ -48,9 +49,17 @@ def command(
 
 
 def _row(entry: AuditEntry) -> list[str]:
-    told = ", ".join(f"{name} {_text(value)}" for name, value in entry.detail.items() if value is not None)
+    # what was taken away is told; what was never given is not
+    taken = entry.action.endswith(".update")
+    told = ", ".join(_told(name, value) for name, value in entry.detail.items() if taken or value is not None)
     return [when(entry.created_at), entry.actor, entry.action, entry.subject, entry.tenant or "", told]
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _told(name: str, value: Any) -> str:
+    if value is None:
+        return f"{name} none"
+    if name.endswith("_micros"):
+        return f"{name.removesuffix('_micros')} {dollars(value)}"
+    if name == "budget":
+        return f"budget {dollars(value['micros'])}/{value['period']}"
+    return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"

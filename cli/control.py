@@ -54,4 +54,5 @@ def command(
         who = "with a key" if asked else "without a key, and administered with one of scope admin only"
         click.echo(f"llmops control listens on {url} (store {Place.parse(str(settings.store))}), {who}.")
 
-    run(settings, lambda: duties_of(settings), gateway, announce)
+    if run(settings, lambda: duties_of(settings), gateway, announce):
+        raise click.Abort

@@ -40,4 +40,5 @@ def command(config: Path | None, replicas: tuple[str, ...], **flags: Any) -> Non
         servers = ", ".join(settings.replicas) or settings.triton
         click.echo(f"llmops gateway listens on {url} (Triton at {servers}), {told(settings, asked)}.")
 
-    run(settings, announce)
+    if run(settings, announce):
+        raise click.Abort

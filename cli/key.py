@@ -9,16 +9,10 @@ import click
 
 from llmops.cli.accounts.administration import Administration, key_name
 from llmops.cli.accounts.options import admin_options, limit_options
-from llmops.cli.accounts.tables import (
-    budget_text,
-    dollars,
-    limits_text,
-    print_json,
-    show_pairs,
-    when,
-)
+from llmops.cli.accounts.tables import budget_text, limits_text, print_json, show_pairs, when
 from llmops.cli.accounts.tables import show as show_table
 from llmops.cli.accounts.types import DurationType, MomentType, NamesType, given_of
+from llmops.money import dollars
 
 if TYPE_CHECKING:
     from llmops.control.admin import wire

@@ -10,9 +10,10 @@ import click
 
 from llmops.cli.accounts.administration import Administration
 from llmops.cli.accounts.options import admin_options
-from llmops.cli.accounts.tables import dollars, print_json, when
+from llmops.cli.accounts.tables import print_json, when
 from llmops.cli.accounts.tables import show as show_table
 from llmops.cli.accounts.types import DollarsType, MomentType, given_of
+from llmops.money import MICROS, dollars
 
 if TYPE_CHECKING:
     from llmops.control.admin.wire import Price
@@ -88,4 +89,4 @@ def _row(price: Price) -> list[str]:
 
 
 def _dollars(amount: Decimal) -> str:
-    return dollars(int(amount * 1_000_000))
+    return dollars(int(amount * MICROS))

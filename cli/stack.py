@@ -156,7 +156,8 @@ class Stack:
             threading.Thread(target=self._watch, args=[triton], name="watch-triton", daemon=True).start()
 
     def run_gateway(self, models: Sequence[str], on_ready: Callable[[Ready], None]) -> None:
-        """Serve until Ctrl-C, SIGTERM, or the end of the last Triton (then ServerError)."""
+        """Serve until Ctrl-C, SIGTERM, or the end of the last Triton (then ServerError). Raises click.Abort when a
+        second signal ended it."""
         from llmops.gateway.logs import configure_logging
         from llmops.gateway.server import run
 
@@ -173,6 +174,8 @@ class Stack:
         self._forced = run(settings, listening, _guests(settings))
         if self._failure is not None:
             raise self._failure
+        if self._forced:
+            raise click.Abort
 
     def _announce_when_ready(self, ready: Ready, on_ready: Callable[[Ready], None]) -> None:
         def wait() -> None:

@@ -13,9 +13,10 @@ import click
 
 from llmops.cli.accounts.administration import Administration, key_name
 from llmops.cli.accounts.options import admin_options
-from llmops.cli.accounts.tables import dollars, print_json
+from llmops.cli.accounts.tables import print_json
 from llmops.cli.accounts.tables import show as show_table
 from llmops.cli.accounts.types import DayType, given_of
+from llmops.money import dollars
 
 if TYPE_CHECKING:
     from llmops.control.admin.wire import Counts, Reconciliation, Usage, UsageLine

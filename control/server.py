@@ -12,8 +12,9 @@ from llmops.gateway.settings import GatewaySettings
 
 def run(
     settings: GatewaySettings, duties: Duties, gateway: str | None, on_listening: Callable[[str, bool], None]
-) -> None:
-    """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL, and whether keys are asked for.
+) -> bool:
+    """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL, and whether keys are asked for. True when a
+    second signal ended it.
 
     Raises InputError for a host that opens it to others without keys, and what `open_store` raises.
     """
@@ -24,6 +25,8 @@ def run(
         on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", asked)
         app = create_app(settings, duties, gateway)
         calm_garbage_collector()
-        DrainingServer(server_config(app, settings), lambda: None).run(sockets=[listener])
+        server = DrainingServer(server_config(app, settings), lambda: None)
+        server.run(sockets=[listener])
+        return server.force_exit
     finally:
         listener.close()

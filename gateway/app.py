@@ -23,6 +23,7 @@ from llmops.gateway.conversations.store import ResponseStore
 from llmops.gateway.conversations.table import Bounds, ResponseTable
 from llmops.gateway.endpoints.chat import ChatCompletions
 from llmops.gateway.endpoints.completions import Completions
+from llmops.gateway.endpoints.elsewhere import add_elsewhere
 from llmops.gateway.endpoints.embeddings import Embeddings
 from llmops.gateway.endpoints.health import Health
 from llmops.gateway.endpoints.messages.endpoint import Messages
@@ -179,6 +180,8 @@ def create_app(
     app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
     add_bodies(app, BODIES)
     visiting = [guest(app) for guest in guests]
+    if settings.store is not None and not guests:
+        add_elsewhere(app)
     return app
 
 

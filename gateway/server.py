@@ -46,13 +46,12 @@ def run(
             on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", asked)
         if settings.workers == 1:
             return _serve(settings, [listener], guests=guests)
-        _run_workers(settings, listener, guests)
-        return False
+        return _run_workers(settings, listener, guests)
     finally:
         listener.close()
 
 
-def _run_workers(settings: GatewaySettings, listener: socket.socket, guests: Sequence[Guest]) -> None:
+def _run_workers(settings: GatewaySettings, listener: socket.socket, guests: Sequence[Guest]) -> bool:
     """Each worker also listens on a Unix socket, where the others read its metrics and reach what it generates."""
     # first of all, so that a signal finds somebody who tidies up
     supervisor = Supervisor(settings.workers)
@@ -68,7 +67,7 @@ def _run_workers(settings: GatewaySettings, listener: socket.socket, guests: Seq
             own.bind(places[index].own)
             _serve(settings, [listener, own], places[index], guests)
 
-        supervisor.run(work, place.leave)
+        return supervisor.run(work, place.leave)
 
 
 def _serve(

@@ -31,12 +31,13 @@ class Supervisor:
         self._count = count
         # by the descriptor that tells of its end: process id and index
         self._workers: dict[int, tuple[int, int]] = {}
-        self._stopping = False
+        self._stopping = self._forced = False
         for number in _SIGNALS:
             signal.signal(number, self._hand_on)
 
-    def run(self, work: Callable[[int], None], orphaned: Callable[[], None]) -> None:
-        """Each worker does `work(index)`, and another one in place of one that dies.
+    def run(self, work: Callable[[int], None], orphaned: Callable[[], None]) -> bool:
+        """Each worker does `work(index)`, and another one in place of one that dies. True when a second signal ended
+        them.
 
         `orphaned` is called in a worker that ends later than its supervisor.
         """
@@ -45,6 +46,7 @@ class Supervisor:
             self._start(index)
         while self._workers:
             self._replace_one()
+        return self._forced
 
     def _replace_one(self) -> None:
         # only the workers are waited for: another child of this process, such as Triton, is its starter's
@@ -99,7 +101,7 @@ class Supervisor:
             raise SystemExit
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
-        self._stopping = True
+        self._forced, self._stopping = self._stopping, True
         for pid, _ in self._workers.values():
             os.kill(pid, signal.SIGTERM)
 

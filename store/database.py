@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
+import asyncpg
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -21,6 +22,8 @@ from llmops.store.place import Place
 OLDEST_SQLITE = (3, 35)
 BUSY_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
+# a server that says nothing does not say goodbye either
+CLOSE_SECONDS = 1.0
 _WRITES = "llmops_writes"
 Answer = TypeVar("Answer")
 
@@ -82,9 +85,18 @@ def connect(place: Place, pool_size: int = 5, busy_seconds: float = BUSY_SECONDS
     return Store(place, *_sqlite_engines(place, pool_size, busy_seconds))
 
 
+class _Connection(asyncpg.Connection):  # type: ignore[misc]
+    """SQLAlchemy closes connections without a bound, so that a server that hangs would keep a process from ending."""
+
+    async def close(self, *, timeout: float | None = CLOSE_SECONDS) -> None:
+        with suppress(asyncio.TimeoutError):
+            await super().close(timeout=timeout)
+
+
 def _postgres_engine(place: Place, pool_size: int) -> AsyncEngine:
+    options = {"timeout": CONNECT_SECONDS, "connection_class": _Connection}
     with explained(place):
-        engine = create_async_engine(place.url, pool_size=pool_size, connect_args={"timeout": CONNECT_SECONDS})
+        engine = create_async_engine(place.url, pool_size=pool_size, connect_args=options)
     event.listen(engine.sync_engine, "checkout", _still_open)
     return engine
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from llmops.cli.console import table_console
+from llmops.money import dollars
 
 if TYPE_CHECKING:
     from llmops.control.admin.wire import Key, LimitFields, Tenant
@@ -72,12 +73,6 @@ def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def dollars(micros: int) -> str:
-    """`$0.000019`, `$50.00`: exact, with at least two decimals."""
-    whole, rest = divmod(micros, 1_000_000)
-    return f"${whole:,}.{f'{rest:06}'.rstrip('0'):0<2}"
 
 
 def when(moment: datetime | None) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, PlainSerializer
 
-MILLION = 1_000_000
+from llmops.money import MICROS
 
 # exact as it is read from JSON; as a number it is written
 Dollars = Annotated[
@@ -18,8 +18,8 @@ Dollars = Annotated[
 
 
 def micros_of(dollars: Decimal) -> int:
-    return int(dollars * MILLION)
+    return int(dollars * MICROS)
 
 
 def dollars_of(micros: int) -> Decimal:
-    return Decimal(micros) / MILLION
+    return Decimal(micros) / MICROS

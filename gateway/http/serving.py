@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
+import os
 import socket
+import threading
 from collections.abc import Callable
 
 import uvicorn
@@ -16,6 +19,8 @@ from llmops.gateway.http.protocol import bounds_of, protocol_of
 from llmops.gateway.settings import GatewaySettings
 
 SEND_BUFFER = 128 * 1024
+# after a second signal: seconds that what closes may take (its store may be away), and the exit code
+CLOSING, INTERRUPTED = 2.0, 130
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -40,18 +45,39 @@ def bind(host: str, port: int) -> socket.socket:
 class DrainingServer(uvicorn.Server):
     """On SIGTERM or Ctrl-C: not ready any more, no new connections, open streams may end within the drain time.
 
-    A second signal ends at once. Either way `run` returns: the process decides its own exit code.
+    A second signal waits for no answer. Either way `run` returns: the process decides its own exit code. Only where
+    closing takes too long after a second signal, the process ends at once.
     """
 
     def __init__(self, config: uvicorn.Config, on_draining: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_draining = on_draining
+        self._last = threading.Timer(CLOSING, os._exit, [INTERRUPTED])
+        self._last.daemon = True
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            super().run(sockets)
+        finally:
+            self._last.cancel()
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        if self.should_exit:
+        if self.should_exit and not self.force_exit:
             self.force_exit = True
+            self._last.start()
         self.should_exit = True
         self._on_draining()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn would leave all of it to be cancelled, and write tracebacks of that: here answers end as if their
+            # clients had left, and the application as ever
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            while self.server_state.tasks:
+                await asyncio.sleep(0.01)
+            await self.lifespan.shutdown()
 
 
 def calm_garbage_collector() -> None:

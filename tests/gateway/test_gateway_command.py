@@ -50,6 +50,38 @@ async def test_port_0_prints_the_chosen_port_and_sigterm_ends_with_0(stack):
     assert "Traceback" not in err.decode()
 
 
+async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(stack):
+    process = await start(
+        "gateway", "--port", "0", "--triton", f"127.0.0.1:{stack.triton.port}", "--log-level", "error"
+    )
+    line = (await asyncio.wait_for(process.stdout.readline(), GENEROUS)).decode()
+    url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
+    stack.steps(Step((9,)), Step(hang=True))
+    async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
+        await eventually_async(lambda: ready(client))
+        body = {**stack.chat_body, "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            process.send_signal(signal.SIGTERM)
+            # it has heard of the first signal when it takes no connection any more
+            await eventually_async(lambda: refuses(int(url.rpartition(":")[2])))
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(httpx.RemoteProtocolError):
+                [line async for line in lines]
+    _, err = await asyncio.wait_for(process.communicate(), GENEROUS)
+    assert (process.returncode, err.decode()) == (130, "Interrupted.\n")
+
+
+async def refuses(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    return False
+
+
 def multiplied(levels: int) -> dict:
     """References that are ten times as many on each level."""
     parts = {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 10} for at in range(levels)}

@@ -455,7 +455,8 @@ async def test_a_budget_shortens_the_answer_and_then_ends(bounded):
     assert refused.headers["x-should-retry"] == "false"
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
-    assert error["message"] == "The budget of key-a, $0.00 a month, is used up; it begins anew on 2026-12-01 (UTC)."
+    told = f"The budget of key-a, ${budget / 1e6:.6f} a month, is used up; it begins anew on 2026-12-01 (UTC)."
+    assert error["message"] == told
 
 
 async def test_litellm_25374_budgets_come_from_the_ledger(bounded):

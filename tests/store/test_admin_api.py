@@ -197,9 +197,15 @@ async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
     admin, _, _ = await make_key(url)
     settings = GatewaySettings(triton="127.0.0.1:1", store=url)
     alone, with_guest = create_gateway(settings), create_gateway(settings, guests=[guest(settings, tuple)])
-    added = {route.path for route in with_guest.routes} - {route.path for route in alone.routes}
-    assert {"/api/usage", "/api/models", "/v1/organization/costs", "/api/admin/keys"} <= added
+    assert not any(path.startswith("/api/") for path in alone.openapi()["paths"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(alone), base_url="http://gateway") as client:
+        for path in ("/api/usage", "/api/models", "/api/admin/keys", "/v1/organization/costs"):
+            assert (await client.get(path)).status_code == 401
+            status, code, message = said(await client.get(path, headers=bearer(admin)))
+            assert (status, code) == (404, "not_found")
+            assert message.startswith(f"This gateway does not have GET {path}; `llmops control --store …` has")
     document = with_guest.openapi()
+    assert {"/api/usage", "/api/models", "/v1/organization/costs", "/api/admin/keys"} <= set(document["paths"])
     assert {"NewKey", "ChatRequest"} <= set(document["components"]["schemas"])
     async with (
         with_guest.router.lifespan_context(with_guest),

@@ -7,12 +7,13 @@ from datetime import datetime
 from llmops.gateway.callers.limits.headers import duration
 from llmops.gateway.errors import InsufficientQuotaError, RateLimitError, TokenRateLimitError
 from llmops.gateway.messages import Quota
+from llmops.money import dollars
 
 
 def no_money(quota: Quota, now: datetime) -> RateLimitError:
     assert quota.budget is not None
     ends = quota.budget.ends(now)
-    spent = f"The budget of {_whose(quota)}, ${quota.budget.micros / 1e6:,.2f} a {quota.budget.period}, is used up"
+    spent = f"The budget of {_whose(quota)}, {dollars(quota.budget.micros)} a {quota.budget.period}, is used up"
     return InsufficientQuotaError(f"{spent}; it begins anew on {ends:%Y-%m-%d} (UTC).")
 
 

@@ -1,0 +1,11 @@
+"""How money is told. It is kept in whole micro-dollars."""
+
+from __future__ import annotations
+
+MICROS = 1_000_000
+
+
+def dollars(micros: int) -> str:
+    """`$0.000019`, `$50.00`: exact, with at least two decimals."""
+    whole, rest = divmod(micros, MICROS)
+    return f"${whole:,}.{f'{rest:06}'.rstrip('0'):0<2}"
