@@ -12,6 +12,9 @@ STEP_SECONDS = 0.02
 # What a second of a whole answer weighs beside one until its first token: where caches are full of what runs, its
 # objective is about so much longer; where they are empty more, as what is read again displaces nothing there.
 FULL, EMPTY, BEND = 1 / 80, 1 / 8, 5
+# What a second of reading costs those who are there, in a replica that is full: it holds up all that run, and all that
+# come meanwhile. In one that is half full a quarter of it: fewer are held up, and fewer come.
+OTHERS = 8.0
 
 
 class PrefillRate:
@@ -59,13 +62,15 @@ def _first_token(view: ReplicaView, uncached: float, answer: float, step: float)
 
 
 def cost(view: ReplicaView, uncached: float, answer: float, weight: float, below: float = inf) -> float:
-    """What is compared: the seconds until the first token, and a little (`weight`, of `decoding`) of those by which the
-    whole answer, with those that run beside it, takes longer than in an empty replica. Where it is not `below`, a part
-    of it is said."""
+    """What is compared: the seconds until the first token, a little (`weight`, of `decoding`) of those by which the
+    whole answer, with those that run beside it, takes longer than in an empty replica, and what reading it costs the
+    others there. Where it is not `below`, a part of it is said."""
     step = view.step_seconds or STEP_SECONDS
     seconds = _first_token(view, uncached, answer, step)
     if seconds < below:
-        seconds += weight * (answer * step * occupancy(view))
+        full = occupancy(view)
+        seconds += weight * (answer * step * full)
+        seconds += OTHERS * full * full * uncached / (view.prefill_rate or PREFILL_RATE)
     return seconds
 
 

@@ -149,8 +149,26 @@ def test_a_fuller_batch_costs_as_much_as_a_longer_prompt() -> None:
     busy, idle = view("a", running=4), view("b")
     answer, weight = 400, 1 / 40
     slower = answer * 0.02 / 2 * weight
-    assert cost(busy, 400, answer, weight) - first_token(busy, 400, answer) == pytest.approx(slower)
+    assert cost(busy, 0, answer, weight) - first_token(busy, 0, answer) == pytest.approx(slower)
     assert cost(idle, 400, answer, weight) == first_token(idle, 400, answer)
+
+
+def test_reading_costs_those_who_are_there() -> None:
+    """In a full replica eight times as much as the reader waits for it, in a half full one a quarter of that."""
+    reading = 400 / 10_000
+    for running, others in {0: 0.0, 4: 2.0, 8: 8.0}.items():
+        busy = view("a", running=running)
+        assert cost(busy, 400, 0, 0.0) - first_token(busy, 400, 0) == pytest.approx(others * reading)
+
+
+def test_a_conversation_stays_with_its_cache_where_all_are_busy() -> None:
+    """Were it moved for a shorter queue, all that wait where it goes would wait until it is read again."""
+    policy = Cheapest(PrefixIndex(), random.Random(1))
+    views = [view("a", running=7, waiting_tokens=1500), view("b", running=7)]
+    policy.sent(wanted(PROMPT), views[0])
+    assert policy.choose(wanted(PROMPT), views, 0.0) == 0
+    idle = [view("a", running=1, waiting_tokens=1500), view("b")]
+    assert policy.choose(wanted(PROMPT), idle, 0.0) == 1
 
 
 def test_a_cached_prefix_outweighs_a_fuller_batch_where_caches_are_full() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 from llmops.perf.lab.fleet.trace import Asked
 from llmops.perf.lab.mock_engine.repository import NAME
@@ -78,49 +77,97 @@ def of_ids(asked: Asked) -> dict[str, Any]:
 
 
 async def replay(url: str, trace: Sequence[Asked], body: Body = of_ids, keys: dict[str, str] | None = None) -> Went:
-    """`url` ends in /v1; `keys`: what to send as a key, by tier. Every answer has as many tokens as are asked for."""
-    went = Went()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(timeout=httpx.Timeout(600), limits=limits) as client:
-        begun = time.perf_counter()
-        tasks = []
-        for one in trace:
-            await asyncio.sleep(max(one.at - (time.perf_counter() - begun), 0))
-            headers = {"authorization": f"Bearer {keys[one.tier]}"} if keys else {}
-            seen = Seen(one, time.perf_counter() - begun)
-            went.seen.append(seen)
-            tasks.append(asyncio.create_task(_ask(client, url, seen, body(one), headers, begun)))
-        await asyncio.gather(*tasks)
+    """`url` ends in /v1; `keys`: what to send as a key, by tier. Every answer has as many tokens as are asked for.
+
+    What is sent is made before the first request leaves, and a connection is used by one after another: a sender that
+    shares its processor with who is asked takes little of it.
+    """
+    went, door = Went(), _Door(url)
+    requests = [door.request({**_same(one), **body(one)}, keys[one.tier] if keys else "") for one in trace]
+    begun = time.perf_counter()
+    tasks = []
+    for one, request in zip(trace, requests, strict=True):
+        await asyncio.sleep(max(one.at - (time.perf_counter() - begun), 0))
+        seen = Seen(one, time.perf_counter() - begun)
+        went.seen.append(seen)
+        tasks.append(asyncio.create_task(_ask(door, request, seen, begun)))
+    await asyncio.gather(*tasks)
+    door.close()
     return went
 
 
-async def _ask(
-    client: httpx.AsyncClient, url: str, seen: Seen, body: dict[str, Any], headers: dict[str, str], begun: float
-) -> None:
-    asked = {
+def _same(asked: Asked) -> dict[str, Any]:
+    return {
         "model": NAME,
-        "max_tokens": seen.asked.answer,
+        "max_tokens": asked.answer,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **body,
     }
+
+
+class _Door:
+    """HTTP/1.1 to one server, on connections that are kept."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port, self._path = parts.hostname, parts.port, f"{parts.path}/completions"
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    def request(self, body: dict[str, Any], key: str) -> bytes:
+        data = json.dumps(body).encode()
+        lines = [f"POST {self._path} HTTP/1.1", f"host: {self._host}:{self._port}", "content-type: application/json"]
+        lines += [f"authorization: Bearer {key}"] if key else []
+        return "\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data
+
+    async def send(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle and self._idle[-1][0].at_eof():
+            self._idle.pop()[1].close()
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        writer.write(request)
+        return reader, writer
+
+    def keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Its answer is read to the end."""
+        self._idle.append((reader, writer))
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
+async def _ask(door: _Door, request: bytes, seen: Seen, begun: float) -> None:
     data, times = bytearray(), []
     try:
-        async with client.stream("POST", f"{url}/completions", json=asked, headers=headers) as reply:
-            seen.status = reply.status_code
-            seen.told = float(reply.headers.get("retry-after-ms", 0)) / 1000
-            async for some in reply.aiter_raw():
-                times.append((time.perf_counter() - begun, len(data)))
-                data += some
-    except httpx.HTTPError as error:
+        reader, writer = await door.send(request)
+        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().splitlines()
+        headers = dict(line.split(": ", 1) for line in lines if line)
+        seen.status, seen.told = int(status.split()[1]), float(headers.get("retry-after-ms", 0)) / 1000
+        async for some in _pieces(reader, headers):
+            times.append((time.perf_counter() - begun, len(data)))
+            data += some
+        if headers.get("connection") == "close":
+            writer.close()
+        else:
+            door.keep(reader, writer)
+    except (OSError, EOFError) as error:
         seen.error = repr(error)
     seen.last = time.perf_counter() - begun
     if seen.status == 200:
         _read(bytes(data), times, seen)
     elif not seen.error:
         seen.error = data.decode(errors="replace")
+
+
+async def _pieces(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    """A body as it comes. Raises EOFError where it ends too early."""
+    if "content-length" in headers:
+        yield await reader.readexactly(int(headers["content-length"]))
+        return
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
 
 
 def _read(data: bytes, times: Sequence[tuple[float, int]], seen: Seen) -> None:
