@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from llmops.perf.lab.fleet.stage import Engines, engines, front, keys_of
 from llmops.perf.lab.fleet.trace import Asked, Talks, words_of
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.script import script
+from llmops.perf.lab.harness.stack import Service
 from llmops.perf.lab.mock_engine.planned import constant
 from llmops.perf.quantiles import percentile
 
@@ -76,6 +78,7 @@ def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: i
     )
     section.add(f"{name}: most that waited in an engine", queue.waiting, "")
     section.add(f"{name}: most prompt tokens in an engine without a first token, in steps", queue.steps, "", 2.0)
+    section.add(f"{name}: most memory of the gateway, more than before", queue.memory, "MiB")
     _refusals(section, name, went)
 
 
@@ -144,7 +147,16 @@ def _run(stage: Engines, trace: Sequence[Asked], settings: Mapping[str, Any]) ->
             keys = keys_of(f"sqlite:///{folder}/store.db", named)
             settings = {**settings, "store": f"sqlite:///{folder}/store.db", "usage": {"journal": f"{folder}/usage"}}
         with front(stage.replicas, settings) as gateway, _watched(stage) as queue:
-            return asyncio.run(replay(gateway.address, trace, keys=keys)), queue
+            before = _memory(gateway)
+            went = asyncio.run(replay(gateway.address, trace, keys=keys))
+            queue.memory = _memory(gateway) - before
+            return went, queue
+
+
+def _memory(gateway: Service) -> float:
+    """The most that its processes had resident until now (MiB)."""
+    pages = [Path(f"/proc/{pid}/status").read_text() for pid in gateway.pids]
+    return sum(int(found[1]) for page in pages if (found := re.search(r"VmHWM:\s+(\d+) kB", page))) / 1024
 
 
 def _goodput(went: Went) -> float:
@@ -159,10 +171,11 @@ def _last(seen: Sequence[Seen]) -> float:
 @dataclass
 class Queue:
     """The most that was seen in an engine: sequences that wait, and prompt tokens that are still to be read, in steps
-    of a full batch."""
+    of a full batch; `memory`: by how much the gateway's grew (MiB)."""
 
     waiting: int = 0
     steps: float = 0.0
+    memory: float = 0.0
 
 
 @contextlib.contextmanager
