@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from llmops.gateway.callers.places import Places
@@ -50,7 +51,7 @@ class TextThreads:
     """`threads` for brief work, one more for long work. `backlog` requests may wait, of which no client has all."""
 
     def __init__(self, threads: int = 2, backlog: int = 1024) -> None:
-        self._brief, self._long = _Lane("llmops-text", threads), _Lane("llmops-long", 1)
+        self._brief, self._long = _Lane("llmops-text", threads), _Lane("llmops-long", 1, is_long=True)
         self._places = Shares(threads + backlog)
 
     async def run(self, work: Callable[[], T], size: int, caller: str = "") -> T:
@@ -59,15 +60,14 @@ class TextThreads:
         Raises UnavailableError when the queue is full, or the caller's share of it.
         """
         if size <= INLINE_CHARACTERS:
-            try:
+            with suppress(TooLongError):
                 return _within(INLINE_SECONDS, work)
-            except TooLongError:
-                return await self.run(work, INLINE_CHARACTERS + 1, caller)
+            return await self.run(work, INLINE_CHARACTERS + 1, caller)
         if not self._places.take(caller):
             raise UnavailableError("Too many long prompts are being prepared; try again.", code="overloaded")
         try:
-            return await self._brief.run(lambda: _within(BRIEF_SECONDS, work), caller)
-        except TooLongError:
+            with suppress(TooLongError):
+                return await self._brief.run(lambda: _within(BRIEF_SECONDS, work), caller)
             return await self._long.run(work, caller)
         finally:
             self._places.give_back(caller)
@@ -91,27 +91,30 @@ class _Interpreter:
     The loop asks for the GIL after each system call and would wait Python's 5 ms at each: the switch interval is
     shorter. Where only the loop and gRPC's threads take turns, sooner costs more
     (docs/decisions/0307-switch-interval.md). The garbage collector, which holds the GIL while it looks at the millions
-    of objects of a large grammar and finds no cycle, waits; under endless work it has its turn now and then.
+    of objects of a large grammar and finds no cycle, waits; under endless work it has its turn now and then, between
+    two grammars that are large.
     """
 
     def __init__(self) -> None:
-        self._working = 0
+        self._working = self._long = 0
         self._usual = sys.getswitchinterval()
         self._collected = 0.0
 
-    def begin(self) -> None:
+    def begin(self, is_long: bool) -> None:
         self._working += 1
+        self._long += is_long
         if self._working == 1:
             sys.setswitchinterval(SWITCH_INTERVAL)
             gc.disable()
             self._collected = time.monotonic()
 
-    def end(self) -> None:
+    def end(self, is_long: bool) -> None:
         self._working -= 1
+        self._long -= is_long
         if not self._working:
             sys.setswitchinterval(self._usual)
             gc.enable()
-        elif time.monotonic() - self._collected > COLLECTED_EVERY:
+        elif not self._long and time.monotonic() - self._collected > COLLECTED_EVERY:
             gc.collect(1)
             self._collected = time.monotonic()
 
@@ -122,20 +125,25 @@ _interpreter = _Interpreter()
 class _Lane:
     """Threads; when none is idle, those who ask take turns. On the event loop's thread only."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, is_long: bool = False) -> None:
+        self._is_long = is_long
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._idle = Places(threads)
 
     async def run(self, work: Callable[[], T], caller: str) -> T:
         await self._idle.enter(caller.split("/", 1))
         # a client that leaves does not end its thread: the next turn is when that is over
-        _interpreter.begin()
+        _interpreter.begin(self._is_long)
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)
         done.add_done_callback(lambda _: self._over())
-        return await asyncio.shield(done)
+        try:
+            return await asyncio.shield(done)
+        finally:
+            # an error has this frame, which has the error: a cycle, and in it all that the work had made
+            del done
 
     def _over(self) -> None:
-        _interpreter.end()
+        _interpreter.end(self._is_long)
         self._idle.leave()
 
     def close(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
 import threading
 import weakref
 
 import pytest
+from gateway_conftest import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -274,3 +276,55 @@ async def test_the_collector_waits_for_work_but_not_for_ever(monkeypatch):
     finally:
         held.end.set()
         workers.close()
+
+
+async def test_the_collector_does_not_look_at_what_long_work_is_making(monkeypatch):
+    monkeypatch.setattr(threads, "COLLECTED_EVERY", 0.0)
+    workers, held, brief, other = TextThreads(threads=2), Held(), Held(), Held()
+    brief.end.set()
+
+    def long() -> str:
+        if patience() < math.inf:
+            raise TooLongError
+        return held()
+
+    try:
+        working = asyncio.create_task(workers.run(long, LONG))
+        await begun(held)
+        busy = asyncio.create_task(workers.run(other, LONG))
+        await begun(other)
+        left = weakref.ref(Circle())
+        await workers.run(brief, LONG)
+        await asyncio.sleep(0)
+        assert left() is not None
+        held.end.set()
+        await working
+        await asyncio.sleep(0)
+        assert left() is None, "with others still at work"
+        other.end.set()
+        await busy
+    finally:
+        held.end.set()
+        other.end.set()
+        workers.close()
+
+
+async def test_what_work_had_made_goes_with_its_error(workers):
+    """Without the collector, which would have to look at all of it."""
+    made: list[weakref.ref[Held]] = []
+
+    def refused() -> str:
+        grammar = Held()
+        made.append(weakref.ref(grammar))
+        if patience() < math.inf:
+            raise TooLongError
+        raise ValueError
+
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            await workers.run(refused, 1)
+        assert len(made) == 3, "on the loop, in the lane for brief work, in that for long work"
+        await eventually(lambda: not any(grammar() for grammar in made), PATIENCE)
+    finally:
+        gc.enable()
