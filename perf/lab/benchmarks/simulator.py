@@ -40,7 +40,7 @@ def measure(engine: Path) -> Section:
         f"{REPLICAS} mock engines of {PLACES} sequences and {BLOCKS} blocks of {SIZE} tokens; a step takes "
         f"{1000 * STEP:g} ms, {1000 * SEQUENCE:g} ms more per sequence and {1000 * TOKEN:g} ms per prompt token. "
         f"{TALKS.sessions} conversations of {TALKS.turns} turns, sent at the same times to both. What gateway, Triton "
-        "and this machine add is measured with single requests, and added to what is simulated."
+        "and this machine add is measured with single requests before each load, and added to what is simulated."
     )
     command = "python -m llmops.perf.lab.benchmarks.simulator ENGINE"
     section = Section("The simulator beside real engines", command, text)
@@ -49,11 +49,10 @@ def measure(engine: Path) -> Section:
         paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
         with engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS) as stage:
             settings = {"tiers": {"standard": {"max_wait": f"{WAIT:g}s"}}}
-            with front(stage.replicas, settings) as gateway:
-                added = _added(section, gateway.address, words)
             for seed, (name, rate) in enumerate(LOADS.items()):
                 trace = replace(TALKS, rate=TALKS.rate * rate, seed=seed).asked(words, says)
                 with front(stage.replicas, settings) as gateway:
+                    added = _added(section, name, gateway.address, words)
                     before = stage.counts()
                     real = asyncio.run(replay(gateway.address, trace))
                     counts = [after - was for after, was in zip(stage.counts(), before, strict=True)]
@@ -73,15 +72,15 @@ class Added:
     first: float
 
 
-def _added(section: Section, url: str, words: Sequence[int]) -> Added:
+def _added(section: Section, name: str, url: str, words: Sequence[int]) -> Added:
     """What a request that is alone takes longer than its steps. The fastest first token counts, which others on the
     machine disturb least; steps are as long under load as most of them are."""
     single = replace(TALKS, rate=0.5, sessions=10, turns=1, seed=-1)
     done = asyncio.run(replay(url, single.asked(words))).ok
     step = median(one.tpot for one in done) - STEP - SEQUENCE
     first = min(one.ttft - (one.prompt - one.cached) * TOKEN for one in done) - STEP
-    section.add("a single request's steps are longer by", 1000 * step, "ms")
-    section.add("… and its first token comes later by", 1000 * first, "ms")
+    section.add(f"{name}: before it, a single request's steps are longer by", 1000 * step, "ms")
+    section.add(f"{name}: … and its first token comes later by", 1000 * first, "ms")
     return Added(max(step, 0.0), max(first - step, 0.0))
 
 
