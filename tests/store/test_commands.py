@@ -208,7 +208,7 @@ def test_a_tenant_from_beginning_to_end(acme):
     assert acme("key", "show", key["id"], "--json").json["state"] == "active"
     acme("key", "update", key["id"], "--budget", "0.0005/day")
     recorded = acme("audit").out
-    assert "budget $500.00/month, rpm none" in recorded or "rpm none, budget $500.00/month" in recorded
+    assert "rpm none, tpm none, concurrent none, budget $500.00/month" in recorded
     assert "budget $0.0005, budget_period day" in recorded
 
 
