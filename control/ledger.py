@@ -67,9 +67,20 @@ class Ledger(Duty):
     async def _batch(self, consumer: AIOKafkaConsumer, store: Store) -> None:
         found = await consumer.getmany(timeout_ms=1000, max_records=BATCH)
         if not found:
+            await _begin_again(consumer)
             return
         await kept(store, [event for records in found.values() for event in events_of(records)])
         await consumer.commit(_behind(found))
+
+
+async def _begin_again(consumer: AIOKafkaConsumer) -> None:
+    """Where a log is shorter than what was read of it: brokers have lost it, but not how far it was read, or were told
+    so afterwards. Nothing would be read until it is as long as before; what is read twice is kept once."""
+    ends = {one: consumer.highwater(one) for one in consumer.assignment()}
+    lost = [one for one, end in ends.items() if end is not None and end < await consumer.position(one)]
+    if lost:
+        log.warning("%d logs of %s are shorter than before; they are read again.", len(lost), lost[0].topic)
+        await consumer.seek_to_beginning(*lost)
 
 
 def events_of(records: Iterable[ConsumerRecord]) -> Iterable[UsageEvent]:

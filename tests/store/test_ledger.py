@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from uuid import UUID, uuid4
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from sqlalchemy import select
 
 from llmops.control import ledger as ledger_module
@@ -159,6 +159,20 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
         await asyncio.gather(shipping, return_exceptions=True)
         await sink.close()
     assert (await total(store)).requests == 1200
+
+
+async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, store, url):
+    """One that forgot its events, and was told by a ledger that it had read many."""
+    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}")
+    sink = Kafka(kafka, Direct(url))
+    await sink.write([event(seq) for seq in range(10)])
+    before = AIOKafkaConsumer(kafka.topic, group_id=ledger_module.GROUP, enable_auto_commit=False, **connection(kafka))
+    await before.start()
+    await before.commit(dict.fromkeys(before.assignment(), 1000))
+    await before.stop()
+    async with at_work(Ledger(kafka, url)):
+        await until(store, 10)
+    await sink.close()
 
 
 async def test_the_ledger_waits_for_its_postgresql(broker, own_postgres):

@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
@@ -38,6 +37,7 @@ from llmops.gateway.callers.limits.buckets import (
     change_of,
 )
 from llmops.gateway.callers.limits.embedded import Embedded
+from llmops.gateway.callers.limits.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +74,14 @@ class Shared(Limiter):
         self._held: Sums = {}
         self._spent: dict[str, tuple[Bound, int]] = {}
         self._process, self._gone = "", ""
-        self._connection: AbstractConnection | None = None
-        self._wanted = asyncio.Event()
+        # the script's name there
+        self._sha = b""
+        self._wire: Wire | None = None
+        # whether there is something to ask for, it will be at the end of this turn, and a reply is waited for
+        self._wanted = self._due = self._asking = False
         self._beats = False
         self._timer: asyncio.TimerHandle | None = None
-        self._exchanging: asyncio.Task[None]
+        self._late: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
@@ -94,7 +97,7 @@ class Shared(Limiter):
         if self.up.is_set():
             future: asyncio.Future[Reserved | None] = asyncio.get_running_loop().create_future()
             self._calls.append((bounds, asks, future))
-            self._wanted.set()
+            self._want()
             reserved = await future
             if reserved is not None:
                 return reserved
@@ -120,7 +123,7 @@ class Shared(Limiter):
     def beat(self) -> None:
         self._own.beat()
         self._beats = True
-        self._wanted.set()
+        self._want()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -134,7 +137,7 @@ class Shared(Limiter):
     def _settle_now(self) -> None:
         """Nobody asked for anything that it could have travelled with."""
         self._stop_timer()
-        self._wanted.set()
+        self._want()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -153,9 +156,9 @@ class Shared(Limiter):
         while True:
             began, answered = loop.time(), False
             try:
-                sha = await asyncio.wait_for(self._connect(), CONNECT)
+                wire = await asyncio.wait_for(self._connect(), CONNECT)
                 answered = True
-                await self._exchanged(sha)
+                await wire.over
             except _FAILURES as error:
                 self._say(_told(error))
             finally:
@@ -163,70 +166,79 @@ class Shared(Limiter):
             failures = 0 if answered and loop.time() - began > 10 else failures + 1
             await asyncio.sleep(PAUSES[min(failures, len(PAUSES) - 1)])
 
-    async def _connect(self) -> str:
-        """The script's name there, when it answers. What this process holds is held under a new name: of a reply that
-        never came nobody knows what it said."""
+    async def _connect(self) -> Wire:
+        """When it answers. What this process holds is held under a new name: of a reply that never came nobody knows
+        what it said."""
         pool = Redis.from_url(self._url, protocol=2).connection_pool
         options = {**pool.connection_kwargs, "socket_timeout": None, "socket_connect_timeout": CONNECT}
-        self._connection = connection = pool.connection_class(**options)
-        await connection.connect()  # type: ignore[no-untyped-call]
-        await connection.send_command("SCRIPT", "LOAD", _SCRIPT.read_bytes())
-        sha: str = (await connection.read_response()).decode()
-        self._gone, self._process = self._process, f"{self._own.machine}/{secrets.token_hex(4)}"
-        for name, (bound, change) in self._settled.items():
-            self._settled[name] = bound, change._replace(places=0, money=0)
-        await self._run(sha, [], self._held)
+        connection = pool.connection_class(**options)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await connection.send_command("SCRIPT", "LOAD", _SCRIPT.read_bytes())
+            self._sha = await connection.read_response()
+            self._gone, self._process = self._process, f"{self._own.machine}/{secrets.token_hex(4)}"
+            for name, (bound, change) in self._settled.items():
+                self._settled[name] = bound, change._replace(places=0, money=0)
+            await connection.send_packed_command(self._command([], self._held))
+            self.machines, _ = from_json(await connection.read_response())
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        self._wire = wire = Wire(connection)
         self._say("")
         self.up.set()
-        return sha
+        self._want()
+        return wire
 
-    async def _exchanged(self, sha: str) -> None:
-        """Until it fails, or is given up by `_late`."""
-        self._exchanging = task = asyncio.create_task(self._exchange(sha), name="limits-exchange")
-        try:
-            await asyncio.wait({task})
-        finally:
-            task.cancel()
-        if not task.cancelled():
-            task.result()
+    def _want(self) -> None:
+        """By the end of this turn of the loop all have asked who do so in it; or by the next reply."""
+        self._wanted = True
+        if not (self._due or self._asking) and self._wire is not None:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._send)
 
-    async def _exchange(self, sha: str) -> None:
+    def _send(self) -> None:
+        self._due = False
+        if self._wire is None or self._asking:
+            return
+        self._wanted = False
+        if not (self._calls or self._settled or self._spent or self._beats):
+            return
+        self._asking, self._beats = True, False
+        self._sent, self._calls = self._calls[:MOST], self._calls[MOST:]
+        self._wanted = bool(self._calls)
         loop = asyncio.get_running_loop()
-        while True:
-            # by the time that this goes on, all have asked who do so in this turn of the loop
-            await self._wanted.wait()
-            self._wanted.clear()
-            if not (self._calls or self._settled or self._spent or self._beats):
-                continue
-            self._beats = False
-            self._sent, self._calls = self._calls[:MOST], self._calls[MOST:]
-            if self._calls:
-                self._wanted.set()
-            late = loop.call_later(self._patience, self._if_still, self._sent, self._go_on)
-            lost = loop.call_later(self._patience + self._give_up, self._if_still, self._sent, self._give_it_up)
-            try:
-                replies = await self._run(sha, self._sent)
-            finally:
-                late.cancel()
-                lost.cancel()
-            self.up.set()
-            sent, self._sent = self._sent, []
-            for call, reply in zip(sent, replies, strict=True):
-                self._answer(*call, *reply)
+        self._late = loop.call_later(self._patience, self._if_still, self._sent, self._is_late)
+        self._wire.ask(self._command(self._sent), self._replied)
 
-    def _if_still(self, sent: list[_Call], then: Callable[[], None], turns: int = TURNS) -> None:
+    def _replied(self, reply: bytes) -> None:
+        self.machines, replies = from_json(reply)
+        self._not_asking()
+        self.up.set()
+        sent, self._sent = self._sent, []
+        for call, one in zip(sent, replies, strict=True):
+            self._answer(*call, *one)
+        if self._wanted:
+            self._want()
+
+    def _if_still(self, sent: list[_Call], then: Callable[[list[_Call]], None], turns: int = TURNS) -> None:
         """Where nothing came for `sent` meanwhile."""
         if sent is not self._sent:
             return
         if turns:
             asyncio.get_running_loop().call_soon(self._if_still, sent, then, turns - 1)
         else:
-            then()
+            then(sent)
 
-    def _give_it_up(self) -> None:
+    def _is_late(self, sent: list[_Call]) -> None:
+        self._go_on()
+        asyncio.get_running_loop().call_later(self._give_up, self._if_still, sent, self._give_it_up)
+
+    def _give_it_up(self, _: list[_Call]) -> None:
         self._say(f"nothing for {(self._patience + self._give_up) * 1000:g} ms")
+        if self._wire is not None:
+            self._wire.end(None)
         self._away()
-        self._exchanging.cancel()
 
     def _go_on(self) -> None:
         """Everybody who waits is answered by this machine."""
@@ -236,17 +248,24 @@ class Shared(Limiter):
                 future.set_result(None)
         self._calls = []
 
+    def _not_asking(self) -> None:
+        self._asking = False
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
     def _away(self) -> None:
         self._go_on()
+        self._not_asking()
         self._sent = []
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            closing = asyncio.get_running_loop().create_task(_closed(connection))
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            closing = asyncio.get_running_loop().create_task(wire.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def _run(self, sha: str, calls: Sequence[_Call], held: Sums | None = None) -> list[Any]:
-        """One command. What was settled is gone with it, also where no reply comes: it may have been done."""
+    def _command(self, calls: Sequence[_Call], held: Sums | None = None) -> bytes:
+        """What was settled is gone with it, also where no reply comes: it may have been done."""
         settled, self._settled = self._settled, {}
         spent, self._spent = self._spent, {}
         asked: dict[str, Any] = {
@@ -267,11 +286,7 @@ class Shared(Limiter):
         }
         if self._gone:
             asked["gone"], self._gone = self._gone, ""
-        assert self._connection is not None
-        command = _packed(b"EVALSHA", sha.encode(), b"1", self._prefix.encode(), to_json(asked))
-        await self._connection.send_packed_command(command)
-        self.machines, replies = from_json(await self._connection.read_response())
-        return list(replies)
+        return _packed(b"EVALSHA", self._sha, b"1", self._prefix.encode(), to_json(asked))
 
     def _answer(
         self,
@@ -333,8 +348,3 @@ def _place(url: str) -> str:
 
 def _told(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-async def _closed(connection: AbstractConnection) -> None:
-    with suppress(*_FAILURES):
-        await connection.disconnect(nowait=True)

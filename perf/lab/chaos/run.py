@@ -21,8 +21,8 @@ from llmops.store.open import open_store
 from llmops.store.tables import gateways, usage_records
 from llmops.store.usage import UsageFilter, gaps, sum_usage
 
-# for what is still on its way after the last request; go-back-N may have to wait a few times
-ARRIVAL_SECONDS = 300.0
+# after the last request, without another row in the ledger; go-back-N may have to wait a few times
+STILL_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def chaos(
 
 async def _arrived(stage: Stage, asked: list[Asked]) -> None:
     """Wait until nothing has come for a while and the gateways have nothing on its way."""
-    deadline, quiet, last = time.monotonic() + ARRIVAL_SECONDS, 0, -1
+    moved, quiet, last = time.monotonic(), 0, -1
     async with await open_store(stage.postgres.url) as store:
         while quiet < 4:
             await asyncio.sleep(1.0)
@@ -110,8 +110,9 @@ async def _arrived(stage: Stage, asked: list[Asked]) -> None:
                 rows = await connection.scalar(select(func.count()).select_from(usage_records)) or 0
                 marks = await connection.scalar(select(func.sum(gateways.c.next_seq))) or 0
             whole = rows == marks and rows == last and not stage.lag() and not _left(stage)
+            moved = moved if rows == last else time.monotonic()
             quiet, last = quiet + 1 if whole else 0, rows
-            if time.monotonic() > deadline:
+            if time.monotonic() - moved > STILL_SECONDS:
                 found = f"{rows} rows, marks at {marks}, lag {stage.lag():.0f} s"
                 raise ServerError(f"Usage did not arrive: {found}.\n{stage.said()}")
 
