@@ -2,7 +2,7 @@
 
 One trace goes through a gateway to four mock engines in the real Triton, and through the simulator's fleet with the
 same policies, limits and step times. It is scaled to what two cores carry: engines of 16 sequences whose steps take
-some 50 ms, as if a GPU were ten times slower.
+some 200 ms, as if a GPU were forty times slower.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from llmops.perf.simulate.result import tally
 from llmops.perf.simulate.steps import EvenSteps
 
 REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 4, 1024, 16, 16, 1024
-STEP, SEQUENCE, TOKEN = 0.04, 0.002, 0.0003
-# busy, and beyond what the engines can do for a while
-TALKS = Talks(rate=1.0, sessions=64, pace=0.055)
-LOADS = {"calm": 0.8, "busy": 1.5}
-WAIT = 20.0
+# times are longer by so much than the machine needs: what it takes in between, some 10 ms here and 100 there, is a
+# small part of a first token then, and not half of it
+SLOWER = 4
+STEP, SEQUENCE, TOKEN = 0.04 * SLOWER, 0.002 * SLOWER, 0.0003 * SLOWER
+TALKS = Talks(rate=1.0 / SLOWER, sessions=32, pace=0.055 * SLOWER, think=3.0 * SLOWER)
+# conversations per second, of that: about as many as the engines can do
+LOADS = {"busy": 1.5}
+WAIT = 20.0 * SLOWER
 OFF = 10.0
 
 
