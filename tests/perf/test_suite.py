@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmops.perf.lab.benchmarks import engine_path
-from llmops.perf.lab.harness.figures import Section
+from llmops.perf.lab.harness.figures import Figure, Section
 from llmops.perf.lab.suite import __main__ as suite
 from llmops.perf.lab.suite import results
 from llmops.perf.lab.suite.page import page
@@ -54,6 +54,27 @@ def test_a_part_that_is_ended_keeps_what_it_measured(folder):
     text = page([PART])
     assert "| gateway, 1 streams | 62 tokens/s |" in text
     assert "Engine path: not everything was measured: it was not done after 100 s" in text
+
+
+def test_a_page_keeps_what_parts_said_that_did_not_run_here(folder):
+    """As in a fresh clone, where only one part is run."""
+    other, third = Part("door", 60, measure), Part("full soak", 600, measure)
+    for part, title, value in ((PART, "Engine path", 60.0), (other, "What a store costs", 7.0)):
+        section = Section(title, "command", "text", when="2026-01-01 10:00")
+        section.figures.append(Figure("cost", value, "us", 5.0))
+        section.write_json(results.path(part))
+    earlier = page([PART, other, third])
+    results.forget(PART)
+    Section("What a store costs", "command", "text", figures=[Figure("cost", 4.0, "us", 5.0)]).write_json(
+        results.path(other)
+    )
+    text = page([PART, other, third], earlier)
+    assert "| cost | 60 us | at most 5 us |" in text
+    assert "- Engine path: cost is 60 us, the aim at most 5" in text
+    assert "7 us" not in text, "what ran now takes the place of what it said before"
+    assert text.count("## What a store costs") == 1
+    assert "full soak: did not run (was not run)" in text
+    assert page([PART, other, third], text) == text
 
 
 def test_a_part_that_is_ended_before_its_first_figure_is_missing(folder):

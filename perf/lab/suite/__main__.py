@@ -46,11 +46,12 @@ def main(engine: Path, output: Path, only: tuple[str, ...], child: str | None) -
         return
     chosen = [part for part in known.values() if (part.name in only if only else part.included)]
     _prepare(engine, {part.peer for part in chosen if part.peer})
+    earlier = output.read_text("utf-8") if output.is_file() else ""
     deadline = time.monotonic() + (sum(part.seconds for part in chosen) if only else WHOLE_SECONDS)
     for part in chosen:
         # a part that takes longer on this machine takes no time from the others
         deadline += max(0.0, _run(part, engine, deadline) - part.seconds)
-        output.write_text(page(list(known.values())), "utf-8")
+        output.write_text(page(list(known.values()), earlier), "utf-8")
     print(f"Wrote {output}")
 
 

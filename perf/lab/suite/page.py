@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 
 from llmops.perf.lab.harness.figures import Section, missed_line
 from llmops.perf.lab.suite import results
@@ -19,22 +20,40 @@ processes took much of the machine meanwhile, the part says so.
 """
 
 
-def page(parts: list[Part]) -> str:
-    """The Markdown page."""
+def page(parts: list[Part], earlier: str = "") -> str:
+    """The Markdown page. A part that did not run here is told as in `earlier`, the page before."""
     known = {part.name: results.section(part) for part in parts}
-    sections = [section for section in known.values() if section is not None]
-    missing = {part.name: results.missing(part) or "was not run" for part in parts if known[part.name] is None}
+    why = {part.name: results.missing(part) for part in parts}
+    before = {name: text for name, text in _told(earlier).items() if not (known.get(name) or why.get(name))}
+    ran = [section for section in known.values() if section is not None]
+    lacks = {name: reason or "was not run" for name, reason in why.items() if not known[name] and name not in before}
+    texts = {**before, **{name: section.markdown() for name, section in known.items() if section is not None}}
     return "\n".join([
         INTRODUCTION,
-        *_circumstances(sections, sum(one.seconds for part in parts if part.included and (one := known[part.name]))),
+        *_circumstances(ran, sum(one.seconds for part in parts if part.included and (one := known[part.name]))),
         "",
         "## Not reached",
         "",
-        *(_misses(sections) or ["All aims of what ran were reached."]),
-        *(f"- {name}: did not run ({why})" for name, why in missing.items()),
+        *([*_misses(ran), *_misses_before(earlier, before)] or ["All aims of what ran were reached."]),
+        *(f"- {name}: did not run ({reason})" for name, reason in lacks.items()),
         "",
-        *(section.markdown() for section in sections),
+        *(f"{_mark(part.name)}\n{texts[part.name]}" for part in parts if part.name in texts),
     ])  # fmt: skip
+
+
+def _mark(name: str) -> str:
+    return f"<!-- {name} -->"
+
+
+def _told(earlier: str) -> dict[str, str]:
+    """The sections of a page by their parts."""
+    _, *pieces = re.split(_mark("(.+)") + r"\n", earlier)
+    return {name: text.rstrip("\n") + "\n" for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
+def _misses_before(earlier: str, before: dict[str, str]) -> list[str]:
+    titles = tuple(f"- {text.splitlines()[0].removeprefix('## ')}: " for text in before.values())
+    return [line for line in earlier.splitlines() if line.startswith(titles)] if titles else []
 
 
 def _circumstances(sections: list[Section], seconds: float) -> list[str]:
