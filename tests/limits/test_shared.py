@@ -289,6 +289,22 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
     assert "secret" not in caplog.text
 
 
+async def test_an_end_that_comes_as_a_connection_fails_is_an_end(prefix, monkeypatch):
+    limiter = Shared("redis://127.0.0.1:1", Embedded(":memory:"), prefix)
+    closing: list[asyncio.Task[None]] = []
+
+    async def fails() -> None:
+        closing.append(asyncio.create_task(limiter.close()))
+        raise ConnectionError("gone")
+
+    async def closed() -> bool:
+        return bool(closing) and closing[0].done()
+
+    monkeypatch.setattr(limiter, "_connect", fails)
+    await limiter.reserve([Bound("key", 10)], [Ask(1)])
+    await eventually(closed)
+
+
 # -- the embedded one ------------------------------------------------------------------------------------------------
 
 

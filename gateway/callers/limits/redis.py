@@ -84,6 +84,7 @@ class Shared(Limiter):
         self._late: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._over = False
         self._trouble = ""
 
     async def start(self) -> None:
@@ -126,6 +127,8 @@ class Shared(Limiter):
         self._want()
 
     async def close(self) -> None:
+        # `wait_for` before Python 3.12 loses a cancellation that comes as a connection fails
+        self._over = True
         if self._task is not None:
             if self._settled and self.up.is_set():
                 # goes with what was settled, and its reply says that it is there
@@ -153,7 +156,7 @@ class Shared(Limiter):
     async def _stay(self) -> None:
         """Connected for as long as it answers, and again soon after."""
         loop, failures = asyncio.get_running_loop(), 0
-        while True:
+        while not self._over:
             began, answered = loop.time(), False
             try:
                 wire = await asyncio.wait_for(self._connect(), CONNECT)
