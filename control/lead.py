@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.clocks import within
 from llmops.control.duties import end
 from llmops.errors import LlmopsError, ResourceError
 from llmops.store.database import connect
@@ -92,7 +93,7 @@ async def _postgres_lock(place: Place) -> AsyncIterator[Watch | None]:
             while True:
                 await asyncio.sleep(RETRY)
                 try:
-                    await asyncio.wait_for(connection.execute(text("SELECT 1")), SILENCE)
+                    await within(SILENCE, connection.execute(text("SELECT 1")))
                 except asyncio.TimeoutError as error:
                     raise ResourceError("The store does not answer; the lead is given up.") from error
 

@@ -1,10 +1,14 @@
-"""Clocks: the time of day, and what a thread has left of the processor's."""
+"""Clocks: the time of day, what a thread has left of the processor's, and how long something may be waited for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 utc_now: Callable[[], datetime] = partial(datetime.now, timezone.utc)
 
@@ -23,3 +27,26 @@ class Countdown:
         self._left -= min(now - self._looked, self._longest)
         self._looked = now
         return self._left < 0
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """As `asyncio.wait_for` is since Python 3.12: before, a cancellation that comes as `work` ends is lost, and a loop
+    that was to end goes on for good.
+
+    Raises asyncio.TimeoutError, once `work` has ended.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _ended(task)
+        raise
+    if not done:
+        await _ended(task)
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

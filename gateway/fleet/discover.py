@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+from llmops.clocks import within
 from llmops.gateway.addresses import Address, DnsName, written
 from llmops.gateway.fleet.kinds import Kind, Only
 from llmops.gateway.fleet.server import Server
@@ -61,7 +62,7 @@ class Places:
         if isinstance(one, Address):
             return [one]
         try:
-            found = await asyncio.wait_for(self._resolve(one.host, one.port), PATIENCE)
+            found = await within(PATIENCE, self._resolve(one.host, one.port))
             why = "it has no addresses"
         except (OSError, asyncio.TimeoutError) as error:
             found, why = [], str(error) or f"no answer within {PATIENCE:g} s"

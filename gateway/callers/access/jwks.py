@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from llmops.clocks import within
 from llmops.gateway.errors import UnavailableError
 from llmops.hosts import is_authentic
 
@@ -67,7 +68,7 @@ class Jwks:
     async def _try(self) -> None:
         self._tried_at = self._clock()
         try:
-            keys = await asyncio.wait_for(self._fetch(), PATIENCE)
+            keys = await within(PATIENCE, self._fetch())
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, asyncio.TimeoutError) as error:
             if not self._away:
                 kept = "those that are known stay" if self._keys is not None else "its tokens are not taken until then"

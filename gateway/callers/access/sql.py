@@ -10,6 +10,7 @@ from itertools import islice
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.clocks import within
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.callers.access.base import Directory
 from llmops.gateway.callers.access.cached import EXPIRED
@@ -117,7 +118,7 @@ class SqlDirectory(Directory):
 
     async def _find(self, hashes: Sequence[str]) -> dict[str, KeyRow] | UnavailableError:
         try:
-            return await asyncio.wait_for(self._query(hashes), PATIENCE_SECONDS)
+            return await within(PATIENCE_SECONDS, self._query(hashes))
         except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
             return _away(error)
 

@@ -20,6 +20,7 @@ from pydantic_core import from_json, to_json
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from llmops.clocks import within
 from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
 from llmops.gateway.callers.limits.buckets import (
     BUSY,
@@ -84,7 +85,6 @@ class Shared(Limiter):
         self._late: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._over = False
         self._trouble = ""
 
     async def start(self) -> None:
@@ -127,8 +127,6 @@ class Shared(Limiter):
         self._want()
 
     async def close(self) -> None:
-        # `wait_for` before Python 3.12 loses a cancellation that comes as a connection fails
-        self._over = True
         if self._task is not None:
             if self._settled and self.up.is_set():
                 # goes with what was settled, and its reply says that it is there
@@ -156,10 +154,10 @@ class Shared(Limiter):
     async def _stay(self) -> None:
         """Connected for as long as it answers, and again soon after."""
         loop, failures = asyncio.get_running_loop(), 0
-        while not self._over:
+        while True:
             began, answered = loop.time(), False
             try:
-                wire = await asyncio.wait_for(self._connect(), CONNECT)
+                wire = await within(CONNECT, self._connect())
                 answered = True
                 await wire.over
             except _FAILURES as error:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from llmops.clocks import utc_now
+from llmops.clocks import utc_now, within
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
 from llmops.gateway.messages import Usage
@@ -91,7 +91,7 @@ class Billing:
     async def look(self) -> None:
         """Read the prices now."""
         try:
-            found = await asyncio.wait_for(self._read(), PATIENCE)
+            found = await within(PATIENCE, self._read())
         except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
             if not self._away:
                 log.error("Prices cannot be read (%s); those that are known stay.", _told(error))

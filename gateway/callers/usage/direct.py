@@ -11,6 +11,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.clocks import within
 from llmops.errors import ResourceError
 from llmops.gateway.callers.usage.base import UsageSink
 from llmops.gateway.callers.usage.cost import micros
@@ -59,7 +60,7 @@ class Direct(UsageSink):
 async def _answered(work: Awaitable[Answer]) -> Answer:
     """Raises LlmopsError for a store that is away, or too slow."""
     try:
-        return await asyncio.wait_for(work, PATIENCE_SECONDS)
+        return await within(PATIENCE_SECONDS, work)
     except SQLAlchemyError as error:
         # its own text has the values
         raise ResourceError(f"The store failed ({type(error).__name__}).") from error

@@ -11,6 +11,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
+from llmops.clocks import within
 from llmops.errors import ResourceError
 from llmops.gateway.callers.usage.base import UsageSink
 from llmops.gateway.callers.usage.events import cloud_event
@@ -33,7 +34,7 @@ class Kafka(UsageSink):
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
         try:
-            await asyncio.wait_for(self._write(events), PATIENCE_SECONDS)
+            await within(PATIENCE_SECONDS, self._write(events))
         except (KafkaError, OSError, asyncio.TimeoutError) as error:
             # what it still holds will be sent again
             await self._drop()
