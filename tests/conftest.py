@@ -74,6 +74,15 @@ def triton(repository: Path) -> Iterator[object]:
         yield server
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A Triton that died is started again for the next test, with all that a session has built upon it."""
+    known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    for fixture in known.get("triton", ()):
+        process = getattr(fixture.cached_result[0], "process", None) if fixture.cached_result else None
+        if process is not None and process.poll() is not None:
+            fixture.finish(item._request)
+
+
 class StolenTime:
     """Seconds of CPU that the machine's host gave to others (`steal` of /proc/stat), noted ten times a second.
 
