@@ -60,7 +60,7 @@ class SqlDirectory(Directory):
 
     async def has_any(self) -> bool:
         try:
-            return await asyncio.wait_for(self._has_any(), PATIENCE_SECONDS)
+            return await within(PATIENCE_SECONDS, self._has_any())
         except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
             raise _away(error) from error
 
@@ -72,7 +72,7 @@ class SqlDirectory(Directory):
     async def member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
         """Raises InvalidKeyError for a tenant that is not there, and for who is no address or of another tenant."""
         try:
-            return await asyncio.wait_for(self._member(tenant, user, scopes, until), PATIENCE_SECONDS)
+            return await within(PATIENCE_SECONDS, self._member(tenant, user, scopes, until))
         except InputError as error:
             raise InvalidKeyError("This token is of a user who cannot be one of its tenant.") from error
         except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:

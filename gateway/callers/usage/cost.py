@@ -86,7 +86,7 @@ class Billing:
     async def spent(self, of: str, since: datetime) -> int:
         """Of a key, or of `tenant NAME`. Raises LlmopsError, SQLAlchemyError, TimeoutError when it is away."""
         tenant = of.removeprefix(TENANT) if of.startswith(TENANT) else None
-        return await asyncio.wait_for(self._spent(None if tenant else of, tenant, since), PATIENCE)
+        return await within(PATIENCE, self._spent(None if tenant else of, tenant, since))
 
     async def look(self) -> None:
         """Read the prices now."""
