@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from llmops_contract import KV_CLEARED, KV_STORED
 from llmops_engine.request import GenerationRequest, Refused
 from llmops_engine.runtime import LENGTH, STOP, EngineDead
+from llmops_engine.runtimes import paged
 from llmops_engine.runtimes.faults import FaultFile, command_faults
 from llmops_engine.runtimes.kv_cache import Changes, KvCache
 from llmops_engine.runtimes.mock import MockRuntime
@@ -235,17 +235,53 @@ def test_between_the_points_of_the_table_lie_straight_lines(batch, length, chunk
     assert table.seconds(0, 0) == 0
 
 
-def test_a_step_takes_as_long_as_the_table_says_and_longer_when_told_to(tmp_path) -> None:
-    steps = StepTable((1, 2), (1,), [[0.02], [0.03]], (1, 2), (0,), [[0.05], [0.06]], [[0.0], [0.0]])
-    runtime = engine(tmp_path, steps=steps)
+class Clock:
+    """Time that passes where somebody sleeps, and then a little more."""
+
+    def __init__(self, late: float = 0.0) -> None:
+        self.now, self._late = 100.0, late
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + self._late
+
+
+STEPS = StepTable((1, 2), (1,), [[0.02], [0.03]], (1, 2), (0,), [[0.05], [0.06]], [[0.0], [0.0]])
+
+
+def test_a_step_takes_as_long_as_the_table_says_and_longer_when_told_to(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(paged, "time", clock := Clock())
+    runtime = engine(tmp_path, steps=STEPS)
 
     def seconds() -> float:
-        begun = time.perf_counter()
+        begun = clock.now
         runtime.step()
-        return time.perf_counter() - begun
+        return clock.now - begun
 
     runtime.submit(1, request([0, 0], 9), 0)
-    assert seconds() >= 0.06
-    assert seconds() >= 0.02
+    assert seconds() == pytest.approx(0.06)
+    assert seconds() == pytest.approx(0.02)
     command_faults(tmp_path / "faults.json", slow=3)
-    assert seconds() >= 0.06
+    assert seconds() == pytest.approx(0.06)
+
+
+def test_what_the_machine_takes_between_two_steps_makes_none_longer(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(paged, "time", clock := Clock(late=0.001))
+    runtime = engine(tmp_path, steps=STEPS)
+    runtime.submit(1, request([0, 0], 4), 0)
+    ends = []
+    while runtime.has_work():
+        runtime.step()
+        ends.append(clock.now)
+        clock.now += 0.015
+    assert ends == pytest.approx([100.061, 100.081, 100.101, 100.121])
+    # after a pause a step is as long as ever, however short the pause was
+    runtime.submit(2, request([0, 0], 4), 0)
+    runtime.step()
+    assert clock.now == pytest.approx(100.121 + 0.015 + 0.061)
+    # and so it is where the machine was away for longer than a step: nothing is made up for
+    clock.now = 101.0
+    runtime.step()
+    assert clock.now == pytest.approx(101.021)

@@ -68,7 +68,11 @@ class _Sequence(Sequence):
 
 
 class PagedMockRuntime(EngineRuntime):
-    """First come, first served; when the cache is full the youngest makes room and starts over later."""
+    """First come, first served; when the cache is full the youngest makes room and starts over later.
+
+    A step counts from the planned end of the one before it: what the machine takes in between (a GPU would not wait for
+    it) makes no step longer, unless it is more than a step.
+    """
 
     def __init__(self, options: PagedOptions, script: Script, faults: FaultFile) -> None:
         self._options = options
@@ -78,6 +82,8 @@ class PagedMockRuntime(EngineRuntime):
         self._running: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
         self._dropped = self._iteration = self._prefilled = self._paused = self._reused = 0
+        # when the last step was to end, where another follows it at once
+        self._due = 0.0
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
         if self._faults.now().refuse:
@@ -87,6 +93,8 @@ class PagedMockRuntime(EngineRuntime):
         if self._blocks_of(most) > self._options.blocks:
             size = self._options.tokens_per_block
             raise Refused(f"{contract.INPUT_IDS}: the KV cache has {self._options.blocks * size} tokens, not {most}")
+        if not self.has_work():
+            self._due = 0.0
         self._waiting.append(_Sequence(key, request, self._script.after(request.input_ids.tolist())))
 
     def cancel(self, key: int) -> None:
@@ -112,7 +120,8 @@ class PagedMockRuntime(EngineRuntime):
             return []
         chunks = self._schedule()
         planned = faults.slow * self._duration(chunks)
-        time.sleep(max(0.0, planned - (time.perf_counter() - begun)))
+        self._due = planned + (self._due if begun - self._due < planned else begun)
+        time.sleep(max(0.0, self._due - time.perf_counter()))
         self._iteration += 1
         return [output for one, chunk in chunks for output in self._compute(one, chunk)]
 
