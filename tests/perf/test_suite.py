@@ -60,7 +60,7 @@ def test_a_page_keeps_what_parts_said_that_did_not_run_here(folder):
     """As in a fresh clone, where only one part is run."""
     other, third = Part("door", 60, measure), Part("full soak", 600, measure)
     for part, title, value in ((PART, "Engine path", 60.0), (other, "What a store costs", 7.0)):
-        section = Section(title, "command", "text", when="2026-01-01 10:00")
+        section = Section(title, "command", "text", when="2026-01-01 10:00", where=f"64 cores of {title}")
         section.figures.append(Figure("cost", value, "us", 5.0))
         section.write_json(results.path(part))
     earlier = page([PART, other, third])
@@ -70,6 +70,7 @@ def test_a_page_keeps_what_parts_said_that_did_not_run_here(folder):
     )
     text = page([PART, other, third], earlier)
     assert "| cost | 60 us | at most 5 us |" in text
+    assert "2026-01-01 10:00 UTC on 64 cores of Engine path, 0 s;" in text
     assert "- Engine path: cost is 60 us, the aim at most 5" in text
     assert "7 us" not in text, "what ran now takes the place of what it said before"
     assert text.count("## What a store costs") == 1

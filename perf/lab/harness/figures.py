@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmops.perf.lab.harness.processes import Others
+from llmops.perf.report.document import machine
 
 DISTURBED = 0.25  # cores
 _kept: Path | None = None
@@ -49,6 +50,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
     lacks: list[str] = field(default_factory=list)  # what should have run and did not, with the reason
     when: str = ""  # UTC, of the end
+    where: str = ""  # cores and processor
     seconds: float = 0.0
     others: float = 0.0  # cores that processes outside the benchmark used meanwhile
     done: float = 0.0  # share of the work at the last sign of progress, 0: not known
@@ -71,6 +73,8 @@ class Section:
         self.seconds = round(time.monotonic() - self._begun, 1)
         self.others = round(self._others.cores(), 3)
         self.when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+        host = machine()
+        self.where = f"{host['cores']} cores of {host['cpu']}"
 
     def _keep(self) -> None:
         if _kept is not None:
@@ -115,7 +119,8 @@ class Section:
         return "\n".join(lines) + "\n"
 
     def _circumstances(self) -> str:
-        text = f"{self.when} UTC, {self.seconds:.0f} s; other processes used {self.others:.2f} cores meanwhile"
+        where = f" on {self.where}" if self.where else ""
+        text = f"{self.when} UTC{where}, {self.seconds:.0f} s; other processes used {self.others:.2f} cores meanwhile"
         return f"**{text}: the figures are worth little.**" if self.others > DISTURBED else f"{text}."
 
     def write_json(self, path: Path) -> None:

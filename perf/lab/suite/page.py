@@ -61,9 +61,8 @@ def _circumstances(sections: list[Section], seconds: float) -> list[str]:
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     days = sorted({section.when.split(" ")[0] for section in sections})
     return [
-        f"- {' to '.join(dict.fromkeys((days or ['?'])[:: max(1, len(days) - 1)]))}, {host['cores']} cores of "
-        f"{host['cpu']}, {host['memory_gib']} GiB, {host['system']}, Python {host['python']}; "
-        f"{seconds / 60:.1f} minutes for the parts of a whole run",
+        f"- {' to '.join(dict.fromkeys((days or ['?'])[:: max(1, len(days) - 1)]))}, {host['memory_gib']} GiB, "
+        f"{host['system']}, Python {host['python']}; {seconds / 60:.1f} minutes for the parts of a whole run",
         f"- {versions}",
     ]
 
