@@ -43,8 +43,9 @@ _RECORDS = """
 INSERT INTO usage_records (id, user_id, key_id, model, input_tokens, output_tokens, cached_tokens, cost_micros,
                            request_id, created_at, gateway_id, seq, status)
 WITH RECURSIVE numbers (n) AS ({numbers})
-SELECT {id}, {user}, 'key-' || (n * 7919) % {users}, 'model-' || (n / {users}) % {models}, 100 + n % 900, 10 + n % 300,
-       n % 100, n % 700, 'chatcmpl-' || n, {at}, 'gateway-' || n % {gateways}, n / {gateways}, 200 FROM numbers
+SELECT {id}, {user}, 'key-' || ((n * 7919) % {users}), 'model-' || ((n / {users}) % {models}), 100 + n % 900,
+       10 + n % 300, n % 100, n % 700, 'chatcmpl-' || n, {at}, 'gateway-' || (n % {gateways}), n / {gateways}, 200
+FROM numbers
 """
 _SUMS = ", ".join(f"sum(t.{name})" for name in SUMMED)
 # in the order in which they come about: those of one user are far from each other
