@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from llmops.gateway.callers.limits.buckets import Ask, Bound, Change, Decision
 
@@ -18,6 +19,10 @@ class Reserved(NamedTuple):
     decision: Decision
     bounds: Sequence[Bound]
     by: Limiter
+
+
+# as `ask_of`
+reserved_of: Callable[[tuple[Any, ...]], Reserved] = partial(tuple.__new__, Reserved)
 
 
 class Limiter(ABC):

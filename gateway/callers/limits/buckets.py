@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import add, le, sub
 from typing import Any, NamedTuple
 
 MINUTE = 60.0
@@ -86,8 +85,12 @@ Sums = dict[str, tuple[Bound, Change]]
 
 
 def add_to(sums: Sums, bound: Bound, change: Change) -> None:
-    known = sums.get(bound.name)
-    sums[bound.name] = bound, change if known is None else change_of(tuple(map(add, known[1], change)))
+    name = bound.name
+    if name in sums:
+        requests, tokens, places, money, spent = sums[name][1]
+        more, counted, opened, held, paid = change
+        change = change_of((requests + more, tokens + counted, places + opened, money + held, spent + paid))
+    sums[name] = bound, change
 
 
 # requests and tokens at `stamp` (seconds of any clock; negative in debt), and what was spent in `period`
@@ -132,14 +135,15 @@ class Decision(NamedTuple):
 def decide(bounds: Sequence[Bound], asks: Sequence[Ask], left: Sequence[Left]) -> Decision:
     """`asks`: of each bound; all ask for the same money."""
     after = []
-    for ask, has in zip(asks, left, strict=True):
-        if not all(map(le, ask, has)):
+    for ask, (requests, tokens, places, money) in zip(asks, left, strict=True):
+        asked, counted, opened, held, _ = ask
+        if asked > requests or counted > tokens or opened > places or held > money:
             return _scarce(bounds, asks, left)
-        after.append(tuple(map(sub, has, ask)))
-    return _given((after, asks[0].money if asks else 0, None, "", 0.0))
+        after.append((requests - asked, tokens - counted, places - opened, money - held))
+    return decision_of((after, asks[0].money if asks else 0, None, "", 0.0))
 
 
-_given: Callable[[tuple[Any, int, None, str, float]], Decision] = partial(tuple.__new__, Decision)
+decision_of: Callable[[tuple[Any, int, int | None, str, float]], Decision] = partial(tuple.__new__, Decision)
 
 
 def _scarce(bounds: Sequence[Bound], asks: Sequence[Ask], left: Sequence[Left]) -> Decision:

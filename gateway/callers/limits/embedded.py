@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
+from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved, reserved_of
 from llmops.gateway.callers.limits.buckets import (
     MINUTE,
     NO_LIMIT,
@@ -45,26 +45,33 @@ _MOST_ROWS = 10_000
 
 
 class _Account:
-    """A quota's record as it is while this process has the table, and what this process holds of it, which nobody else
-    writes: kept here as well as in a row of its own (`mine`). `others`: the rows of other processes.
+    """Where a quota's record is, and what this process holds of it, which nobody else writes: kept here as well as in a
+    row of its own (`mine`). `others`: the rows of other processes.
     """
 
-    __slots__ = ("mine", "money", "others", "places", "record", "row")
+    __slots__ = ("mine", "money", "others", "places", "row")
 
     def __init__(self, name: str, process: bytes, others: Iterable[bytes]) -> None:
         self.row, self.mine = Row(name), _held_by(process, name)
         self.others: Sequence[Row] = [_held_by(one, name) for one in others]
-        self.record: Record = (0.0, 0.0, 0.0, 0.0, 0)
         self.places = self.money = 0
 
-    def read(self, table: Table, bound: Bound, now: float) -> None:
+    def read(self, table: Table, bound: Bound, now: float, change: Change | None = None) -> Record:
+        """With `change`, which was settled. What is given back never makes more of it than its limits."""
         found = table.find(self.row)
         kept = found[1:6] if found is not None else (now, bound.requests, bound.tokens, 0.0, bound.period)
-        self.record = renewed(kept, bound, now)
+        record = renewed(kept, bound, now)
+        if change is None:
+            return record
+        stamp, requests, tokens, spent, period = record
+        self.places += change.places
+        self.money += change.money
+        requests, tokens = min(requests - change.requests, bound.requests), min(tokens - change.tokens, bound.tokens)
+        return stamp, requests, tokens, spent + change.spent, period
 
-    def left(self, table: Table, bound: Bound) -> Left:
+    def left(self, table: Table, bound: Bound, record: Record) -> Left:
         """Without what living processes hold."""
-        _, requests, tokens, spent, _ = self.record
+        _, requests, tokens, spent, _ = record
         places, money = bound.places - self.places, bound.money - spent - self.money
         for row in self.others:
             held = table.find(row)
@@ -72,30 +79,16 @@ class _Account:
                 places, money = places - held[2], money - held[3]
         return requests, tokens, places, money
 
-    def use(self, bound: Bound, change: Iterable[int]) -> None:
-        """What is given back never makes more of it than its limits."""
-        stamp, requests, tokens, spent, period = self.record
-        asked, counted, places, money, paid = change
-        requests -= asked
-        tokens -= counted
-        if requests > bound.requests:
-            requests = bound.requests
-        if tokens > bound.tokens:
-            tokens = bound.tokens
-        self.record = stamp, requests, tokens, spent + paid, period
-        self.places += places
-        self.money += money
-
-    def write(self, table: Table, bound: Bound, now: float) -> None:
+    def write(self, table: Table, bound: Bound, record: Record, now: float) -> None:
         """Of a process that is killed in between the time is written first: what is lost is refill. The row is kept
         until it is full again: that is what no row says too.
         """
-        stamp, requests, tokens, _, _ = record = self.record
+        stamp, requests, tokens, spent, period = record
         if bound.money < NO_LIMIT:
             until = now + _OVER
         else:
             until = stamp + MINUTE - MINUTE * min(requests / bound.requests, tokens / bound.tokens)
-        table.write(self.row, *record, until)
+        table.write(self.row, stamp, requests, tokens, spent, period, until)
         if bound.holds:
             places, money = self.places, self.money
             table.write(self.mine, now, places, money, 0.0, 0.0, now + _HELD if places or money else now)
@@ -147,7 +140,7 @@ class Embedded(Limiter):
         if now is None:
             return self._own().reserve_now(bounds, asks)
         try:
-            return Reserved(self._reserve(bounds, asks, now), bounds, self)
+            return reserved_of((self._reserve(bounds, asks, now), bounds, self))
         finally:
             self.table.unlock()
 
@@ -165,11 +158,9 @@ class Embedded(Limiter):
         if now is None:
             return
         account = self._accounts.get(bound.name) or self._new(bound.name)
-        account.read(self.table, bound, now)
-        *_, spent, period = account.record
+        stamp, requests, tokens, spent, period = account.read(self.table, bound, now)
         if period == bound.period and spent < at_least:
-            account.use(bound, Change(spent=at_least - int(spent)))
-            account.write(self.table, bound, now)
+            account.write(self.table, bound, (stamp, requests, tokens, at_least, period), now)
         self.table.unlock()
 
     def _settle_now(self) -> None:
@@ -186,9 +177,7 @@ class Embedded(Limiter):
         settled, self._settled = self._settled, {}
         for name, (bound, change) in settled.items():
             account = self._accounts.get(name) or self._new(name)
-            account.read(self.table, bound, now)
-            account.use(bound, change)
-            account.write(self.table, bound, now)
+            account.write(self.table, bound, account.read(self.table, bound, now, change), now)
         self.table.unlock()
 
     async def close(self) -> None:
@@ -205,23 +194,25 @@ class Embedded(Limiter):
     def _reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask], now: float) -> Decision:
         """Each record is read once and written once."""
         table, settled = self.table, self._settled
-        accounts, left, changed = [], [], []
+        accounts, left = [], []
         for bound in bounds:
             name = bound.name
             account = self._accounts.get(name) or self._new(name)
-            account.read(table, bound, now)
-            if name in settled:
-                account.use(bound, settled.pop(name)[1])
-                changed.append((account, bound))
-            accounts.append(account)
-            left.append(account.left(table, bound))
+            change = settled.pop(name)[1] if name in settled else None
+            record = account.read(table, bound, now, change)
+            accounts.append((account, bound, record, change))
+            left.append(account.left(table, bound, record))
         decision = decide(bounds, asks, left)
-        if decision.lacking is None:
-            changed, money = [*zip(accounts, bounds, strict=True)], decision.money
-            for (account, bound), (requests, tokens, places, _, _) in zip(changed, asks, strict=True):
-                account.use(bound, (requests, tokens, places, money, 0))
-        for account, bound in changed:
-            account.write(table, bound, now)
+        after, money, lacking, _, _ = decision
+        if lacking is not None:
+            for account, bound, record, change in accounts:
+                if change is not None:
+                    account.write(table, bound, record, now)
+            return decision
+        for (account, bound, (stamp, _, _, spent, period), _), ask, rest in zip(accounts, asks, after, strict=True):
+            account.places += ask.places
+            account.money += money
+            account.write(table, bound, (stamp, rest[0], rest[1], spent, period), now)
         return decision
 
     def _new(self, name: str) -> _Account:

@@ -131,8 +131,12 @@ class Ticket(Grant):
             return most
         amount = self._amount(bounds, prompt, most)
         money = least = 0
-        if self._plan.budgets:
-            money, least = await self._money(prompt, most)
+        if self._plan.budgets and self._gate.budgets is not None:
+            self._tariff = tariff = self._gate.budgets.tariff(model)
+            # of the longest answer, and of the shortest
+            money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
+            if money and self._plan.fresh <= self._gate.clock():
+                self._plan.fresh = await self._gate.budgets.known(self._plan.budgets)
         asks = bounds.asks(amount, money, least, entered)
         reserved = await self._reserve(bounds, asks)
         if not entered or not bounds.own:
@@ -191,17 +195,17 @@ class Ticket(Grant):
     # -- reserving -------------------------------------------------------------------------------------------------
 
     async def _reserve(self, bounds: Bounds, asks: Sequence[Ask]) -> Reserved:
-        gate = self._gate
+        gate, plan = self._gate, self._plan
         self._seen = reserved = await gate.limiter.reserve(bounds.all, asks)
         decision = reserved.decision
-        self._plan.note(decision.left)
+        plan.note(decision.left)
         # who is refused for what it is as such has asked, who is for its size has sent a request
         if self._owes and (decision.lacking is None or decision.of in _ENTRY):
             gate.waiting -= 1
             self._owes = False
         if decision.lacking is not None:
             self._refuse(bounds.quotas[decision.lacking], asks[decision.lacking], reserved)
-        if self._plan.holds:
+        if plan.holds:
             gate.watch(self)
         return reserved
 
@@ -232,17 +236,6 @@ class Ticket(Grant):
         if bounded:
             return prompt + most
         return int(min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit))
-
-    async def _money(self, prompt: int, most: int) -> tuple[int, int]:
-        """What the longest answer costs, and the shortest."""
-        budgets, plan = self._gate.budgets, self._plan
-        if budgets is None:
-            return 0, 0
-        self._tariff = tariff = budgets.tariff(self._model)
-        amount = tariff(prompt, 0, most)
-        if amount and plan.fresh <= self._gate.clock():
-            plan.fresh = await budgets.known(plan.budgets)
-        return amount, tariff(prompt, 0, min(most, self._answers))
 
     def _affordable(self, given: int, prompt: int, most: int) -> int:
         """The longest answer that `given` pays for, of at most `most` tokens."""

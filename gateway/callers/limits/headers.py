@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from operator import attrgetter, itemgetter
+from math import inf
 
 from llmops.gateway.callers.limits.buckets import MINUTE, NO_LIMIT, Bound, Left
 
 Headers = list[tuple[bytes, bytes]]
-# what clients hear of, and where it is in a Left and on a Bound
-_TOLD = [(of, itemgetter(at), attrgetter(of)) for at, of in enumerate(("requests", "tokens"))]
-
-
 # of what ("requests" or "tokens"), its limit, and what is left
 Level = tuple[str, float, float]
 
 
 def levels_of(bounds: Sequence[Bound], left: Sequence[Left]) -> list[Level]:
     """Of several limits on one thing, that of which the least is left."""
+    requests = tokens = NO_LIMIT
+    few = little = inf
+    for bound, (some, more, _, _) in zip(bounds, left, strict=True):
+        if some < few or (some == few and bound.requests < requests):
+            few, requests = some, bound.requests
+        if more < little or (more == little and bound.tokens < tokens):
+            little, tokens = more, bound.tokens
     found = []
-    for of, left_of, limit_of in _TOLD:
-        least, limit = min(zip(map(left_of, left), map(limit_of, bounds), strict=True))
-        if limit < NO_LIMIT:
-            found.append((of, limit, least))
+    if requests < NO_LIMIT:
+        found.append(("requests", requests, few))
+    if tokens < NO_LIMIT:
+        found.append(("tokens", tokens, little))
     return found
 
 
@@ -32,7 +35,7 @@ def openai_headers(levels: Iterable[Level]) -> Headers:
     headers: Headers = []
     for of, limit, left in levels:
         told, remaining, reset = _openai(of, limit)
-        rest = b"%d" % left if left > 0 else b"0"
+        rest = b"%d" % int(left) if left > 0 else b"0"
         headers += told, (remaining, rest), (reset, duration(_until_full(limit, left)).encode())
     return headers
 
@@ -59,7 +62,7 @@ def _openai(of: str, limit: float) -> tuple[tuple[bytes, bytes], bytes, bytes]:
 
 def _until_full(limit: float, left: float) -> float:
     """Seconds."""
-    return max(limit - left, 0.0) * MINUTE / limit
+    return (limit - left) * MINUTE / limit if left < limit else 0.0
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from operator import sub
 
 from llmops.gateway.callers.limits.buckets import NO_LIMIT, Ask, Bound, Left, ask_of
 from llmops.gateway.messages import Quota
@@ -58,8 +57,7 @@ class Plan:
         self.before = Bounds(plain, ())
         models = {quota.model for quota in quotas} - {None}
         self._models = {model: Bounds(plain, [one for one in known if one[0].model == model]) for model in models}
-        # of tokens and money there is always room
-        self._halves = [(one.requests / 2, -NO_LIMIT, one.places / 2, -NO_LIMIT) for one in self.before.plain]
+        self._halves = [(one.requests / 2, one.places / 2) for one in self.before.plain]
         # of what is limited nothing is known yet
         self.room = 0.0 if any(min(one.requests, one.places) < NO_LIMIT for one in self.before.plain) else NO_LIMIT
         self.fresh = -inf
@@ -69,8 +67,13 @@ class Plan:
 
     def note(self, left: Sequence[Left]) -> None:
         """`left`: of the plain bounds, and perhaps of others behind them."""
-        rooms = [min(map(sub, one, half)) for one, half in zip(left, self._halves, strict=False)]
-        self.room = min(rooms, default=NO_LIMIT)
+        room = NO_LIMIT
+        for (requests, _, places, _), (half, half_places) in zip(left, self._halves, strict=False):
+            if requests - half < room:
+                room = requests - half
+            if places - half_places < room:
+                room = places - half_places
+        self.room = room
 
 
 def _bound(quota: Quota) -> Bound:

@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from llmops.clocks import within
-from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved
+from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved, reserved_of
 from llmops.gateway.callers.limits.buckets import (
     BUSY,
     NEVER,
@@ -31,11 +31,11 @@ from llmops.gateway.callers.limits.buckets import (
     Ask,
     Bound,
     Change,
-    Decision,
     Left,
     Sums,
     add_to,
     change_of,
+    decision_of,
 )
 from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.wire import Wire
@@ -106,11 +106,11 @@ class Shared(Limiter):
         return self._own.reserve_now(shares, asks)
 
     def settle(self, bounds: Sequence[Bound], change: Change) -> None:
-        held = bool(change.places or change.money)
+        held = change_of((0, 0, change.places, change.money, 0)) if change.places or change.money else None
         for bound in bounds:
             add_to(self._settled, bound, change)
-            if held and bound.holds:
-                self._note_held(bound, change.places, change.money)
+            if held is not None and bound.holds:
+                self._note_held(bound, held)
         if self.up.is_set() and (self._timer is None or held):
             loop, wait = asyncio.get_running_loop(), HELD if held else SETTLED
             if self._timer is None or self._timer.when() > loop.time() + wait:
@@ -300,21 +300,22 @@ class Shared(Limiter):
         money: float,
         left: Sequence[Left],
     ) -> None:
-        decision = Decision(left, int(money), lacking - 1 if lacking else None, of, wait)
+        decision = decision_of((left, int(money), lacking - 1 if lacking else None, of, wait))
         if not lacking:
             for bound, ask in zip(bounds, asks, strict=True):
                 if bound.holds:
-                    self._note_held(bound, ask.places, decision.money)
+                    self._note_held(bound, change_of((0, 0, ask.places, decision.money, 0)))
         if not future.done():
-            future.set_result(Reserved(decision, bounds, self))
+            future.set_result(reserved_of((decision, bounds, self)))
         elif not lacking:
             # who asked has left, or was told that nobody answers
             for bound, ask in zip(bounds, asks, strict=True):
                 self.settle((bound,), undone(ask, decision.money))
 
-    def _note_held(self, bound: Bound, places: int, money: int) -> None:
-        add_to(self._held, bound, change_of((0, 0, places, money, 0)))
-        if max(self._held[bound.name][1]) <= 0:
+    def _note_held(self, bound: Bound, change: Change) -> None:
+        add_to(self._held, bound, change)
+        held = self._held[bound.name][1]
+        if held.places <= 0 and held.money <= 0:
             del self._held[bound.name]
 
     def _say(self, trouble: str) -> None:

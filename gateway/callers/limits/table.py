@@ -8,11 +8,11 @@ each of its numbers as it was or as it became.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import secrets
 import time
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from hashlib import blake2b
 from struct import Struct
 
@@ -26,13 +26,14 @@ _GROUP = IN_GROUP * _ROW.size
 _NOBODY = bytes(DIGEST)
 # the first page: magic, the machine's name, how often a process has come, and the processes with when they were seen
 _MACHINE, _CHANGES, _PROCESSES = slice(16, 32), Struct("=q"), 64
-_AT_CHANGES, _PROCESS, MOST_PROCESSES = 32, Struct("=16sd"), 160
+_AT_CHANGES, _PROCESS, MOST_PROCESSES = slice(32, 40), Struct("=16sd"), 160
 _NO_PROCESSES = _PROCESSES + MOST_PROCESSES * _PROCESS.size
 _HEADER = 4096
 SIZE = _HEADER + GROUPS * _GROUP
 
 # Seconds for which others may hold the lock: a reservation takes some 0.00001, unless its process loses its turn.
 PATIENCE, _NAP = 0.05, 0.0001
+_TRY = LOCK_EX | LOCK_NB
 
 Found = tuple[bytes, float, float, float, float, float, float]
 
@@ -40,11 +41,17 @@ Found = tuple[bytes, float, float, float, float, float, float]
 class Row:
     """A row by its name: where it can be, and where it was seen last."""
 
-    __slots__ = ("at", "digest", "first")
+    __slots__ = ("at", "digest", "first", "numbers", "place")
 
     def __init__(self, name: str) -> None:
         self.digest = blake2b(name.encode(), digest_size=DIGEST).digest()
-        self.at = self.first = _HEADER + int.from_bytes(self.digest[:4], "little") % GROUPS * _GROUP
+        self.first = _HEADER + int.from_bytes(self.digest[:4], "little") % GROUPS * _GROUP
+        self.seen(self.first)
+
+    def seen(self, at: int) -> None:
+        self.at, self.numbers = at, at + DIGEST
+        # of its digest
+        self.place = slice(at, at + DIGEST)
 
 
 class Table:
@@ -85,18 +92,17 @@ class Table:
         until = 0.0
         while True:
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(self._file, _TRY)
+                return
             except BlockingIOError:
                 until = until or time.monotonic() + patience
                 if time.monotonic() > until:
                     raise TimeoutError("another process holds it") from None
                 time.sleep(_NAP)
-            else:
-                return
 
     def unlock(self) -> None:
         if self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            flock(self._file, LOCK_UN)
 
     def close(self) -> None:
         """Also gives the lock back."""
@@ -114,21 +120,20 @@ class Table:
         at = self.map.find(row.digest, row.first, row.first + _GROUP)
         if at < 0:
             return None
-        row.at = at
+        row.seen(at)
         return _ROW.unpack_from(self.map, at)
 
-    def write(self, row: Row, *numbers: float) -> None:
-        """Its five numbers, in this order, and its time: in the row, or in a new one in the place of that which is
-        missed least.
+    def write(self, row: Row, one: float, two: float, three: float, four: float, five: float, until: float) -> None:
+        """Its numbers, in this order, and its time: in the row, or in a new one in the place of that which is missed
+        least. Named, not as `*numbers`: that took longer than to write them.
         """
-        at, map_ = row.at, self.map
-        if map_[at : at + DIGEST] == row.digest:
-            _NUMBERS.pack_into(map_, at + DIGEST, *numbers)
-            return
-        row.at = at = min(range(row.first, row.first + _GROUP, _ROW.size), key=self._until)
-        map_[at : at + DIGEST] = _NOBODY
-        _NUMBERS.pack_into(map_, at + DIGEST, *numbers)
-        map_[at : at + DIGEST] = row.digest
+        new = self.map[row.place] != row.digest
+        if new:
+            row.seen(min(range(row.first, row.first + _GROUP, _ROW.size), key=self._until))
+            self.map[row.place] = _NOBODY
+        _NUMBERS.pack_into(self.map, row.numbers, one, two, three, four, five, until)
+        if new:
+            self.map[row.place] = row.digest
 
     def _until(self, at: int) -> float:
         digest, *_, until = _ROW.unpack_from(self.map, at)
@@ -143,7 +148,7 @@ class Table:
     @property
     def changes(self) -> bytes:
         """Other than before: a process has come or gone."""
-        return self.map[_AT_CHANGES : _AT_CHANGES + 8]
+        return self.map[_AT_CHANGES]
 
     def processes(self) -> dict[bytes, float]:
         """When each was seen last."""
@@ -172,7 +177,7 @@ class Table:
             self._changed()
 
     def _changed(self) -> None:
-        _CHANGES.pack_into(self.map, _AT_CHANGES, _CHANGES.unpack_from(self.map, _AT_CHANGES)[0] + 1)
+        self.map[_AT_CHANGES] = _CHANGES.pack(_CHANGES.unpack(self.changes)[0] + 1)
 
     def _begin(self) -> None:
         self.map[_MACHINE] = secrets.token_bytes(16)
