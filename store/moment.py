@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from functools import lru_cache
 
 from sqlalchemy import DateTime, Dialect
 from sqlalchemy.types import TypeDecorator
@@ -32,4 +33,10 @@ class Moment(TypeDecorator[datetime]):
 
 def sqlite_text(moment: datetime) -> str:
     """What SQLite keeps of it, for rows that go to the driver as they are."""
-    return moment.astimezone(timezone.utc).isoformat(" ", "microseconds")[:-6]
+    return f"{_second(moment.timestamp() // 1)}.{moment.microsecond:06d}"
+
+
+@lru_cache(maxsize=1024)
+def _second(unix: float) -> str:
+    """Of what comes at one time there are many."""
+    return datetime.fromtimestamp(unix, timezone.utc).isoformat(" ")[:-6]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -53,12 +53,20 @@ class Price:
             raise ValueError(
                 f"{input_tokens} input, of which {cached_tokens} cached, and {output_tokens} output tokens"
             )
-        millionths = (
-            (input_tokens - cached_tokens) * self.input_micros
-            + cached_tokens * self.cached_micros
-            + output_tokens * self.output_micros
-        )
-        return (millionths + MILLION // 2) // MILLION
+        return self.tariff(input_tokens, cached_tokens, output_tokens)
+
+    @cached_property
+    def tariff(self) -> Callable[[int, int, int], int]:
+        """`cost_micros` for an engine's own counts: one that found more in its cache than there was is not believed."""
+        input_micros, output_micros = self.input_micros, self.output_micros
+        saved, half = self.input_micros - self.cached_micros, MILLION // 2
+
+        def cost(prompt: int, cached: int, answer: int) -> int:
+            if cached > prompt:
+                cached = prompt
+            return (prompt * input_micros - cached * saved + answer * output_micros + half) // MILLION
+
+        return cost
 
 
 async def set_price(connection: AsyncConnection, price: Price, by: By) -> None:

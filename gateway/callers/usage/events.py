@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 from operator import itemgetter
 from typing import Any
@@ -34,13 +33,16 @@ def new_id() -> tuple[int, int]:
 
 
 def id_text(high: int, low: int) -> str:
-    digits = f"{high:016x}{_VARIANT | low:016x}"
+    digits = (high << 64 | _VARIANT | low).to_bytes(16, "big").hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def line_of(event: UsageEvent) -> bytes:
     """A list of its values behind a checksum; a line break is only at the end."""
-    text = _json(list, event)
+    try:
+        text = to_json(list(event))
+    except PydanticSerializationError:
+        text = to_json(list(_encodable(event)))
     return b"%08x %b\n" % (crc32(text), text)
 
 
@@ -56,7 +58,10 @@ def event_of(line: bytes) -> UsageEvent:
 
 def cloud_event(event: UsageEvent) -> bytes:
     """In the structured JSON form."""
-    return _json(_cloud, event)
+    try:
+        return to_json(_cloud(event))
+    except PydanticSerializationError:
+        return to_json(_cloud(_encodable(event)))
 
 
 def from_cloud_event(message: bytes) -> UsageEvent:
@@ -90,13 +95,9 @@ def _cloud(event: UsageEvent) -> dict[str, Any]:
     }
 
 
-def _json(form: Callable[[UsageEvent], Any], event: UsageEvent) -> bytes:
-    try:
-        return to_json(form(event))
-    except PydanticSerializationError:
-        # half of a surrogate pair, which a text may hold and UTF-8 may not
-        values = (one.encode("utf-8", "replace").decode() if isinstance(one, str) else one for one in event)
-        return to_json(form(UsageEvent._make(values)))
+def _encodable(event: UsageEvent) -> UsageEvent:
+    """Without half of a surrogate pair, which a text may hold and UTF-8 may not."""
+    return UsageEvent._make(one.encode("utf-8", "replace").decode() if isinstance(one, str) else one for one in event)
 
 
 def _moment(text: str) -> datetime:

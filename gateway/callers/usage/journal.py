@@ -78,9 +78,11 @@ class Journal:
     def append(self, event: UsageEvent) -> None:
         """`event.seq` is `next_seq`. Raises OSError, and then nothing is kept of it."""
         line = line_of(event)
-        if self._size + len(line) > self._segment and self._size:
+        size = self._size + len(line)
+        if size > self._segment and self._size:
             self._rotate()
-        if self.size + len(line) > self._most:
+            size = len(line)
+        if self._before + size > self._most:
             raise OSError(errno.EDQUOT, f"the ledger lacks {self.size:,} bytes, and the journal may hold no more")
         self._write(line)
         self._newest.append(event)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from struct import Struct
 from typing import NamedTuple
 
 from llmops.gateway.callers.usage.events import id_text
@@ -19,6 +20,7 @@ SLOT, NUMBERS = 1024, 64
 CHUNK = 256
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
 FREE, OPEN = 0, 1
+_BEHIND_STATE, _BUT_STATE = 8, Struct("=7q")
 _SEPARATOR = "\x1f"
 
 
@@ -45,12 +47,10 @@ class Slot:
         """`started`: microseconds since 1970."""
         data = _SEPARATOR.join(texts).encode("utf-8", "replace")[: SLOT - NUMBERS]
         self.text[: len(data)] = data
-        numbers = self.numbers
-        numbers[HIGH], numbers[LOW] = event_id
-        numbers[STARTED], numbers[PROMPT], numbers[CACHED], numbers[TOKENS] = started, prompt, 0, 0
-        numbers[LENGTH] = len(data)
+        high, low = event_id
+        _BUT_STATE.pack_into(self.numbers, _BEHIND_STATE, high, low, started, prompt, 0, 0, len(data))
         # only now does it count
-        numbers[STATE] = OPEN
+        self.numbers[STATE] = OPEN
 
 
 class Page:
