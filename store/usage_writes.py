@@ -13,9 +13,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date, datetime, timezone
 from functools import lru_cache
 from itertools import count
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+from pydantic_core import to_json
 from sqlalchemy import Connection, CursorResult, Dialect, String, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,7 +27,6 @@ from llmops.store.tables import tenant_totals, usage_records, usage_totals
 
 PAGE = 2000
 SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
-_summands = attrgetter(*SUMMED[1:])
 
 
 class UsageRecord(NamedTuple):
@@ -98,44 +98,44 @@ async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecor
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 _FIELDS = UsageRecord._fields
+_summands = itemgetter(*map(_FIELDS.index, SUMMED[1:]))
 _AT = _FIELDS.index("created_at")
-_KNOWN_ALONE = "SELECT id FROM usage_records WHERE id IN (SELECT value FROM json_each(?))"
-_INSERT_ALONE = f"INSERT INTO usage_records ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))})"
+_INSERT_ALONE = (
+    f"INSERT INTO usage_records ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))}) "
+    "ON CONFLICT (id) DO NOTHING"
+)
+_LAST_ALONE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
 
 
 def _insert_alone(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """As the one writer that SQLite has: what is there is asked first, and the rest goes to the driver as it is."""
+    """As the one writer that SQLite has: what it inserted are the last rows, where it was not all that was offered."""
     ids = sorted(offered)
-    known = set(connection.exec_driver_sql(_KNOWN_ALONE, (json.dumps(ids),)).scalars())
-    new = [one for one in ids if one not in known]
-    if new:
-        values = ((one, offered[one]) for one in new)
-        rows = [(one, *of[1:_AT], sqlite_text(of.created_at), *of[_AT + 1 :]) for one, of in values]
-        connection.exec_driver_sql(_INSERT_ALONE, rows)
-    return new
+    rows = [(one, *(of := offered[one])[1:_AT], sqlite_text(of.created_at), *of[_AT + 1 :]) for one in ids]
+    new = connection.exec_driver_sql(_INSERT_ALONE, rows).rowcount
+    return ids if new == len(ids) else connection.exec_driver_sql(_LAST_ALONE, (new,)).scalars().all()
 
 
 def _insert(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """Beside other writers: which are new, PostgreSQL says. A value of its own for each column, and not for each field
-    of each row, is what its driver is quick with."""
-    ids = sorted(offered)
-    columns = [ids, *list(zip(*(offered[one] for one in ids), strict=True))[1:]]
-    new: Sequence[str] | None = connection.exec_driver_sql(_INSERT_ARRAYS, tuple(map(list, columns))).scalar()
+    """Beside other writers: which are new, PostgreSQL says. All as one text: for each value its driver takes longer
+    than the server does for one in JSON."""
+    rows = [(one, *offered[one][1:]) for one in sorted(offered)]
+    new: Sequence[str] | None = connection.exec_driver_sql(_INSERT_JSON, (to_json(rows).decode(),)).scalar()
     return new or ()
 
 
 _POSTGRES: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
-def _array_of(name: str) -> str:
+def _type_of(name: str) -> str:
     kind = usage_records.c[name].type
     # without its length, to which a cast would cut
-    return "text[]" if isinstance(kind, String) else f"{kind.compile(_POSTGRES)}[]"
+    return "text" if isinstance(kind, String) else kind.compile(_POSTGRES)
 
 
-_ARRAYS = ", ".join(f"${number}::{_array_of(name)}" for number, name in enumerate(_FIELDS, 1))
-_INSERT_ARRAYS = (
-    f"WITH new AS (INSERT INTO usage_records ({', '.join(_FIELDS)}) SELECT * FROM unnest({_ARRAYS}) "
+_VALUES = ", ".join(f"(one->>{place})::{_type_of(name)}" for place, name in enumerate(_FIELDS))
+_INSERT_JSON = (
+    f"WITH new AS (INSERT INTO usage_records ({', '.join(_FIELDS)}) "
+    f"SELECT {_VALUES} FROM jsonb_array_elements($1::text::jsonb) AS offered(one) "
     "ON CONFLICT (id) DO NOTHING RETURNING id::text) SELECT array_agg(id) FROM new"
 )
 
