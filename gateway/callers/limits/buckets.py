@@ -41,8 +41,9 @@ class Bound:
         money: float = NO_LIMIT,
         period: int = 0,
     ) -> None:
-        self.name, self.requests, self.tokens, self.places, self.money = name, requests, tokens, places, money
-        self.period = period
+        # floats, as what is left: Python takes twice as long to compare them with whole numbers
+        self.requests, self.tokens, self.places, self.money = map(float, (requests, tokens, places, money))
+        self.name, self.period = name, period
         self.holds = places < NO_LIMIT or money < NO_LIMIT
 
     def share(self, parts: int) -> Bound:
@@ -135,8 +136,8 @@ class Decision(NamedTuple):
 def decide(bounds: Sequence[Bound], asks: Sequence[Ask], left: Sequence[Left]) -> Decision:
     """`asks`: of each bound; all ask for the same money."""
     after = []
-    for ask, (requests, tokens, places, money) in zip(asks, left, strict=True):
-        asked, counted, opened, held, _ = ask
+    for at, (requests, tokens, places, money) in enumerate(left):
+        asked, counted, opened, held, _ = asks[at]
         if asked > requests or counted > tokens or opened > places or held > money:
             return _scarce(bounds, asks, left)
         after.append((requests - asked, tokens - counted, places - opened, money - held))

@@ -200,19 +200,18 @@ class Embedded(Limiter):
             account = self._accounts.get(name) or self._new(name)
             change = settled.pop(name)[1] if name in settled else None
             record = account.read(table, bound, now, change)
-            accounts.append((account, bound, record, change))
+            accounts.append((account, record, change))
             left.append(account.left(table, bound, record))
         decision = decide(bounds, asks, left)
-        after, money, lacking, _, _ = decision
-        if lacking is not None:
-            for account, bound, record, change in accounts:
-                if change is not None:
-                    account.write(table, bound, record, now)
-            return decision
-        for (account, bound, (stamp, _, _, spent, period), _), ask, rest in zip(accounts, asks, after, strict=True):
-            account.places += ask.places
-            account.money += money
-            account.write(table, bound, (stamp, rest[0], rest[1], spent, period), now)
+        for at, (account, record, change) in enumerate(accounts):
+            if decision.lacking is None:
+                requests, tokens, _, _ = decision.left[at]
+                stamp, _, _, spent, period = record
+                account.places += asks[at].places
+                account.money += decision.money
+                account.write(table, bounds[at], (stamp, requests, tokens, spent, period), now)
+            elif change is not None:
+                account.write(table, bounds[at], record, now)
         return decision
 
     def _new(self, name: str) -> _Account:

@@ -18,7 +18,8 @@ def levels_of(bounds: Sequence[Bound], left: Sequence[Left]) -> list[Level]:
     """Of several limits on one thing, that of which the least is left."""
     requests = tokens = NO_LIMIT
     few = little = inf
-    for bound, (some, more, _, _) in zip(bounds, left, strict=True):
+    for at, bound in enumerate(bounds):
+        some, more, _, _ = left[at]
         if some < few or (some == few and bound.requests < requests):
             few, requests = some, bound.requests
         if more < little or (more == little and bound.tokens < tokens):

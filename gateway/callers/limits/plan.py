@@ -68,7 +68,8 @@ class Plan:
     def note(self, left: Sequence[Left]) -> None:
         """`left`: of the plain bounds, and perhaps of others behind them."""
         room = NO_LIMIT
-        for (requests, _, places, _), (half, half_places) in zip(left, self._halves, strict=False):
+        for at, (half, half_places) in enumerate(self._halves):
+            requests, _, places, _ = left[at]
             if requests - half < room:
                 room = requests - half
             if places - half_places < room:
