@@ -468,7 +468,8 @@ class ReplicaView:
     weight: float = 1.0
 
 
-class Wanted(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Wanted:
     """What a request needs of a replica. `tokens` of its prompt; `ids`: the prompt as it travels, INT32; `answer`: how
     many it will probably get; `salt`: what keeps tenants' prefixes apart; `version`: the only one that will do, empty
     for any; `without`: replicas on which it failed; `hashes` of the prompt's blocks, where they are known already.

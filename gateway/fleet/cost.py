@@ -38,7 +38,8 @@ class PrefillRate:
 
 def uncached_tokens(policy: Policy, wanted: Wanted, view: ReplicaView) -> int:
     """Prompt tokens that would be read there. The last one always is: its logits are the answer's first."""
-    return max(wanted.tokens - policy.cached(wanted, view), 1)
+    uncached = wanted.tokens - policy.cached(wanted, view)
+    return uncached if uncached > 1 else 1
 
 
 def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
@@ -47,36 +48,44 @@ def first_token(view: ReplicaView, uncached: float, answer: float) -> float:
     What waits there is read before it, beside a step of the sequences that run; and where the batch is full, some of it
     has to end before: a sequence takes about `answer` steps, and they end one after another.
     """
-    return _first_token(view, uncached, answer, view.step_seconds or STEP_SECONDS)
+    return cost(view, uncached, answer, 0.0, held=0.0, others=0.0)
 
 
-def _first_token(view: ReplicaView, uncached: float, answer: float, step: float) -> float:
-    queued = view.waiting_tokens + view.unseen_tokens
-    seconds = (uncached + queued) / (view.prefill_rate or PREFILL_RATE) + step
-    size = view.max_batch_size
-    if size:
-        over = view.running + view.waiting + view.unseen + 1 - size
-        if over > 0:
-            seconds += over * answer * step / size
-    return seconds
-
-
-def cost(view: ReplicaView, uncached: float, answer: float, weight: float, below: float = inf) -> float:
+def cost(
+    view: ReplicaView,
+    uncached: float,
+    answer: float,
+    weight: float,
+    held: float | None = None,
+    below: float = inf,
+    others: float = OTHERS,
+) -> float:
     """What is compared: the seconds until the first token, a little (`weight`, of `decoding`) of those by which the
     whole answer, with those that run beside it, takes longer than in an empty replica, and what reading it costs the
-    others there. Where it is not `below`, a part of it is said."""
-    step = view.step_seconds or STEP_SECONDS
-    seconds = _first_token(view, uncached, answer, step)
+    `others` there. `held`: its `kv_load`, if that is known. Where it is not `below`, a part of it is said."""
+    rate = view.prefill_rate or PREFILL_RATE
+    seconds = (uncached + view.waiting_tokens + view.unseen_tokens) / rate
+    if seconds >= below:
+        return seconds
+    step, size, full = view.step_seconds or STEP_SECONDS, view.max_batch_size, 0.0
+    seconds += step
+    if size:
+        there = view.running + view.waiting + view.unseen
+        full = there / size
+        if there >= size:
+            seconds += (there + 1 - size) * answer * step / size
     if seconds < below:
-        full = occupancy(view)
+        held = kv_load(view) if held is None else held
+        full = full if full > held else held
         seconds += weight * (answer * step * full)
-        seconds += OTHERS * full * full * uncached / (view.prefill_rate or PREFILL_RATE)
+        seconds += others * full * full * uncached / rate
     return seconds
 
 
 def decoding(held: float) -> float:
     """What a second of a whole answer weighs where such a part of the caches is held by what runs."""
-    return FULL + (EMPTY - FULL) * (1 - min(max(held, 0.0), 1.0)) ** BEND
+    free = 0.0 if held > 1 else 1.0 if held < 0 else 1 - held
+    return FULL + (EMPTY - FULL) * free**BEND
 
 
 def kv_load(view: ReplicaView, tokens: float = 0.0) -> float:

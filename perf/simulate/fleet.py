@@ -105,6 +105,8 @@ class Fleet:
         try:
             self.clock.run()
         finally:
+            gc.freeze()
+            gc.unfreeze()
             gc.enable()
         done = self.outcome
         done.seconds = max((job.end for job in done.jobs), default=0.0)
@@ -192,7 +194,7 @@ class Fleet:
                 gateway.policy.removed(replica.name, cache.evicted)
             cache.evicted = []
         for gateway in gateways:
-            if gateway.order:
+            if gateway.order.size:
                 gateway.pump()
 
     def _plan(self, failure: Failure) -> None:
@@ -221,8 +223,8 @@ class Fleet:
     def _continue(self, job: Job) -> None:
         """Its prompt and what it has of the answer go elsewhere, before others."""
         made = job.made
-        known = [*job.hashes, *job.after][: (job.tokens + made) // self.spec.engine.block_tokens]
-        job.moves += 1
-        wanted = Wanted(job.tokens + made, answer=job.answer - made, hashes=known)
+        job.moves, job.known_tokens = job.moves + 1, job.tokens + made
+        known = [*job.hashes, *job.after][: job.known_tokens // self.spec.engine.block_tokens]
+        wanted = Wanted(job.known_tokens, answer=job.answer - made, hashes=known)
         job.ticket = Ticket(job.tenant, wanted, self.clock.now, job.tier, moved=True, what=job)
         self._gateways[job.gateway].arrive(job)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from llmops.gateway.fleet.admission.gate import Gate
-from llmops.gateway.fleet.admission.order import Tiers
+from llmops.gateway.fleet.admission.order import Tier, Tiers
 from llmops.gateway.fleet.cost import uncached_tokens
-from llmops.gateway.messages import Policy, ReplicaView, Ticket
+from llmops.gateway.messages import Policy, ReplicaView
 from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.job import Job
 from llmops.perf.simulate.replica import Replica
@@ -22,7 +22,7 @@ class Gateway:
         self.clock, self.policy, self.gate, self.views = clock, policy, gate, views
         self.replicas: Mapping[str, Replica] = {}
         # who waits
-        self.order: Sequence[Ticket] | Tiers = () if gate is None else gate.order
+        self.order = Tiers([Tier("")]) if gate is None else gate.order
         self._done = done
         if gate is not None:
             gate.look(views, 0.0)

@@ -39,13 +39,11 @@ class Job:
     left: int = 0
     blocks: int = 0
     answer_blocks: int = 0
+    # of the prompt, and of the answer as far as it was made elsewhere
+    known_tokens: int = field(init=False, repr=False)
     ticket: Ticket = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.known_tokens = self.tokens
         wanted = Wanted(self.tokens, answer=self.answer, hashes=self.hashes)
         self.ticket = Ticket(self.tenant, wanted, self.arrived, self.tier, what=self)
-
-    @property
-    def known_tokens(self) -> int:
-        """Of the prompt, and of the answer as far as it was made elsewhere."""
-        return self.tokens + self.made

@@ -15,8 +15,8 @@ from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.job import Job
 from llmops.perf.simulate.steps import Steps
 
-# The share of the newest in the mean of steps, as gateways have it.
-NEWEST = 0.1
+# The share of what was before in the mean of steps, as gateways have it, with each that is new.
+KEPT = 0.9
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ class Replica:
         self.clock.at(self._since + count * self._seconds, self._end, self._version)
 
     def _begin(self) -> None:
-        self._admit()
+        if self.queue:
+            self._admit()
         self._idle = False
         self._since = self.clock.now
         batch = len(self._running)
@@ -140,7 +141,7 @@ class Replica:
             self._read(batch, length)
         elif batch:
             self._seconds = self.spec.steps.decode(batch, length)
-            self._plan(max(self._running[0][0] - self._steps, 1))
+            self._plan(self._running[0][0] - self._steps)
         else:
             self._idle = True
 
@@ -186,15 +187,14 @@ class Replica:
     def _end(self, version: int) -> None:
         if version != self._version:
             return
-        self.busy += self._count * self._seconds
-        self._step = self._mean_of(self._count)
-        batch = len(self._running)
-        self._steps += self._count
-        self._context += self._count * batch
+        count, running = self._count, self._running
+        self.busy += count * self._seconds
+        self._step = self._mean_of(count)
+        self._steps += count
+        self._context += count * len(running)
         if self._chunks:
             self._was_read()
         self._use()
-        running = self._running
         if running and running[0][0] <= self._steps:
             while running and running[0][0] <= self._steps:
                 self._leave(heappop(running)[2])
@@ -204,8 +204,8 @@ class Replica:
 
     def _use(self) -> None:
         """The blocks of all answers together that have something in them by now, as if one began where another ends."""
-        made = self._context - self._beginning
-        self.cache.use(max(self._answers - -(-made // self.spec.block_tokens), 0))
+        unused = self._answers + (self._beginning - self._context) // self.spec.block_tokens
+        self.cache.use(unused if unused > 0 else 0)
 
     def _was_read(self) -> None:
         now = self.clock.now
@@ -245,9 +245,8 @@ class Replica:
 
     def _mean_of(self, count: int) -> float:
         """With so many of the steps under way."""
-        if not self._step:
-            return self._seconds if count else 0.0
-        return self._step + (1 - (1 - NEWEST) ** count) * (self._seconds - self._step)
+        mean = self._step or self._seconds
+        return mean + (1 - KEPT**count) * (self._seconds - mean)
 
     def _tell(self) -> None:
         """Its state and its cache's news, to all gateways."""

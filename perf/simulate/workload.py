@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 from llmops.errors import InputError
 from llmops.perf.report.document import Document
@@ -54,10 +54,8 @@ class Conversations:
         return Arrivals(talk.first(), talk.next)
 
 
-class _Turn(NamedTuple):
-    message: int
-    answer: int
-    pause: float
+# of a session: tokens of the message and of the answer, and seconds before the message
+_Turn = tuple[int, int, float]
 
 
 class _Talk:
@@ -89,9 +87,9 @@ class _Talk:
                 return
             if rng.random() * highest > self._level(now):
                 continue
-            app = rng.choices(range(spec.apps), cum_weights=self._popular)[0]
-            tenant = rng.choices(self._tenants, cum_weights=self._demand)[0]
-            tier = rng.choices(spec.tiers, cum_weights=self._tiers)[0][0]
+            app = _drawn(rng, self._popular)
+            tenant = self._tenants[_drawn(rng, self._demand)]
+            tier = spec.tiers[_drawn(rng, self._tiers)][0]
             turns = [self._turn() for _ in range(spec.turns.draw(rng))]
             turns.reverse()
             yield self._job(now, spec.system, list(self._system[app]), tenant, tier, 0, turns)
@@ -101,7 +99,7 @@ class _Talk:
         turns, blocks = self._open.pop(last, ([], []))
         if not turns or last.refused >= 0 or last.failed:
             return None
-        pause = turns[-1].pause
+        *_, pause = turns[-1]
         if last.end + pause >= self.spec.seconds:
             return None
         return pause, self._job(0.0, last.tokens + last.answer, blocks, last.tenant, last.tier, last.turn + 1, turns)
@@ -109,7 +107,7 @@ class _Talk:
     def _turn(self) -> _Turn:
         spec, rng = self.spec, self._rng
         pause = rng.expovariate(1 / spec.think) if spec.think else 0.0
-        return _Turn(spec.message.draw(rng), spec.answer.draw(rng), pause)
+        return spec.message.draw(rng), spec.answer.draw(rng), pause
 
     def _level(self, now: float) -> float:
         """Of the mean rate, by the time of the day."""
@@ -121,20 +119,26 @@ class _Talk:
     def _job(
         self, when: float, before: int, blocks: list[int], tenant: str, tier: str, turn: int, turns: list[_Turn]
     ) -> Job:
-        size, said = self.spec.block_tokens, turns.pop()
-        tokens = before + said.message
+        size, (message, answer, _) = self.spec.block_tokens, turns.pop()
+        tokens = before + message
         self._fill(blocks, tokens // size)
         prompt = tuple(blocks)
-        self._fill(blocks, (tokens + said.answer) // size)
-        job = Job(when, tokens, said.answer, prompt, tuple(blocks[len(prompt) :]), tenant, tier, turn)
+        self._fill(blocks, (tokens + answer) // size)
+        job = Job(when, tokens, answer, prompt, tuple(blocks[len(prompt) :]), tenant, tier, turn)
         if turns:
             self._open[job] = (turns, blocks)
         return job
 
     def _fill(self, blocks: list[int], size: int) -> None:
-        first = self._named
-        self._named += max(size - len(blocks), 0)
-        blocks.extend(range(first, self._named))
+        count = size - len(blocks)
+        if count > 0:
+            blocks += range(self._named, self._named + count)
+            self._named += count
+
+
+def _drawn(rng: random.Random, cumulated: Sequence[float]) -> int:
+    """As `choices` does, for one at a time."""
+    return bisect(cumulated, rng.random() * cumulated[-1], 0, len(cumulated) - 1)
 
 
 def of_trace(path: Path, speed: float = 1.0) -> Arrivals:

@@ -21,7 +21,8 @@ class Lengths:
 
     def draw(self, rng: random.Random) -> int:
         """One length in tokens."""
-        return max(1, round(self._draw(rng)))
+        length = round(self._draw(rng))
+        return length if length > 1 else 1
 
 
 def parse_lengths(text: str) -> Lengths:
@@ -64,7 +65,8 @@ def _lognormal(rest: str) -> Callable[[random.Random], float]:
     median, sigma = _numbers(rest, 2)
     if median <= 0:
         raise ValueError(rest)
-    return lambda rng: rng.lognormvariate(math.log(median), sigma)
+    mean = math.log(median)
+    return lambda rng: rng.lognormvariate(mean, sigma)
 
 
 def _exponential(rest: str) -> Callable[[random.Random], float]:

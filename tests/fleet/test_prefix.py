@@ -13,7 +13,7 @@ HASHES = st.lists(st.integers(1, 12), min_size=1, max_size=6, unique=True)
 
 
 def names(index: PrefixIndex, hashes: list[int]) -> list[tuple[int, list[str]]]:
-    return [(held.blocks, sorted(index.names(held.bits))) for held in index.held(hashes)]
+    return [(blocks, sorted(index.names(bits))) for blocks, bits in index.held(hashes)]
 
 
 class Caches(RuleBasedStateMachine):
@@ -56,7 +56,7 @@ class Caches(RuleBasedStateMachine):
 
     @invariant()
     def longest_first(self) -> None:
-        depths = [held.blocks for held in self.index.held([1, 2, 3, 4])]
+        depths = [blocks for blocks, _ in self.index.held([1, 2, 3, 4])]
         assert depths == sorted(depths, reverse=True)
 
 

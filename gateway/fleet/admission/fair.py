@@ -99,7 +99,8 @@ class Fair:
     def charge(self, ticket: Ticket, amount: float) -> None:
         """`amount` of cost more; negative: it was less than was charged."""
         counters, tenant = self._counters, ticket.tenant
-        counters[tenant] = max(0.0, counters.get(tenant, 0.0) + amount / ticket.weight)
+        counter = counters.get(tenant, 0.0) + amount / ticket.weight
+        counters[tenant] = counter if counter > 0 else 0.0
         if tenant in self._waiting and amount < 0:
             self._enter(tenant)
         if len(counters) > IDLE + len(self._waiting):

@@ -94,7 +94,7 @@ class Gate:
             return None
         view = views[place]
         ticket.home = view.replica_id
-        if self.order or not self._has_room(view, ticket.weight, now) or ticket.size > self.kv_room(view):
+        if self.order.size or not self._has_room(view, ticket.weight, now) or ticket.size > self.kv_room(view):
             return None
         if self._is_last(view) and self._parts.leaves(ticket):
             return None
@@ -163,7 +163,7 @@ class Gate:
 
     def next(self, views: Sequence[ReplicaView], now: float) -> Placed | None:
         """One of those who wait, if there is room for it; to be asked until there is none."""
-        if not self.order:
+        if not self.order.size:
             return None
         places = [place for place, view in enumerate(views) if self._is_open(view, now)]
         places = _in_use(places, views)
@@ -289,7 +289,8 @@ class Gate:
 
 def _step(view: ReplicaView) -> float:
     """Seconds of its steps, as far as they count."""
-    return min(view.step_seconds or STEP_SECONDS, LONGEST_STEP)
+    seconds = view.step_seconds or STEP_SECONDS
+    return seconds if seconds < LONGEST_STEP else LONGEST_STEP
 
 
 def _in_use(places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:

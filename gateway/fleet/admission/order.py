@@ -49,10 +49,10 @@ class Tiers:
         self._patience = patience
         self.held: Ticket | None = None
         self.bytes = 0
-        self._size = 0
+        self.size = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[Ticket]:
         for lane in self._lanes:
@@ -68,14 +68,14 @@ class Tiers:
     def push(self, ticket: Ticket) -> None:
         self._lane(ticket).queue.push(ticket)
         self.bytes += ticket.bytes
-        self._size += 1
+        self.size += 1
 
     def remove(self, ticket: Ticket) -> bool:
         lane = self._lane(ticket)
         if not lane.queue.remove(ticket):
             return False
         self.bytes -= ticket.bytes
-        self._size -= 1
+        self.size -= 1
         if not lane.queue.size:
             lane.credit = 0.0
         if ticket is self.held:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from llmops.blocks import salt_of
@@ -86,7 +87,7 @@ class Fleet(Engine):
                 stream = FleetStream(await visit.replica.open(request, visit.sent), visit)
             except UnavailableError as error:
                 visit.leave(error)
-                wanted = wanted._replace(without=wanted.without | {visit.replica.replica_id})
+                wanted = replace(wanted, without=wanted.without | {visit.replica.replica_id})
                 if all(view.replica_id in wanted.without for view in self.views):
                     raise
             except BaseException:

@@ -42,7 +42,7 @@ class Cheapest:
             hashes = self.hashes(wanted, views[places[0]].tokens_per_block)
             held = self.index.held(hashes)
             self._found = (wanted, held)
-            known = {name: some.blocks for some in held for name in self.index.names(some.bits)}
+            known = {name: blocks for blocks, bits in held for name in self.index.names(bits)}
             first = _preferred(hashes, known, places, views)
         candidates = [*dict.fromkeys((*first, *self._drawn(places)))]
         best = self._cheapest(wanted, views, candidates, known)
@@ -106,12 +106,14 @@ class Cheapest:
         """The best candidate of those under the watermark; None when there is none."""
         tokens, answer, best, below = wanted.tokens, wanted.answer, None, float("inf")
         size = views[0].tokens_per_block
-        weight = decoding(sum([kv_load(views[place]) for place in candidates]) / len(candidates))
-        for place in candidates:
+        loads = [kv_load(views[place]) for place in candidates]
+        weight = decoding(sum(loads) / len(loads))
+        for at, place in enumerate(candidates):
             view = views[place]
+            new = tokens - known.get(view.replica_id, 0) * size
             # the last token is always read: its logits are the answer's first
-            uncached = max(tokens - known.get(view.replica_id, 0) * size, 1)
-            seconds = cost(view, uncached, answer, weight, below)
+            uncached = new if new > 0 else 1
+            seconds = cost(view, uncached, answer, weight, loads[at], below)
             if seconds < below and kv_load(view, uncached) <= WATERMARK:
                 best, below = place, seconds - ALIKE
         return best
@@ -151,10 +153,10 @@ def _preferred(
 
 def _holders(known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
     """Those that hold most of a prefix; of many that hold the same those with most room, as the first by number would
-    get everything."""
+    get everything. (Of few replicas all are compared.)"""
     holders = [(-known[view.replica_id], place) for place in places if (view := views[place]).replica_id in known]
     holders.sort()
-    if len(holders) > HOLDERS:
+    if len(holders) > HOLDERS and len(places) > ALL:
         last = holders[HOLDERS - 1][0]
         alike = [place for blocks, place in holders if blocks == last]
         alike.sort(key=lambda place: occupancy(views[place]))
@@ -169,7 +171,7 @@ def _favourite(name: int, places: Sequence[int], views: Sequence[ReplicaView]) -
 
 
 def _blocks(held: Sequence[Held], bit: int) -> int:
-    for some in held:
-        if some.bits & bit:
-            return some.blocks
+    for blocks, bits in held:
+        if bits & bit:
+            return blocks
     return 0

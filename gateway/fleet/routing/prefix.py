@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -15,11 +14,8 @@ def tenant_salt(tenant: str) -> int:
     return xxh3_64_intdigest(tenant.encode()) if tenant else 0
 
 
-class Held(NamedTuple):
-    """So many blocks from a prompt's start are held by these replicas (bits of their numbers)."""
-
-    blocks: int
-    bits: int
+# So many blocks from a prompt's start are held by these replicas (bits of their numbers).
+Held = tuple[int, int]
 
 
 class PrefixIndex:
@@ -60,14 +56,14 @@ class PrefixIndex:
             both = bits & alive
             if both != alive:
                 if depth:
-                    found.append(Held(depth, alive & ~both))
+                    found.append((depth, alive & ~both))
                 if not both:
                     break
                 alive = both
             same = bits
         else:
             if alive and hashes:
-                found.append(Held(len(hashes), alive))
+                found.append((len(hashes), alive))
         found.reverse()
         return found
 
@@ -106,12 +102,14 @@ class PrefixIndex:
         number = self._numbers.get(replica_id)
         return 0 if number is None else 1 << number
 
-    def names(self, bits: int) -> Iterator[str]:
+    def names(self, bits: int) -> list[str]:
         """The replicas of a bit set."""
+        found = []
         while bits:
-            lowest = bits & -bits
-            yield self._names[lowest.bit_length() - 1]
-            bits ^= lowest
+            highest = bits.bit_length() - 1
+            found.append(self._names[highest])
+            bits ^= 1 << highest
+        return found
 
     def _number(self, replica_id: str) -> int:
         known = self._numbers.get(replica_id)
