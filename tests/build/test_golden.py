@@ -12,6 +12,7 @@ from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.golden_prompts import TOKENS, golden_prompts, golden_texts
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.job.engine import build
+from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
 
 TEMPLATE = (
@@ -53,6 +54,20 @@ def test_a_build_keeps_what_transformers_answers(tiny: Path, tmp_path: Path) -> 
             scores = torch.log_softmax(model(out[:, :-1]).logits[0], -1)[ids.shape[1] - 1 :]
         expected = scores[torch.arange(len(one.tokens)), one.tokens].tolist()
         assert one.log_probs == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_build_without_the_memory_for_the_source_keeps_none_and_says_so(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tiny` has 32-bit weights, and OpenVINO holds them twice more: half of that is not enough."""
+    pytest.importorskip("openvino")
+    from llmops.build.targets.openvino import golden
+
+    parameters, progress = open_checkpoint(str(tiny)).parameters, SilentProgress()
+    monkeypatch.setattr(golden, "available_memory", lambda: 4 * parameters)
+    build(BuildSpec(str(tiny), tmp_path / "engine", quant="int8"), progress)
+    assert EngineManifest.load(tmp_path / "engine").golden is None
+    assert any(one.startswith("No golden answers are kept: the unquantised model needs") for one in progress.notes)
 
 
 def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> None:

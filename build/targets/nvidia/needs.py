@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.golden_prompts import golden_texts
+from llmops.build.memory import available_memory
 from llmops.build.model.architecture import Architecture
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.kept import KEPT_LAYERS, KEPT_TABLE
@@ -115,25 +115,6 @@ def check_memory(stages: list[StageNeed], gpu: bool) -> None:
                 f"the stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, the GPUs here have "
                 f"{gpu_memory() / _GIB:.1f} GiB; use more GPUs."
             )
-
-
-def available_memory() -> int | None:
-    """What can be had without swapping, within this container's limit; None where /proc does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    return min(free, _cgroup_free())
-
-
-def _cgroup_free() -> int:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return int(limit) - used if limit != "max" else 2**62
-    except (OSError, ValueError):
-        return 2**62
 
 
 def planned_on_gpu(spec: BuildSpec) -> bool:

@@ -25,6 +25,7 @@ from llmops.perf.simulate.fleet import Arrivals, Fleet, FleetSpec
 from llmops.perf.simulate.replica import EngineSpec
 from llmops.perf.simulate.result import tally
 from llmops.perf.simulate.steps import EvenSteps
+from llmops.perf.workloads.lengths import parse_lengths
 
 REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 4, 1024, 16, 16, 1024
 # times are longer by so much than the machine needs: what it takes in between, some 10 ms here and 100 there, is a
@@ -76,9 +77,10 @@ class Added:
 
 
 def _added(section: Section, name: str, url: str, words: Sequence[int]) -> Added:
-    """What a request that is alone takes longer than its steps. The fastest first token counts, which others on the
-    machine disturb least; steps are as long under load as most of them are."""
-    single = replace(TALKS, rate=0.5, sessions=10, turns=1, seed=-1)
+    """What a request that is alone takes longer than its steps: it takes some 4 s, one comes in 5, and there are four
+    engines. The fastest first token counts, which others on the machine disturb least; steps are as long under load as
+    most of them are."""
+    single = replace(TALKS, rate=0.2, sessions=10, turns=1, answer=parse_lengths("16"), seed=-1)
     done = asyncio.run(replay(url, single.asked(words))).ok
     step = median(one.tpot for one in done) - STEP - SEQUENCE
     first = min(one.ttft - (one.prompt - one.cached) * TOKEN for one in done) - STEP
