@@ -105,6 +105,7 @@ class Fleet:
         try:
             self.clock.run()
         finally:
+            # all of it counts as old then, and is not searched at once
             gc.freeze()
             gc.unfreeze()
             gc.enable()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from llmops.gateway.callers.limits.buckets import Ask, Bound, Change, Decision
+from llmops.tuples import maker
 
 # Seconds for which a process that is not heard of keeps what it holds.
 LEASE = 15.0
@@ -21,8 +21,7 @@ class Reserved(NamedTuple):
     by: Limiter
 
 
-# as `ask_of`
-reserved_of: Callable[[tuple[Any, ...]], Reserved] = partial(tuple.__new__, Reserved)
+reserved_of = maker(Reserved)
 
 
 class Limiter(ABC):

@@ -8,9 +8,10 @@ process says for its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from llmops.tuples import maker
 
 MINUTE = 60.0
 # Seconds after which a place may be free: nobody knows when an answer ends.
@@ -76,10 +77,7 @@ class Change(NamedTuple):
     spent: int = 0
 
 
-# What makes them of a tuple with all their values, for each request: the constructor of a NamedTuple is a function of
-# Python's, which takes five times as long.
-ask_of: Callable[[tuple[int, ...]], Ask] = partial(tuple.__new__, Ask)
-change_of: Callable[[tuple[int, ...]], Change] = partial(tuple.__new__, Change)
+ask_of, change_of = maker(Ask), maker(Change)
 
 # what was settled and not yet written: by name the last bound, and the sum of its changes
 Sums = dict[str, tuple[Bound, Change]]
@@ -144,7 +142,7 @@ def decide(bounds: Sequence[Bound], asks: Sequence[Ask], left: Sequence[Left]) -
     return decision_of((after, asks[0].money if asks else 0, None, "", 0.0))
 
 
-decision_of: Callable[[tuple[Any, int, int | None, str, float]], Decision] = partial(tuple.__new__, Decision)
+decision_of = maker(Decision)
 
 
 def _scarce(bounds: Sequence[Bound], asks: Sequence[Ask], left: Sequence[Left]) -> Decision:

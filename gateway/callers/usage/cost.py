@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,6 +20,7 @@ from llmops.gateway.messages import Usage
 from llmops.store.open import LazyStore
 from llmops.store.prices import Price, in_force, list_prices
 from llmops.store.usage import spent_micros
+from llmops.tuples import maker
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,7 @@ class Bill(NamedTuple):
     price_id: str | None
 
 
-# its own constructor takes several times as long
-_bill: Callable[[tuple[int, str]], Bill] = partial(tuple.__new__, Bill)
+_bill = maker(Bill)
 
 
 class Billing:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from sqlalchemy import Connection
@@ -22,6 +22,7 @@ from llmops.store.prices import Price, in_force, prices_of
 from llmops.store.tables import usage_records
 from llmops.store.usage import next_seq
 from llmops.store.usage_writes import UsageRecord, Written, write_usage
+from llmops.tuples import maker
 
 Answer = TypeVar("Answer")
 
@@ -89,8 +90,7 @@ def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent
 _COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "ttft_ms", "latency_ms")
 _TEXTS = ("tenant_id", "user_id", "model", "key_id", "price_id", "version", "replica", "finish_reason", "priority")
 _counts_of, _texts_of = (itemgetter(*map(UsageEvent._fields.index, names)) for names in (_COUNTS, _TEXTS))
-# its own constructor takes several times as long
-_record_of: Callable[[tuple[Any, ...]], UsageRecord] = partial(tuple.__new__, UsageRecord)
+_record_of = maker(UsageRecord)
 
 
 def _record(event: UsageEvent) -> UsageRecord:

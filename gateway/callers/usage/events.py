@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from operator import itemgetter
 from typing import Any
@@ -39,10 +40,7 @@ def id_text(high: int, low: int) -> str:
 
 def line_of(event: UsageEvent) -> bytes:
     """A list of its values behind a checksum; a line break is only at the end."""
-    try:
-        text = to_json(list(event))
-    except PydanticSerializationError:
-        text = to_json(list(_encodable(event)))
+    text = _json(list, event)
     return b"%08x %b\n" % (crc32(text), text)
 
 
@@ -58,10 +56,7 @@ def event_of(line: bytes) -> UsageEvent:
 
 def cloud_event(event: UsageEvent) -> bytes:
     """In the structured JSON form."""
-    try:
-        return to_json(_cloud(event))
-    except PydanticSerializationError:
-        return to_json(_cloud(_encodable(event)))
+    return _json(_cloud, event)
 
 
 def from_cloud_event(message: bytes) -> UsageEvent:
@@ -95,9 +90,13 @@ def _cloud(event: UsageEvent) -> dict[str, Any]:
     }
 
 
-def _encodable(event: UsageEvent) -> UsageEvent:
-    """Without half of a surrogate pair, which a text may hold and UTF-8 may not."""
-    return UsageEvent._make(one.encode("utf-8", "replace").decode() if isinstance(one, str) else one for one in event)
+def _json(form: Callable[[UsageEvent], Any], event: UsageEvent) -> bytes:
+    try:
+        return to_json(form(event))
+    except PydanticSerializationError:
+        # half of a surrogate pair, which a text may hold and UTF-8 may not
+        values = (one.encode("utf-8", "replace").decode() if isinstance(one, str) else one for one in event)
+        return to_json(form(UsageEvent._make(values)))
 
 
 def _moment(text: str) -> datetime:

@@ -7,9 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from llmops.clocks import utc_now
 from llmops.gateway.callers.usage.base import Prices
@@ -18,6 +16,7 @@ from llmops.gateway.callers.usage.journal import Journal
 from llmops.gateway.callers.usage.page import CACHED, NUMBERS, PROMPT, TOKENS, Left, Page, Slot, left_in
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.messages import Outcome, Tally, Usage, UsageEvent
+from llmops.tuples import maker
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +27,7 @@ _FAILED = frozenset({"error", "engine_lost"})
 _LONGEST_ID = 64
 
 
-# of a tuple with all its values, in their order: its own constructor takes several times as long
-_event_of: Callable[[tuple[Any, ...]], UsageEvent] = partial(tuple.__new__, UsageEvent)
+_event_of = maker(UsageEvent)
 
 
 class Meter:

@@ -57,6 +57,8 @@ class Section:
 
     def __enter__(self) -> Section:
         print(self.title, flush=True)
+        host = machine()
+        self.where = f"{host['cores']} cores of {host['cpu']}"
         self._begun, self._others = time.monotonic(), Others()
         return self
 
@@ -73,8 +75,6 @@ class Section:
         self.seconds = round(time.monotonic() - self._begun, 1)
         self.others = round(self._others.cores(), 3)
         self.when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        host = machine()
-        self.where = f"{host['cores']} cores of {host['cpu']}"
 
     def _keep(self) -> None:
         if _kept is not None:
