@@ -15,7 +15,7 @@ FOLDERS := build store model_repository gateway control cli perf
 export PIP_NO_COMPILE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test312 mutate lint fmt bench docs clean
+.PHONY: help serve test attacks test312 mutate lint fmt bench docs clean
 
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -25,6 +25,9 @@ serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http
 
 test: $(STAMPS)/test ## All tests, with the real Triton server
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 4 $(ARGS)
+
+attacks: $(STAMPS)/test ## The attacks of tests/attacks at full size, with the figures that they measure
+	LLMOPS_ATTACKS=full $(BIN)/python -m pytest -n 0 -rP --show-capture=stderr tests/attacks $(ARGS)
 
 test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.12, numpy 2 in the library's own Python
 	$(PYTHON312) -m venv .cache/py312/llmops && .cache/py312/llmops/bin/pip install -q -e . nvidia-pytriton==0.7.0

@@ -1,0 +1,42 @@
+"""Fixtures for attacks: a scripted engine, and a gateway in front of it, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.harness import Engine, Gateway
+from tests.gateway.conftest import card, tokenizer, tokenizer_dir
+
+__all__ = ["card", "tokenizer", "tokenizer_dir"]
+
+
+@pytest.fixture
+def programs() -> Iterator[ExitStack]:
+    """Stops at the end of a test what was entered into it."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def engine(tmp_path: Path, card: dict, programs: ExitStack) -> Engine:
+    """An engine that answers with four tokens at once."""
+    made = Engine(tmp_path / "engine", card)
+    programs.callback(made.stop)
+    return made
+
+
+@pytest.fixture
+def start(tmp_path: Path, programs: ExitStack) -> Callable[..., Gateway]:
+    """Start a gateway in front of `triton` with these settings; it ends with the test."""
+
+    def started(triton: str = "127.0.0.1:9", **settings: object) -> Gateway:
+        number = len(list(tmp_path.glob("gateway-*")))
+        made = Gateway(tmp_path / f"gateway-{number}", triton, **settings)
+        programs.callback(made.stop)
+        return made
+
+    return started

@@ -1,0 +1,234 @@
+"""Support for attacks: a gateway in a process of its own, raw connections to it, and what an attack costs it.
+
+An attack is scaled to a few seconds in `make test` and runs at full size in `make attacks`
+(`LLMOPS_ATTACKS=full`). Bounds are the same at both sizes unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import yaml
+
+from llmops.model_repository.server.processes import tied
+from llmops.perf.lab.harness.processes import cpu_seconds, descendants
+
+T = TypeVar("T")
+
+FULL = os.environ.get("LLMOPS_ATTACKS") == "full"
+
+#: Seconds that an attack waits for something that always comes. Only tests that fail take so long.
+GENEROUS = 90.0
+
+MIB = 2**20
+LIVE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+_ENGINE = Path(__file__).with_name("scripted_engine.py")
+
+
+def scaled(small: T, full: T) -> T:
+    """Return the size of an attack: `small` in `make test`, `full` in `make attacks`."""
+    return full if FULL else small
+
+
+def eventually(holds: Callable[[], object], what: str, seconds: float = GENEROUS) -> None:
+    """Wait until `holds()` is true. Fails with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+class Program:
+    """A running command whose output goes to a file."""
+
+    def __init__(self, command: list[str], log: Path, **environment: str) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self._child = subprocess.Popen(
+                tied(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+            )
+        self.pid = self._child.pid
+
+    def found(self, pattern: str) -> str:
+        """Wait for a line of output and return the first group of `pattern` in it."""
+        compiled = re.compile(pattern)
+
+        def there() -> bool:
+            assert self.alive, f"{self._child.args} ended: {self.log[-2000:]}"
+            return compiled.search(self.log) is not None
+
+        eventually(there, f"{pattern} in {self._log}")
+        match = compiled.search(self.log)
+        assert match is not None
+        return match[1]
+
+    @property
+    def alive(self) -> bool:
+        return self._child.poll() is None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def log_bytes(self) -> int:
+        return self._log.stat().st_size
+
+    def memory(self) -> int:
+        """Return the bytes of memory that this process and its children have resident now."""
+        return sum(_status(pid, "VmRSS") for pid in descendants(self.pid))
+
+    def peak(self) -> int:
+        """Return the largest resident size, in bytes, that this process and its children have had."""
+        return sum(_status(pid, "VmHWM") for pid in descendants(self.pid))
+
+    def cpu(self) -> float:
+        """Return the seconds of CPU that this process and its children have used."""
+        return cpu_seconds(descendants(self.pid))
+
+    def stop(self) -> None:
+        self._child.terminate()
+        try:
+            self._child.wait(15)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+class Gateway(Program):
+    """`llmops gateway` with `settings`, listening on a free port."""
+
+    def __init__(self, folder: Path, triton: str, **settings: object) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        config = folder / "gateway.yaml"
+        config.write_text(yaml.safe_dump({"triton": triton, "port": 0, **settings}))
+        command = [sys.executable, "-m", "llmops.cli", "gateway", "--config", str(config)]
+        super().__init__(command, folder / "gateway.log")
+        self.url = self.found(r"listens on (http://\S+)")
+        parts = urlsplit(self.url)
+        self.host, self.port = str(parts.hostname), int(parts.port or 0)
+
+    def ready(self) -> None:
+        """Wait until a model is ready."""
+        eventually(lambda: status(self, b"GET /health/ready HTTP/1.1\r\nhost: x\r\n\r\n") == 200, "a ready gateway")
+
+    def metric(self, pattern: str) -> float:
+        """Return the sum of the samples whose lines start with `pattern`, a regular expression."""
+        page = exchange(self, b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").decode()
+        return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)\r?$", page, re.M))
+
+
+class Engine(Program):
+    """A scripted Triton in a process of its own, whose model `tiny` answers each request with the same tokens."""
+
+    def __init__(
+        self, folder: Path, card: dict[str, object], *, tokens: int = 4, seconds_per_token: float = 0.0
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "card.json").write_text(json.dumps(card))
+        given = [str(folder / "card.json"), str(tokens), str(seconds_per_token)]
+        super().__init__([sys.executable, str(_ENGINE), *given], folder / "engine.log")
+        self.address = "127.0.0.1:" + self.found(r"listens on (\d+)")
+
+    @property
+    def requests(self) -> int:
+        """Return the number of requests that have reached the engine."""
+        return self.log.count("request\n")
+
+
+def connect(gateway: Gateway, source: str = "127.0.0.1", receive_buffer: int = 0) -> socket.socket:
+    """Open a connection to the gateway from the loopback address `source`.
+
+    `receive_buffer` bounds what the system takes for a client that does not read, in bytes; 0 for its default.
+    """
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if receive_buffer:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    made.settimeout(GENEROUS)
+    made.bind((source, 0))
+    made.connect((gateway.host, gateway.port))
+    return made
+
+
+def exchange(gateway: Gateway, sent: bytes, source: str = "127.0.0.1") -> bytes:
+    """Send bytes and return everything that comes back until the gateway closes, or resets, the connection."""
+    received = b""
+    with connect(gateway, source) as made, contextlib.suppress(ConnectionError):
+        made.sendall(sent)
+        while part := made.recv(65536):
+            received += part
+    return received
+
+
+def status(gateway: Gateway, sent: bytes, source: str = "127.0.0.1") -> int:
+    """Send one request and return the status of its answer, or 0 if the connection ended without one."""
+    with contextlib.suppress(OSError), connect(gateway, source) as made:
+        made.sendall(sent)
+        head = made.recv(4096)
+        if head.startswith(b"HTTP/1.1 "):
+            return int(head.split()[1])
+    return 0
+
+
+class Neighbour(threading.Thread):
+    """A client that sends one request after the other and notes how long each took.
+
+    Each request has a connection of its own, as that of a client that has just arrived.
+    """
+
+    def __init__(self, gateway: Gateway, sent: bytes = LIVE, source: str = "127.0.0.99", pause: float = 0.02) -> None:
+        super().__init__(daemon=True)
+        self._gateway, self._sent, self._source, self._pause = gateway, sent, source, pause
+        self._over = threading.Event()
+        self.seconds: list[float] = []
+        self.failures = 0
+
+    def run(self) -> None:
+        while not self._over.wait(self._pause):
+            start = time.perf_counter()
+            if status(self._gateway, self._sent, self._source) == 200:
+                self.seconds.append(time.perf_counter() - start)
+            else:
+                self.failures += 1
+
+    def __enter__(self) -> Neighbour:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def quantile(self, share: float) -> float:
+        """Return the seconds within which `share` of the answers came."""
+        assert self.seconds, f"no request was answered, {self.failures} failed"
+        return sorted(self.seconds)[min(int(len(self.seconds) * share), len(self.seconds) - 1)]
+
+
+def record(measured: str) -> None:
+    """Print a measured figure, for docs/security.md: `make attacks` shows it."""
+    print(f"measured: {os.environ.get('PYTEST_CURRENT_TEST', '').split(' ')[0]}: {measured}", file=sys.stderr)
+
+
+def _status(pid: int, field: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return 0
