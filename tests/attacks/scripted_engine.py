@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
-from scripted_triton import ScriptedTriton, Step  # noqa: E402
+from scripted_triton import ScriptedTriton, Step
 
 
 async def main(card: str, tokens: int, seconds: float) -> None:
