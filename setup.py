@@ -7,6 +7,8 @@ FOLDERS = ("build", "store", "model_repository", "gateway", "control", "cli", "p
 LAB = ("lab", "lab.*")
 
 setup(
+    # the entry point, which must work when another distribution has overwritten the package
+    py_modules=["llmops_triton"],
     packages=[
         "llmops",
         *(f"llmops.{name}" for name in find_packages("llmops")),

@@ -7,11 +7,13 @@ import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import click
 
+import llmops
 from llmops import __version__
 from llmops.errors import LlmopsError
 
@@ -88,6 +90,7 @@ class _Interrupts:
 def main() -> NoReturn:
     """Run the CLI. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     interrupts = _Interrupts()
+    _warn_of_foreign_files()
     try:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -108,6 +111,21 @@ def main() -> NoReturn:
             raise
         _unwritable(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _warn_of_foreign_files() -> None:
+    """Warn when PyPI's distribution `llmops`, which is not ours, has installed files into our package."""
+    # a glob costs a millisecond, the import behind it ten times as much
+    if any(Path(llmops.__file__).parents[1].glob("llmops-[0-9]*.dist-info")):
+        from llmops.distribution import foreign_distributions, repair_command
+
+        foreign = foreign_distributions(["llmops"])
+        if foreign:
+            click.echo(
+                f"Warning: {', '.join(foreign)} has installed files into this package and is not part of it. "
+                f"Repair with: {repair_command(foreign)}",
+                err=True,
+            )
 
 
 def _interrupted() -> NoReturn:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmops.control.duties import Duty
 from llmops.control.reconcile import Reconciler
-from llmops.errors import MissingDependencyError
+from llmops.distribution import missing_extra
 from llmops.gateway.settings import GatewaySettings
 
 
@@ -19,5 +19,5 @@ def duties_of(settings: GatewaySettings) -> Sequence[Duty]:
     try:
         from llmops.control.ledger import Ledger
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"Kafka needs {error.name}: pip install 'llmops[kafka]'.") from error
+        raise missing_extra(f"Kafka needs {error.name}, which is not installed", "kafka") from error
     return (reconciler, Ledger(settings.kafka, settings.store))

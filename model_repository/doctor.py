@@ -15,7 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from llmops import __version__
 from llmops.build.installed import installed_version
+from llmops.distribution import NAME, PACKAGE, foreign_distributions, install_command, repair_command
 from llmops.errors import LlmopsError
 from llmops.model_repository.server import embedded
 
@@ -27,6 +29,11 @@ EXTRAS = {
     "quantize": ("modelopt", "build --target tensorrt or pytorch, and eval"),
     "export": ("nncf", "build --target openvino of families other than Llama, Mistral, Qwen 2/3"),
     "silicon": ("aiconfigurator", "plan with times measured on silicon"),
+    "store": ("sqlalchemy", "key, tenant, price, usage, audit and control: keys, limits and usage"),
+    "oidc": ("jwt", "the gateway's setting `oidc`: tokens of an identity provider"),
+    "redis": ("redis", "the gateway's setting `redis`: limits that several gateways share"),
+    "kafka": ("aiokafka", "the gateway's setting `kafka`: usage by way of Kafka"),
+    "otel": ("opentelemetry.proto", "the gateway's setting `traces`"),
 }
 MIN_DISK = 5 << 30
 # what Triton's Python backend and a few models take of /dev/shm: 1 MiB each at start, more under load
@@ -49,6 +56,7 @@ def examine() -> Iterator[Check]:
     """All checks, in the order in which `serve` would fail on them."""
     in_container = embedded.CONTAINER_ROOT.is_dir()
     yield _python()
+    yield _distribution()
     yield from _gpu(required=in_container or embedded.has_tensorrt_llm())
     if in_container:
         yield _image()
@@ -69,6 +77,14 @@ def healthy(checks: list[Check]) -> bool:
 def _python() -> Check:
     found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     return Check("Python", "ok", f"{found}, {sys.prefix}")
+
+
+def _distribution() -> Check:
+    foreign = foreign_distributions()
+    if foreign:
+        detail = f"{', '.join(foreign)} has installed files into the package llmops and is not part of it"
+        return Check(NAME, "not ok", detail, repair_command(foreign))
+    return Check(NAME, "ok", f"{__version__}, {PACKAGE}")
 
 
 def _gpu(required: bool) -> Iterator[Check]:
@@ -183,13 +199,21 @@ def _python_on_path() -> Check:
 
 def _extras() -> Iterator[Check]:
     for extra, (module, use) in EXTRAS.items():
-        if find_spec(module) is not None:
-            yield Check(f"extra {extra}", "ok", "installed")
+        if _is_installed(module):
+            yield Check(f"extra {extra}", "ok", f"installed; for {use}")
         else:
             elsewhere = embedded.CONTAINER_ROOT.is_dir() or embedded.has_tensorrt_llm()
             needed = extra == "embedded" and not elsewhere
             status: Status = "not ok" if needed else "note"
-            yield Check(f"extra {extra}", status, f"not installed; for {use}", f"pip install 'llmops[{extra}]'")
+            yield Check(f"extra {extra}", status, f"not installed; for {use}", install_command(extra))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        # the package around it is missing
+        return False
 
 
 def _port(name: str, port: int) -> Check:

@@ -16,7 +16,8 @@ from typing import Any
 from llmops.build.checkpoint.base import TensorInfo
 from llmops.build.checkpoint.gguf_metadata import check_metadata
 from llmops.build.checkpoint.layout import check_layout
-from llmops.errors import CheckpointError, MissingDependencyError
+from llmops.distribution import missing_extra
+from llmops.errors import CheckpointError
 
 # shape (row-major), GGML type, offset from the start of the data
 _Row = tuple[tuple[int, ...], int, int]
@@ -143,9 +144,7 @@ def _stored_size(path: Path, name: str, shape: tuple[int, ...], kind: int) -> tu
     try:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:
-        raise MissingDependencyError(
-            "Reading GGUF files needs the gguf package: pip install 'llmops[embedded]'."
-        ) from error
+        raise missing_extra("Reading GGUF files needs gguf, which is not installed", "embedded") from error
     try:
         quant = GGMLQuantizationType(kind)
     except ValueError as error:

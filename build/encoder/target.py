@@ -13,7 +13,8 @@ from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TargetName
 from llmops.build.targets.base import Job, Target, TargetResult
-from llmops.errors import InputError, MissingDependencyError
+from llmops.distribution import missing_extra
+from llmops.errors import InputError
 
 _DEFAULT_BATCH = 32
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -62,7 +63,7 @@ class EncoderJob(Job[EncoderCheckpoint]):
 
     def check(self) -> None:
         if not installed_version("openvino"):
-            raise MissingDependencyError("Building an encoder needs openvino: pip install 'llmops[embedded]'.")
+            raise missing_extra("Building an encoder needs openvino, which is not installed", "embedded")
 
     def write_tokenizer(self, directory: Path, progress: Progress) -> TokenizerInfo:
         directory.mkdir()

@@ -15,7 +15,8 @@ from typing import Any
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.weights import open_weights
 from llmops.build.tokenizer import write_tokenizer
-from llmops.errors import CheckpointError, MissingDependencyError
+from llmops.distribution import missing_extra
+from llmops.errors import CheckpointError
 
 
 @contextlib.contextmanager
@@ -47,9 +48,7 @@ def require_quantize_extra() -> None:
 
     missing = [name for name in ("torch", "transformers", "modelopt") if find_spec(name) is None]
     if missing:
-        raise MissingDependencyError(
-            f"Quantising needs what is not installed ({', '.join(missing)}): pip install 'llmops[quantize]'."
-        )
+        raise missing_extra(f"Quantising needs {', '.join(missing)}, which is not installed", "quantize")
 
 
 def import_libraries() -> None:

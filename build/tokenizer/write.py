@@ -10,7 +10,8 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.engine_folder.manifest import TokenizerInfo
-from llmops.errors import CheckpointError, MissingDependencyError
+from llmops.distribution import missing_extra
+from llmops.errors import CheckpointError
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _SLOW = ("tokenizer.model", "vocab.json")
@@ -84,10 +85,8 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise MissingDependencyError(
-            f"{checkpoint.ref} has no {TOKENIZER}, only an older form; "
-            "converting it needs: pip install 'llmops[quantize]'."
-        ) from error
+        what = f"{checkpoint.ref} has no {TOKENIZER}, and converting its older form needs transformers"
+        raise missing_extra(what, "quantize") from error
     try:
         AutoTokenizer.from_pretrained(checkpoint.path).save_pretrained(directory)
     except Exception as error:  # whatever transformers raises, the user's way out is the same

@@ -8,7 +8,7 @@ import os
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from llmops.errors import MissingDependencyError
+from llmops.distribution import missing_extra
 
 if TYPE_CHECKING:
     from llmops.store.audit import By
@@ -26,7 +26,7 @@ def require_store_extra() -> None:
     """Raises MissingDependencyError where what is above the base install is not installed."""
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingDependencyError(f"A store needs {', '.join(missing)}: pip install 'llmops[store]'.")
+        raise missing_extra(f"A store needs {', '.join(missing)}, which is not installed", "store")
 
 
 def myself() -> By:

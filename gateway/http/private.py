@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from llmops.distribution import install_command
 from llmops.errors import ResourceError
 
 # protocol.py overrides the methods and reads the rest; chunked.py writes streams past `send`; body.py looks ahead
@@ -26,7 +27,7 @@ def check_uvicorn() -> None:
         if missing:
             raise ResourceError(
                 f"uvicorn {version('uvicorn')} has no {kind.__name__}.{missing[0]}, which the gateway needs; "
-                "install the version that llmops asks for (pip install 'llmops')."
+                f"install a version that llmops allows: {install_command()}"
             )
 
 

@@ -8,7 +8,7 @@ from time import monotonic, perf_counter, time
 
 from starlette.types import Scope
 
-from llmops.errors import MissingDependencyError
+from llmops.distribution import missing_extra
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
 from llmops.gateway.messages import Outcome
@@ -147,7 +147,7 @@ def tracing_of(settings: GatewaySettings, metrics: Metrics) -> Tracing | None:
     try:
         from llmops.gateway.observability.spans import SpanSender
     except ImportError as error:
-        raise MissingDependencyError("The setting `traces` needs OpenTelemetry: pip install 'llmops[otel]'.") from error
+        raise missing_extra("The setting `traces` needs OpenTelemetry, which is not installed", "otel") from error
     sender = SpanSender(settings.traces.endpoint, EXPORT)
     outbox = Outbox("traces", sender.send, settings.traces.queue, TRACES_EVERY)
     return Tracing(settings.traces, metrics, outbox, sender.close)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from llmops.build.installed import installed_version
 from llmops.cache import cache_dir
+from llmops.distribution import missing_extra
 from llmops.errors import MissingDependencyError
 
 CONTAINER_ROOT = Path("/opt/tritonserver")
@@ -65,10 +66,7 @@ def find_wheel() -> Path:
     """The `tritonserver` folder inside the installed nvidia-pytriton wheel."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependencyError(
-            "no Triton server: neither /opt/tritonserver nor the nvidia-pytriton wheel is here; "
-            "`pip install 'llmops[embedded]'` brings one"
-        )
+        raise missing_extra("No Triton server: neither /opt/tritonserver nor nvidia-pytriton is installed", "embedded")
     return Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
 
 

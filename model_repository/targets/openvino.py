@@ -10,7 +10,8 @@ from llmops.build.engine_folder.extras import OpenVinoExtra
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.installed import installed_version
 from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, RUNTIME
-from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
+from llmops.distribution import missing_extra
+from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 
 MODEL_FILE = "openvino_model.xml"
@@ -78,9 +79,7 @@ class OpenVINOTarget(RepositoryTarget):
 def _installed(package: str) -> str:
     found = installed_version(package)
     if not found:
-        raise MissingDependencyError(
-            f"{package} is not installed, and OpenVINO engines run on it: `pip install 'llmops[embedded]'`"
-        )
+        raise missing_extra(f"OpenVINO engines run on {package}, which is not installed", "embedded")
     return found
 
 

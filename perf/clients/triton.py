@@ -14,7 +14,8 @@ from typing import Any
 
 from llmops import contract
 from llmops.contract import CARD, EMPTY_FINAL, ENGINE, FINAL_FLAG, Tensor
-from llmops.errors import MissingDependencyError, ServerError
+from llmops.distribution import missing_extra
+from llmops.errors import ServerError
 from llmops.perf.records import Record, Request
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -184,7 +185,5 @@ def _messages() -> Any:
     try:
         from tritonclient.grpc import service_pb2
     except ImportError as error:
-        raise MissingDependencyError(
-            f"{error.name} is missing: `pip install 'llmops[embedded]'` brings what grpc:// addresses need."
-        ) from error
+        raise missing_extra(f"grpc:// addresses need {error.name}, which is not installed", "embedded") from error
     return service_pb2

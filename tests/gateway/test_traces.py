@@ -18,6 +18,7 @@ from otlp_receiver import Receiver, Told, covered, receiving
 from scripted_triton import ScriptedTriton, Step
 from tritonclient.grpc import service_pb2
 
+from llmops.distribution import install_command
 from llmops.errors import InputError, MissingDependencyError
 from llmops.gateway.app import create_app
 from llmops.gateway.http import telling
@@ -384,7 +385,8 @@ def test_the_setting_without_the_extra_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "llmops.gateway.observability.spans", None)
     with pytest.raises(MissingDependencyError) as failed:
         create_app(GatewaySettings(traces={"endpoint": "http://127.0.0.1:4318"}))
-    assert failed.value.message == "The setting `traces` needs OpenTelemetry: pip install 'llmops[otel]'."
+    said = "The setting `traces` needs OpenTelemetry, which is not installed; install it with: "
+    assert failed.value.message == said + install_command("otel")
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,9 @@ def test_a_missing_libpython_is_named_with_its_fix(monkeypatch: pytest.MonkeyPat
 
 def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'llmops\[embedded\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"nor nvidia-pytriton is installed; install it with: .*\[embedded\]"
+    ):
         start_triton(repository, ports=ANY)
 
 

@@ -32,6 +32,7 @@ from llmops.cli.accounts.types import micro_dollars
 from llmops.cli.main import cli
 from llmops.control.app import Control
 from llmops.control.shared import SharedStore
+from llmops.distribution import install_command
 from llmops.errors import LlmopsError
 from llmops.gateway.http.door import Check
 from llmops.gateway.http.express import ExpressApp
@@ -402,7 +403,8 @@ def test_without_the_extra_the_command_names_it(llmops, monkeypatch):
     known = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "asyncpg" else known(name))
     refused = llmops("tenant", "list")
-    assert (refused.code, refused.err) == (1, "A store needs asyncpg: pip install 'llmops[store]'.")
+    said = f"A store needs asyncpg, which is not installed; install it with: {install_command('store')}"
+    assert (refused.code, refused.err) == (1, said)
 
 
 @pytest.mark.parametrize(

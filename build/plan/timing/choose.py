@@ -8,7 +8,8 @@ from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.timing.base import OpTimes
 from llmops.build.plan.timing.roofline import Roofline
 from llmops.build.plan.timing.silicon import Silicon, package_root, table_folder
-from llmops.errors import InputError, MissingDependencyError
+from llmops.distribution import missing_extra
+from llmops.errors import InputError
 
 CHOICES = ("auto", "silicon", "roofline")
 
@@ -24,9 +25,7 @@ def op_times(gpu: Gpu, choice: str = "auto") -> OpTimes:
         return Silicon(gpu, folder)
     if choice == "silicon":
         if package_root() is None:
-            raise MissingDependencyError(
-                "--timing silicon needs AIConfigurator's tables: pip install 'llmops[silicon]'."
-            )
+            raise missing_extra("--timing silicon needs AIConfigurator's tables, which are not installed", "silicon")
         raise InputError(
             f"--timing silicon: AIConfigurator has no TensorRT-LLM tables for {gpu.name}; take --timing roofline."
         )

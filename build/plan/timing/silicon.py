@@ -21,7 +21,7 @@ from llmops.build.plan.timing import roofline
 from llmops.build.plan.timing.base import Attention, Experts
 from llmops.build.plan.timing.grid import Grid
 from llmops.build.plan.timing.roofline import Roofline
-from llmops.errors import MissingDependencyError
+from llmops.distribution import missing_extra
 
 _MS = 1e-3
 # The KV cache's and the arithmetic's dtype -> the tables'.
@@ -215,9 +215,7 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingDependencyError(
-            "the silicon tables need pyarrow: pip install 'llmops[silicon]', or plan with --timing roofline."
-        ) from error
+        raise missing_extra("The silicon tables need pyarrow, which is not installed", "silicon") from error
     return pyarrow.parquet
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.installed import installed_version
 from llmops.build.progress import Progress
+from llmops.distribution import missing_extra
 from llmops.errors import BuildError, MissingDependencyError
 
-INSTALL = "pip install 'llmops[export]' && pip install --no-deps optimum-intel"
 _KEPT = {"openvino_model.xml", "openvino_model.bin"}
 
 
@@ -26,9 +26,8 @@ def check_installed(checkpoint: Checkpoint) -> None:
     """Raises MissingDependencyError with the commands that install the exporter."""
     for name in ("optimum-intel", "optimum", "nncf", "torch", "transformers"):
         if not installed_version(name):
-            raise MissingDependencyError(
-                f"{checkpoint.architecture.hf_class} is exported by optimum-intel, and {name} is missing: {INSTALL}"
-            )
+            what = f"{checkpoint.architecture.hf_class} is exported by optimum-intel, and {name} is not installed"
+            raise MissingDependencyError(f"{missing_extra(what, 'export')} && pip install --no-deps optimum-intel")
 
 
 def write_model(

@@ -17,7 +17,8 @@ from llmops.build.spec import BuildSpec
 from llmops.build.target_names import TARGETS, TargetName
 from llmops.build.targets.base import GeneratorJob, Target, TargetResult
 from llmops.build.targets.openvino.rope_kinds import ROPE_KINDS, rope_kind
-from llmops.errors import CheckpointError, InputError, MissingDependencyError
+from llmops.distribution import missing_extra
+from llmops.errors import CheckpointError, InputError
 
 MODEL_FILE = "openvino_model.xml"
 NATIVE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -167,7 +168,7 @@ def _check_installed(checkpoint: Checkpoint) -> None:
         check_installed(checkpoint)
     for name in ("openvino", "openvino-tokenizers"):
         if not installed_version(name):
-            raise MissingDependencyError(f"--target openvino needs {name}: pip install 'llmops[embedded]'.")
+            raise missing_extra(f"--target openvino needs {name}, which is not installed", "embedded")
 
 
 def _group_size(spec: BuildSpec, checkpoint: Checkpoint) -> int | None:

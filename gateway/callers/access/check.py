@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from llmops.errors import MissingDependencyError
+from llmops.distribution import missing_extra
 from llmops.gateway.callers.access.base import Directory, Members
 from llmops.gateway.callers.access.cached import Cached
 from llmops.gateway.callers.access.refusals import Refusals
@@ -119,7 +119,7 @@ def _keys(url: str) -> SqlDirectory:
     try:
         from llmops.gateway.callers.access.sql import SqlDirectory
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"A store needs {error.name}: pip install 'llmops[store]'.") from error
+        raise missing_extra(f"A store needs {error.name}, which is not installed", "store") from error
     return SqlDirectory(url)
 
 
@@ -133,7 +133,7 @@ def _tokens(settings: OidcSettings, members: Members | None) -> Directory:
     try:
         from llmops.gateway.callers.access.oidc import Tokens
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"The setting `oidc` needs {error.name}: pip install 'llmops[oidc]'.") from error
+        raise missing_extra(f"The setting `oidc` needs {error.name}, which is not installed", "oidc") from error
     return Tokens(settings, members)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from llmops.errors import InputError
+from llmops.distribution import missing_extra
 from llmops.gateway.callers.limits.base import Limiter
 from llmops.gateway.callers.limits.budgets import Costs
 from llmops.gateway.callers.limits.embedded import Embedded, folder
@@ -71,7 +71,7 @@ def limits_of(settings: GatewaySettings, own: str = "", costs: Costs | None = No
 
     `own`: this worker's place among others.
 
-    Raises InputError when Redis is asked for and its client is not installed.
+    Raises MissingDependencyError when Redis is asked for and its client is not installed.
     """
     if not settings.quotas.model_fields_set and settings.redis is None and settings.store is None and costs is None:
         return None
@@ -85,7 +85,7 @@ def _limiter(settings: GatewaySettings, own: str) -> Limiter:
     try:
         from llmops.gateway.callers.limits.redis import Shared
     except ImportError as error:
-        raise InputError("The setting `redis` needs a client: pip install 'llmops[redis]'.") from error
+        raise missing_extra("The setting `redis` needs Redis's client, which is not installed", "redis") from error
     return Shared(settings.redis, embedded)
 
 

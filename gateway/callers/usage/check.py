@@ -11,7 +11,8 @@ from pathlib import Path
 from starlette.types import Scope
 
 from llmops.cache import cache_dir
-from llmops.errors import InputError, MissingDependencyError, ResourceError
+from llmops.distribution import missing_extra
+from llmops.errors import InputError, ResourceError
 from llmops.gateway.callers.usage.base import Prices, Unpriced, UsageSink
 from llmops.gateway.callers.usage.folders import Claim, abandoned, claim
 from llmops.gateway.callers.usage.journal import Journal
@@ -179,7 +180,7 @@ def usage_of(settings: GatewaySettings, prices: Prices | None = None) -> UsageCh
         sink = _sink(settings, settings.store)
     except ModuleNotFoundError as error:
         what, extra = ("Kafka", "kafka") if error.name == "aiokafka" else ("A store", "store")
-        raise MissingDependencyError(f"{what} needs {error.name}: pip install 'llmops[{extra}]'.") from error
+        raise missing_extra(f"{what} needs {error.name}, which is not installed", extra) from error
     return UsageCheck(_root(settings, settings.store), settings.usage, sink, prices or Unpriced())
 
 

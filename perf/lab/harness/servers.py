@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from llmops.distribution import missing_extra
 from llmops.errors import ServerError
 from llmops.model_repository.server.processes import tied
 
@@ -171,7 +172,7 @@ def free_port() -> int:
 def _package(name: str) -> Path:
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
-        raise ServerError(f"{name} is not installed: pip install 'llmops[test]'.")
+        raise missing_extra(f"{name} is not installed", "test")
     return Path(found.origin).parent
 
 

@@ -1,0 +1,126 @@
+"""The installed distribution: its name, how this copy was installed, and what has to be installed beside it.
+
+The command and the package are called `llmops`; the distribution is `llmops-triton`, because the name `llmops` belongs
+to somebody else on PyPI. That distribution brings a package `llmops` too, so installing it overwrites files of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from llmops.errors import MissingDependencyError
+
+NAME = "llmops-triton"
+PACKAGE = Path(__file__).parent
+
+
+def missing_extra(what: str, extra: str) -> MissingDependencyError:
+    """Return the error for a missing library.
+
+    Args:
+        what: A clause that says what needs which library, without a full stop.
+        extra: The extra of this distribution that installs the library.
+    """
+    return MissingDependencyError(f"{what}; install it with: {install_command(extra)}")
+
+
+def install_command(*extras: str) -> str:
+    """Return the shell command that installs `extras` for this copy of llmops.
+
+    A checkout, or a wheel that is still where it was installed from, is named with its constraints. For any other
+    copy the command names the libraries of the extras, with the versions that the installed metadata asks for.
+    """
+    return shlex.join([*_pip(), "install", *(_from_source(extras) or _requirements(extras))])
+
+
+def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
+    """Return name and version of each other distribution that has installed files into the package `llmops`.
+
+    Args:
+        names: The distributions to look at. All installed ones by default, which reads a file of each.
+    """
+    if names is None:
+        found: Iterable[metadata.Distribution] = metadata.distributions()
+    else:
+        found = [one for name in names for one in metadata.distributions(name=name)]
+    return sorted(
+        {f"{one.name} {one.version}" for one in found if _normalised(one.name) != NAME and _has_our_files(one)}
+    )
+
+
+def repair_command(foreign: Iterable[str]) -> str:
+    """Return the shell commands that remove the distributions `foreign` and restore this one's files."""
+    remove = shlex.join([*_pip(), "uninstall", "--yes", *(one.partition(" ")[0] for one in foreign)])
+    source = _from_source(())
+    if source is None:
+        return f"{remove}, then install the wheel of {NAME} again with --force-reinstall --no-deps"
+    return f"{remove} && {shlex.join([*_pip(), 'install', '--force-reinstall', '--no-deps', *source])}"
+
+
+def _pip() -> list[str]:
+    """Return the words that call this Python's pip. `pip` alone may be that of another Python."""
+    pip = shutil.which("pip")
+    if pip is not None and Path(pip).parent == Path(sys.executable).parent:
+        return ["pip"]
+    return [sys.executable, "-m", "pip"]
+
+
+def _from_source(extras: tuple[str, ...]) -> list[str] | None:
+    """Return the arguments of `pip install` for the checkout or wheel this copy came from; None when it is gone."""
+    checkout = PACKAGE.parent
+    editable = (checkout / "pyproject.toml").is_file()
+    source = checkout if editable else _origin()
+    if source is None:
+        return None
+    constraints = (source if source.is_dir() else source.parent) / "constraints.txt"
+    options = ["-c", _relative(constraints)] if constraints.is_file() else []
+    wanted = f"{_relative(source)}[{','.join(extras)}]" if extras else _relative(source)
+    return [*options, *(["-e"] if editable else []), wanted]
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _origin() -> Path | None:
+    """Return the folder or wheel that pip installed this copy from, when pip recorded one and it is still there."""
+    installed = _installed()
+    record = installed.read_text("direct_url.json") if installed else None
+    url = urlsplit(json.loads(record).get("url", "") if record else "")
+    path = Path(unquote(url.path))
+    return path if url.scheme == "file" and path.exists() else None
+
+
+def _requirements(extras: tuple[str, ...]) -> list[str]:
+    """Return the requirements of `extras`, or those of the base install, from the installed metadata."""
+    installed = _installed()
+    wanted = []
+    for line in (installed.requires if installed else None) or ():
+        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        of_extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
+        if of_extra[1] in extras if of_extra else not extras:
+            wanted.append(requirement)
+    return wanted or [f"{NAME}[{','.join(extras)}]" if extras else NAME]
+
+
+def _installed() -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(NAME)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _has_our_files(one: metadata.Distribution) -> bool:
+    return any(file.parts[0] == PACKAGE.name for file in one.files or ())
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

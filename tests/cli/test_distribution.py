@@ -1,0 +1,140 @@
+"""The distribution: its name, the install commands in messages, and a stranger's files in the package."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from llmops import distribution
+from llmops.model_repository.doctor import EXTRAS
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ("*.md", "*.py", "*.toml", "*.txt", "*.yaml", "*.tpl", "*.j2", "Makefile", "Dockerfile*")
+#: The extras that only the Makefile installs.
+OF_THE_PROJECT = {"test", "lint", "mutate"}
+# PyPI's `llmops` as it was on the day of writing: an empty package
+STRANGER = {
+    "llmops/__init__.py": "",
+    "llmops-0.1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: llmops\nVersion: 0.1.0\n",
+    "llmops-0.1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "llmops-0.1.0.dist-info/RECORD": "llmops/__init__.py,,\nllmops-0.1.0.dist-info/METADATA,,\n"
+    "llmops-0.1.0.dist-info/WHEEL,,\nllmops-0.1.0.dist-info/RECORD,,\n",
+}
+
+
+def run(*command: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with our wheel, its constraints, and the stranger's wheel."""
+    folder = tmp_path_factory.mktemp("wheels")
+    source = folder / "source"
+    for name in run("git", "ls-files", "--", ":!docs", ":!tests", ":!deploy", ":!perf/lab", cwd=ROOT).stdout.split():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    run(*pip, "-w", folder, source, cwd=folder)
+    (folder / "constraints.txt").write_bytes((ROOT / "constraints.txt").read_bytes())
+    with ZipFile(folder / "llmops-0.1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in STRANGER.items():
+            wheel.writestr(name, text)
+    return folder
+
+
+@pytest.fixture
+def python(tmp_path: Path, wheels: Path) -> Path:
+    """Return the Python of a new environment that has our wheel, and the libraries of this one."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    found = tmp_path / "venv" / "bin" / "python"
+    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    # pip and the libraries, from wherever this environment has them
+    libraries = {Path(find_spec(name).origin).parents[1] for name in ("click", "pip", "xxhash")}
+    (site / "libraries.pth").write_text("".join(f"{folder}\n" for folder in libraries))
+    run(found, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", *wheels.glob("llmops_t*"), cwd=tmp_path)
+    return found
+
+
+def test_a_wheel_names_itself_with_its_constraints_in_the_command_that_adds_an_extra(python, wheels, tmp_path):
+    script = "from llmops.distribution import install_command; print(install_command('store'))"
+    wheel = next(wheels.glob("llmops_t*.whl"))
+    said = shlex.split(run(python, "-c", script, cwd=tmp_path).stdout)
+    assert said == [
+        *(str(python), "-m", "pip", "install"),
+        *("-c", f"{wheels}/constraints.txt", f"{wheel}[store]"),
+    ]
+
+
+def test_a_wheel_that_is_gone_names_the_libraries_of_the_extra(python, wheels, tmp_path):
+    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    record = next(site.glob("llmops_triton-*.dist-info")) / "direct_url.json"
+    record.write_text(record.read_text().replace("/wheels", "/gone"))
+    script = "from llmops.distribution import install_command; print(install_command('redis'))"
+    said = shlex.split(run(python, "-c", script, cwd=tmp_path).stdout)
+    assert [word.strip("'") for word in said[4:]] == ["hiredis>=3", "redis<9,>=6"]
+
+
+def test_a_stranger_over_our_package_is_one_sentence_and_the_repair_works(python, wheels, tmp_path):
+    command = python.with_name("llmops")
+    assert run(command, "--version", cwd=tmp_path).stderr == ""
+    stranger = wheels / "llmops-0.1.0-py3-none-any.whl"
+    run(python, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", stranger, cwd=tmp_path)
+    broken = run(command, "--version", cwd=tmp_path, check=False)
+    assert broken.returncode == 1
+    assert broken.stderr.startswith("Error: The Python package `llmops` is not that of llmops-triton: ")
+    assert "Traceback" not in broken.stderr
+
+    # installed again, the package works, and a start says that the stranger would still take files with it
+    ours = next(wheels.glob("llmops_t*.whl"))
+    run(python, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", ours, cwd=tmp_path)
+    warned = run(command, "--version", cwd=tmp_path).stderr
+    assert warned.startswith("Warning: llmops 0.1.0 has installed files into this package")
+    repair = warned.partition("Repair with: ")[2]
+    run("sh", "-c", repair, cwd=tmp_path)
+    assert run(command, "--version", cwd=tmp_path).stderr == ""
+
+
+def test_a_checkout_is_named_as_it_is_reached_from_here(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    assert shlex.split(distribution.install_command("store", "kafka"))[-4:] == [
+        *("-c", "constraints.txt", "-e", ".[store,kafka]")
+    ]
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(distribution.install_command())[-3:] == [str(ROOT / "constraints.txt"), "-e", str(ROOT)]
+
+
+def test_pip_alone_is_that_of_another_python(monkeypatch):
+    monkeypatch.setattr(distribution.shutil, "which", lambda name: "/usr/bin/pip")
+    assert distribution.install_command("store").startswith(f"{sys.executable} -m pip install ")
+    monkeypatch.setattr(distribution.shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
+    assert distribution.install_command("store").startswith("pip install ")
+
+
+def test_no_text_tells_a_user_to_install_the_distribution_llmops():
+    listed = subprocess.run(["git", "ls-files", *TEXTS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = re.compile(r"pip3? install [^\n`]*\bllmops(?![-_./\w])|llmops\[")
+    wrong = [
+        f"{name}: {line.strip()}"
+        for name in listed.split()
+        if name != "tests/cli/test_distribution.py" and (ROOT / name).is_file()
+        for line in (ROOT / name).read_text().splitlines()
+        if named.search(line)
+    ]
+    assert not wrong
+
+
+def test_doctor_lists_every_extra():
+    extras = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    known = set(re.findall(r"^([a-z]+) = \[$", extras, re.M))
+    assert set(EXTRAS) == known - OF_THE_PROJECT
