@@ -159,9 +159,18 @@ def create_app(
         own=siblings.own,
     )
     add_handlers(app)
-    queues, default = Queues(settings.limits.queued), settings.sampling.max_tokens
     generating = catalogue.of(ServedModel)
-    service = Service(generating, settings.limits, settings.timeouts, metrics, text_threads, intake, queues, default)
+    service = Service(
+        models=generating,
+        limits=settings.limits,
+        timeouts=settings.timeouts,
+        metrics=metrics,
+        text_threads=text_threads,
+        intake=intake,
+        queues=Queues(settings.limits.queued),
+        default_tokens=settings.sampling.max_tokens,
+        strict_fields=settings.strict_fields,
+    )
     health = Health(catalogue, metrics, siblings.others)
     app.state.health, app.state.metrics = health, metrics
     kept = settings.responses

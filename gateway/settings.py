@@ -329,8 +329,9 @@ class GatewaySettings(BaseSettings):
     for, or [NAME=]HOST:PORT/ENGINE_MODEL. `cache_scope`: who shares cached prefixes; by default each tenant has its own
     where keys are asked for. `metrics_port`: of the servers, for engines that do not say their state in step streams.
     `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
-    What is used is written there, with `kafka` by way of it. `access_log`: a file for a line of JSON per request, `-`
-    for the standard output.
+    What is used is written there, with `kafka` by way of it. `strict_fields` refuses a request with an unknown field,
+    which is otherwise answered with a warning in the header `x-llmops-warnings`. `access_log`: a file for a line of
+    JSON per request, `-` for the standard output.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
@@ -364,6 +365,7 @@ class GatewaySettings(BaseSettings):
     kafka: KafkaSettings | None = None
     traces: TraceSettings | None = None
     access_log: Annotated[str, Field(min_length=1)] | None = None
+    strict_fields: bool = False
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
     refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
     text_threads: Annotated[int, Field(ge=1)] = 2

@@ -37,6 +37,8 @@ class Service:
     queues: Queues
     # of an answer whose request names no limit; None: the context's
     default_tokens: int | None = None
+    # refuse requests with fields that are not known
+    strict_fields: bool = False
 
 
 async def admitted(

@@ -18,7 +18,8 @@ from llmops.gateway.answers.events import AnswerEvents
 from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
 from llmops.gateway.answers.service import Service
 from llmops.gateway.endpoints.chunks import ChatChunks, chat_entry, chat_logprobs, tool_call_delta, usage_of
-from llmops.gateway.endpoints.common import note_ignored, respond
+from llmops.gateway.endpoints.common import respond
+from llmops.gateway.endpoints.ignored_fields import note_ignored
 from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.chat import ChatRequest
 
@@ -54,7 +55,7 @@ class ChatCompletions:
         context.mark("parse")
         model = self._service.models.get(body.model, context.caller)
         check_chat(body, model, self._service.limits)
-        note_ignored(context, self._service.metrics, body, IGNORED)
+        note_ignored(context, self._service, body, IGNORED)
         answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())
 
         def events(answer: Answer) -> AnswerEvents:

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -24,8 +23,6 @@ from llmops.gateway.http.failures import error_event
 from llmops.gateway.http.watch import ClientWatch
 from llmops.gateway.logs import current_request
 from llmops.gateway.messages import Outcome, Usage
-from llmops.gateway.observability.metrics import Metrics
-from llmops.gateway.openai.common import Wire
 from llmops.gateway.settings import Timeouts
 
 log = logging.getLogger(__name__)
@@ -144,52 +141,3 @@ def read_only(context: RequestContext, model: str, tokens: int) -> Iterator[Usag
     context.usage = used
     if context.tally is not None:
         context.tally.end(Outcome(200, "", used))
-
-
-def note_ignored(
-    context: RequestContext,
-    metrics: Metrics,
-    body: Wire,
-    known: frozenset[str] = frozenset(),
-    *,
-    extra: Wire | None = None,
-) -> None:
-    """Tell the client, and count, what was set but changes nothing.
-
-    `known` fields may be dotted: `text.verbosity`. Fields that nobody knows are those left over in `extra`, or `body`.
-    """
-    fields = _fields(known)
-    given = body.model_fields_set & fields.keys()
-    found = sorted(name for field in given for name in fields[field] if _is_set(body, name)) if given else []
-    extras = (extra or body).model_extra
-    unknown = sorted(name for name, value in extras.items() if value is not None) if extras else []
-    if not found and not unknown:
-        return
-    context.ignored = found + [_printable(name) for name in unknown[:16]]
-    for name in found:
-        metrics.ignored.labels(name).inc()
-    if unknown:
-        # a client must not be able to make labels
-        metrics.ignored.labels("unknown").inc(len(unknown))
-
-
-@cache
-def _fields(known: frozenset[str]) -> dict[str, list[str]]:
-    """The dotted names below each field of a body."""
-    fields: dict[str, list[str]] = {}
-    for name in known:
-        fields.setdefault(name.partition(".")[0], []).append(name)
-    return fields
-
-
-def _is_set(body: Wire, name: str) -> bool:
-    value: Any = body
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
-        if value is None:
-            return False
-    return True
-
-
-def _printable(name: str) -> str:
-    return name[:64].encode("ascii", "backslashreplace").decode() if name.isprintable() else "?"

@@ -17,7 +17,8 @@ from llmops.gateway.answers.completion import check_completion, echoes_of, seque
 from llmops.gateway.answers.events import AnswerEvents
 from llmops.gateway.answers.service import Service
 from llmops.gateway.endpoints.chunks import CompletionChunks, completion_logprobs, usage_of
-from llmops.gateway.endpoints.common import note_ignored, respond
+from llmops.gateway.endpoints.common import respond
+from llmops.gateway.endpoints.ignored_fields import note_ignored
 from llmops.gateway.http.context import context_of
 from llmops.gateway.openai.completions import CompletionRequest
 
@@ -44,7 +45,7 @@ class Completions:
         context.mark("parse")
         model = self._service.models.get(body.model, context.caller)
         check_completion(body, model)
-        note_ignored(context, self._service.metrics, body, IGNORED)
+        note_ignored(context, self._service, body, IGNORED)
         answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())
         echoes: list[str] = []
 

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.service import Service
 from llmops.gateway.answers.sizes import check_length
-from llmops.gateway.endpoints.common import json_bytes, note_ignored, read_only
+from llmops.gateway.endpoints.common import json_bytes, read_only
+from llmops.gateway.endpoints.ignored_fields import note_ignored
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
 from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.serving import EmbeddingModel
@@ -37,7 +38,7 @@ class Embeddings:
         context = context_of(request)
         body = await self._service.intake.load(EmbeddingRequest, request)
         model = self._models.get(body.model, context.caller)
-        note_ignored(context, self._service.metrics, body)
+        note_ignored(context, self._service, body)
         _check_dimensions(body, model)
         inputs = _inputs(body, self._service.limits.inputs)
         check_length(sum(len(one) for one in inputs if isinstance(one, str)), self._service.limits, "input")

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from llmops.gateway.answers.service import Service
 from llmops.gateway.answers.sizes import check_length
-from llmops.gateway.endpoints.common import json_response, note_ignored, read_only
+from llmops.gateway.endpoints.common import json_response, read_only
+from llmops.gateway.endpoints.ignored_fields import note_ignored
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.serving import Encoder, Row
@@ -35,7 +36,7 @@ class Rerank:
         context = context_of(request)
         body = await self._service.intake.load(RerankRequest, request)
         model = self._models.get(body.model, context.caller)
-        note_ignored(context, self._service.metrics, body, _IGNORED)
+        note_ignored(context, self._service, body, _IGNORED)
         texts = _texts(body, self._service.limits.inputs)
         queries = len(texts) if model.reads_pairs else 1
         check_length(queries * len(body.query) + sum(map(len, texts)), self._service.limits, "documents")

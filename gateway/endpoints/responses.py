@@ -19,7 +19,8 @@ from llmops.gateway.conversations.forwarding import forward
 from llmops.gateway.conversations.items import Item, as_items
 from llmops.gateway.conversations.run import ResponseRun, Running
 from llmops.gateway.conversations.store import StoredResponse
-from llmops.gateway.endpoints.common import StartingEvents, json_response, note_ignored, respond
+from llmops.gateway.endpoints.common import StartingEvents, json_response, respond
+from llmops.gateway.endpoints.ignored_fields import note_ignored
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnsupportedError
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.body import validate
@@ -197,7 +198,7 @@ class Responses:
             raise
         if (chat.n or 1) > 1:
             raise UnsupportedError("A response has one answer; leave out n.", param="n")
-        note_ignored(context, self._service.metrics, body, IGNORED, extra=chat)
+        note_ignored(context, self._service, body, IGNORED, extra=chat)
         return chat
 
     async def _in_background(self, run: ResponseRun, context: RequestContext) -> None:

@@ -20,6 +20,8 @@ from llmops.gateway.observability.trace_context import Trace
 
 KEY = "llmops"
 NOBODY = Caller()
+# Bytes of the header `x-llmops-warnings`: many proxies allow 4 KiB for all headers of an answer together.
+MAX_WARNING_BYTES = 1500
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -27,6 +29,9 @@ _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 class RequestContext:
     """`route` is the path template of the route that was found, empty where there is none; `caller` who asks. `given`
     are the request's headers, the first of each name.
+
+    `ignored` are fields of the body that change nothing. `warnings` are sentences for the client about a request that
+    is answered all the same: the answer's header `x-llmops-warnings` has them.
 
     `started` is perf_counter() at arrival; `waited`: seconds spent waiting for the engine; `detokenised`: those in
     which its tokens became text.
@@ -57,6 +62,7 @@ class RequestContext:
     waited: float = 0.0
     detokenised: float = 0.0
     ignored: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)
     marked: float = 0.0
     size: int = 0
@@ -113,9 +119,18 @@ class RequestContext:
             headers += self.grant.headers()
         if self.ignored:
             headers.append((b"x-llmops-ignored", ", ".join(self.ignored).encode()))
+        if self.warnings:
+            headers.append((b"x-llmops-warnings", _header_value(self.warnings)))
         if self.continued:
             headers.append((b"x-llmops-continued", self.continued.encode()))
         return headers
+
+
+def _header_value(sentences: Sequence[str]) -> bytes:
+    """Return the value of a header that holds `sentences`; whatever is not printable ASCII is escaped."""
+    text = " ".join(sentences)
+    printable = "".join(char if char.isprintable() else "?" for char in text)
+    return printable.encode("ascii", "backslashreplace")[:MAX_WARNING_BYTES]
 
 
 def new_context(given: Mapping[bytes, bytes]) -> RequestContext:

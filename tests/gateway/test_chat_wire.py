@@ -7,6 +7,8 @@ import json
 import pytest
 from gateway_conftest import END, Step, running, text_of
 
+from llmops.gateway.endpoints import ignored_fields
+
 CHAT = "/v1/chat/completions"
 
 
@@ -251,6 +253,43 @@ async def test_ignored_fields_are_listed(stack):
     assert response.json()["service_tier"] == "default"
     metrics = (await stack.client.get("/metrics")).text
     assert 'llmops_ignored_fields_total{field="store"} 1.0' in metrics
+
+
+async def test_misspelt_fields_are_named_to_the_client_and_logged_once(stack, caplog, monkeypatch):
+    monkeypatch.setattr(ignored_fields, "_logged", set())
+    for _ in range(2):
+        stack.say("Hello")
+        answer = await stack.chat(max_token=5, temprature=0.5, zzz=1)
+        assert answer.status_code == 200
+        assert answer.headers["x-llmops-warnings"] == (
+            "The field 'max_token' is unknown and was ignored; did you mean 'max_tokens'? "
+            "The field 'temprature' is unknown and was ignored; did you mean 'temperature'? "
+            "The field 'zzz' is unknown and was ignored."
+        )
+        assert not answer.json().keys() & {"warnings", "max_token"}
+    logged = [record.getMessage() for record in caplog.records if "is unknown" in record.getMessage()]
+    assert [line.partition("the field ")[2].split()[0] for line in logged] == ["max_token", "temprature", "zzz"]
+    assert "x-llmops-warnings" not in (await stack.chat()).headers
+
+
+async def test_warnings_are_a_header_whatever_a_client_calls_its_fields(stack):
+    stack.say("Hello")
+    answer = await stack.chat(**{"näme\r\nx-evil: 1": 1, "ö": 1, **{"x" * 60 + str(one): 1 for one in range(40)}})
+    assert "x-evil" not in answer.headers
+    assert "The field '?' is unknown" in answer.headers["x-llmops-warnings"]
+    assert len(answer.headers["x-llmops-warnings"]) <= 1500
+
+
+async def test_unknown_fields_are_refused_when_the_settings_say_so(card, tokenizer):
+    async with running(card, tokenizer, strict_fields=True) as stack:
+        refused = await stack.chat(temprature=0.5)
+        assert refused.status_code == 400
+        assert refused.json()["error"] == {
+            "message": "Unknown field 'temprature'; did you mean 'temperature'?",
+            "type": "invalid_request_error", "param": "temprature", "code": "unknown_parameter",
+        }  # fmt: skip
+        stack.say("Hello")
+        assert (await stack.chat(store=True)).status_code == 200
 
 
 async def test_the_model_list(stack):

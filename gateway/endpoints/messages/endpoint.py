@@ -17,7 +17,8 @@ from llmops.gateway.answers.choice import Choice
 from llmops.gateway.answers.parsers.pieces import Piece, ToolCall
 from llmops.gateway.answers.sampling import room_for
 from llmops.gateway.answers.service import Service
-from llmops.gateway.endpoints.common import json_response, note_ignored, respond
+from llmops.gateway.endpoints.common import json_response, respond
+from llmops.gateway.endpoints.ignored_fields import note_ignored
 from llmops.gateway.endpoints.messages.blocks import blocks_of, stop_of, usage_of
 from llmops.gateway.endpoints.messages.chat import ignored_in, put_into_own_terms, to_chat
 from llmops.gateway.endpoints.messages.events import MessageEvents
@@ -98,7 +99,7 @@ class Messages:
             check_chat(chat, model, self._service.limits)
         if (chat.n or 1) > 1:
             raise UnsupportedError("A message is one answer; leave out n.", param="n")
-        note_ignored(context, self._service.metrics, body, ignored_in(body, template), extra=chat)
+        note_ignored(context, self._service, body, ignored_in(body, template), extra=chat)
         return chat
 
 
