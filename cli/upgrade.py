@@ -29,13 +29,14 @@ def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
     version = upgrade.manifest.tensorrt_llm
     if as_json:
         found = {"tensorrt_llm": version, "changes": upgrade.changes, "lost": upgrade.lost, "gained": upgrade.gained}
-        click.echo(json.dumps({**found, "image": upgrade.image.reference, "written": not dry_run}, indent=2))
+        click.echo(json.dumps({**found, "image": upgrade.image.serving("pytorch"), "written": not dry_run}, indent=2))
         return
     for title, lines in (("Changes", upgrade.changes), ("Lost", upgrade.lost), ("Gained", upgrade.gained)):
         if lines:
             click.echo("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
     verb = "would be" if dry_run else "is now"
-    click.echo(f"{engine} {verb} for TensorRT-LLM {version}, in {upgrade.image.reference}.")
-    if upgrade.image.recipe:
-        click.echo(f"The image: {upgrade.image.recipe}")
+    reference = upgrade.image.serving("pytorch")
+    click.echo(f"{engine} {verb} for TensorRT-LLM {version}, in {reference}.")
+    if recipe := upgrade.image.recipe(reference):
+        click.echo(f"The image: {recipe}")
     click.echo("Make its repository again: llmops repo")

@@ -109,7 +109,7 @@ def _gpu(required: bool) -> Iterator[Check]:
 
 
 def _driver(found: str) -> Check:
-    from llmops.build.trtllm.versions import DEFAULT_TAG, IMAGES
+    from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES
 
     needed = IMAGES[DEFAULT_TAG].driver
     if _numbers(found) < _numbers(needed):
@@ -119,7 +119,7 @@ def _driver(found: str) -> Check:
 
 
 def _image() -> Check:
-    from llmops.build.trtllm.versions import IMAGES
+    from llmops.build.trtllm.images import IMAGES
 
     tag = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "unknown")
     image = IMAGES.get(tag)

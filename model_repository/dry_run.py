@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from llmops.build.trtllm.versions import Image
+from llmops.build.trtllm.images import Image
 from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
 from llmops.model_repository.repository.check import check_repository
 from llmops.model_repository.repository.marker import Marker, ServedEngine
-from llmops.model_repository.repository.match import needed_image
+from llmops.model_repository.repository.match import needed_image, serving_image
 from llmops.model_repository.server.command import Ports, ServerOptions
 from llmops.model_repository.server.embedded import CONTAINER_ROOT, container_installation, find_installation
 
@@ -35,7 +35,8 @@ def describe_launch(
     check_repository(repository)
     marker = Marker.load(repository)
     plan, image = plan_launch(marker, launch), needed_image(marker)
-    if image is not None and image.base:
+    inside = (CONTAINER_ROOT / "bin" / "tritonserver").is_file()
+    if image is not None and serving_image(image, marker) == image.own and not inside:
         serve = ["serve", str(repository.resolve()), *_serve_options(host, ports, exit_timeout, http, metrics, traces)]
         return _in_own_image(image, marker, plan, repository.resolve(), serve)
     installation = container_installation() if image else find_installation()
@@ -73,10 +74,10 @@ def _in_own_image(image: Image, marker: Marker, plan: LaunchPlan, repository: Pa
     """`llmops serve` inside the image: it starts the wheel's tritonserver as it does everywhere else."""
     lines = [
         *(_engine(name, engine) for name, engine in marker.engines.items()),
-        f"# {_MEANING[plan.launch]}, inside {image.reference} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}",
-        f"# made with {image.recipe}",
+        f"# {_MEANING[plan.launch]}, inside {image.own} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}",
+        f"# made with {image.recipe(image.own)}",
         "",
-        shlex.join([*docker_words(image, marker, repository, {}), *serve]),
+        shlex.join([*docker_words(image.own, marker, repository, {}), *serve]),
     ]
     return "\n".join(lines)
 
@@ -95,7 +96,7 @@ def shell_text(command: list[str], environment: dict[str, str]) -> str:
     return " \\\n  ".join(lines)
 
 
-def docker_words(image: Image, marker: Marker, repository: Path, environment: dict[str, str]) -> list[str]:
+def docker_words(reference: str, marker: Marker, repository: Path, environment: dict[str, str]) -> list[str]:
     """`docker run … IMAGE`, to put before the command; all is mounted at its own path, as config.pbtxt names it."""
     folders = sorted({str(repository), *(engine.directory for engine in marker.engines.values())})
     mounts = [word for folder in folders for word in ("--mount", f"type=bind,source={folder},target={folder},readonly")]
@@ -106,7 +107,7 @@ def docker_words(image: Image, marker: Marker, repository: Path, environment: di
         *limits,
         *mounts,
         *variables,
-        image.reference,
+        reference,
     ]
 
 
@@ -120,7 +121,7 @@ def _where(image: Image, marker: Marker, plan: LaunchPlan, repository: Path, hos
     options = ServerOptions("", "")
     environment = with_mpi(options, plan)[1]
     lines = [f"inside {image.reference} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}; on a docker host, put"]
-    lines.append("  " + shlex.join(docker_words(image, marker, repository, environment)))
+    lines.append("  " + shlex.join(docker_words(image.reference, marker, repository, environment)))
     lines.append(
         "before it" + (" (and --host 0.0.0.0 to be reached from other machines)" if host == "127.0.0.1" else "")
     )

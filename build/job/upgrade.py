@@ -17,7 +17,8 @@ from llmops.build.target_names import TARGETS
 from llmops.build.targets.pytorch import ARGS_FILE
 from llmops.build.trtllm.llm_args import FieldError, neutral, resolve
 from llmops.build.trtllm.llm_releases import CHECKED, profile_of
-from llmops.build.trtllm.versions import Image, image_for, release
+from llmops.build.trtllm.images import Image
+from llmops.build.trtllm.versions import image_for, release
 from llmops.errors import InputError, VersionMismatchError
 
 # what means nothing without this field goes with it
@@ -91,7 +92,7 @@ def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
     names = [field.name for field in fields(before.sampling)]
     can = {name: (getattr(before.sampling, name), getattr(after.sampling, name)) for name in names}
     image = image_for("pytorch", version)
-    extra = built.model_copy(update={"tensorrt_llm": version, "image": image.reference, "llm_args": kept})
+    extra = built.model_copy(update={"tensorrt_llm": version, "image": image.serving("pytorch"), "llm_args": kept})
     return Upgrade(
         manifest.model_copy(update={"extra": extra}),
         image,

@@ -77,7 +77,7 @@ class PytorchJob(NvidiaJob):
     def extra(self, calibration_tokens: int) -> PytorchExtra:
         return PytorchExtra(
             tensorrt_llm=self.request.image.tensorrt_llm,
-            image=self.request.image.reference,
+            image=self.request.image.serving("pytorch"),
             llm_args=self.arguments,
             calibration_tokens=calibration_tokens,
             quality_limits=limits_given(self.spec.options),

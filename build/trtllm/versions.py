@@ -1,70 +1,14 @@
-"""Image tag -> Triton -> TensorRT-LLM -> which targets it can build and serve.
+"""The TensorRT-LLM version that a target needs, and the image that has it. The facts are in `images`.
 
-Source: triton-inference-server/server `docs/introduction/compatibility.md`; TensorRT engines end with 1.3.0rc20
-(NVIDIA/TensorRT-LLM release notes), and 26.07 is the last Triton image with TensorRT-LLM. From 1.3 on the image is our
-own: NVIDIA's release image of TensorRT-LLM with the tritonserver of the nvidia-pytriton wheel (Dockerfile.trtllm).
+TensorRT engines end with 1.3.0rc20 (NVIDIA/TensorRT-LLM release notes), and 26.07 is the last Triton image with
+TensorRT-LLM. From 1.3 on the image is our own: NVIDIA's release image of TensorRT-LLM with the tritonserver of the
+nvidia-pytriton wheel (Dockerfile.trtllm).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES, OWN_IMAGE, Image
 from llmops.errors import VersionMismatchError
-
-REGISTRY = "nvcr.io/nvidia/tritonserver"
-RELEASES = "nvcr.io/nvidia/tensorrt-llm/release"
-DEFAULT_TAG = "26.07"
-
-
-@dataclass(frozen=True)
-class Image:
-    """One `tritonserver:<tag>-trtllm-python-py3`, or with a `base` our own on it. Empty: not known."""
-
-    tag: str
-    triton: str
-    tensorrt_llm: str
-    python: str
-    tensorrt: str
-    cuda: str
-    driver: str
-    base: str = ""
-
-    @property
-    def reference(self) -> str:
-        return f"llmops:{self.tag}" if self.base else f"{REGISTRY}:{self.tag}-trtllm-python-py3"
-
-    @property
-    def recipe(self) -> str:
-        """How it is made, for an image that is not pulled."""
-        return (
-            f"docker build -f Dockerfile.trtllm --build-arg BASE={self.tag} -t {self.reference} ." if self.base else ""
-        )
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """`tensorrt` where `trtllm-build` and the C++ backend are, `pytorch` from 1.2 on: its LLM-API fields are the
-        oldest that this package knows."""
-        version = release(self.tensorrt_llm)
-        engines = {"tensorrt"} if version < (1, 3) else set()
-        return frozenset(engines | ({"pytorch"} if version >= (1, 2) else set()))
-
-
-IMAGES = {
-    image.tag: image
-    for image in (
-        Image("26.07", "2.71.0", "1.2.1", "3.12", "10.14.1.48", "13.1.0.036", "590.44.01"),
-        Image("26.06", "2.70.0", "1.2.1", "3.12", "10.14.1.48", "13.1.0.036", "590.44.01"),
-        Image("26.05", "2.69.0", "1.2.1", "3.12", "10.14.1.48", "13.1.0.036", "590.44.01"),
-        Image("26.04", "2.68.0", "1.2.1", "3.12", "10.14.1.48", "13.1.0.036", "590.44.01"),
-        Image("26.03", "2.67.0", "1.2.0", "3.12", "10.14.1.48", "13.1.0.036", "590.44.01"),
-        Image("26.02", "2.66.0", "1.1.0", "3.12", "10.13.3.9", "13.0.2.006", "580.95.05"),
-        Image("26.01", "2.65.0", "1.1.0", "3.12", "10.13.3.9", "13.0.2.006", "580.95.05"),
-        Image("25.12", "2.64.0", "1.1.0", "3.12", "10.13.3.9", "13.0.2.006", "580.95.05"),
-        Image("25.11", "2.63.0", "1.0.3.2510", "3.12", "10.13.3.9", "13.0.2.006", "580.95.05"),
-        Image("25.10", "2.62.0", "1.0.0", "3.12", "10.11.0.33", "12.9.1.010", "575.57.08"),
-        Image("trtllm-1.3", "2.51.0", "1.3.0rc29", "3.12", "", "13.2", "", f"{RELEASES}:1.3.0rc29"),
-    )
-}
 
 
 def release(version: str) -> tuple[int, int]:
@@ -78,6 +22,8 @@ def release(version: str) -> tuple[int, int]:
 
 def image_of(tag: str) -> Image:
     """The image with this tag (`26.07` or a full reference). Raises VersionMismatchError naming the known ones."""
+    if tag == OWN_IMAGE:
+        return IMAGES[DEFAULT_TAG]
     short = tag.rpartition(":")[2].removesuffix("-trtllm-python-py3")
     if short not in IMAGES:
         raise VersionMismatchError(
@@ -112,7 +58,7 @@ def check_image(target: str, tensorrt_llm: str, tag: str) -> Image:
     right = image_for(target, tensorrt_llm)
     raise VersionMismatchError(
         f"image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, but this engine (target {target}) needs "
-        f"{tensorrt_llm}: use {right.reference}."
+        f"{tensorrt_llm}: use {right.serving(target)}."
     )
 
 
@@ -125,5 +71,5 @@ def check_installed(target: str, tensorrt_llm: str, installed: str) -> None:
     why = "which no longer has TensorRT engines" if removed else "which cannot load it"
     raise VersionMismatchError(
         f"the engine (target {target}) was built for TensorRT-LLM {tensorrt_llm}, but {installed} is installed, {why}: "
-        f"use {image_for(target, tensorrt_llm).reference}."
+        f"use {image_for(target, tensorrt_llm).serving(target)}."
     )

@@ -13,7 +13,7 @@ from llmops.errors import InputError
 from llmops.model_repository.multi_gpu.base import plan_launch
 from llmops.model_repository.repository.check import check_repository
 from llmops.model_repository.repository.marker import Marker
-from llmops.model_repository.repository.match import needed_image
+from llmops.model_repository.repository.match import needed_image, serving_image
 from llmops.model_repository.server.command import Ports, ServerOptions, follower_command, server_command
 from llmops.model_repository.server.embedded import container_installation
 
@@ -66,8 +66,13 @@ def make_cluster(
     http: bool = False,
     metrics: bool = True,
     traces: str = "",
+    own_image: bool = False,
 ) -> Cluster:
-    """Raises InputError for a repository or a number of GPUs that cannot be launched this way."""
+    """Return what to start where; `own_image` takes the image of our Dockerfile whatever the engine needs.
+
+    Raises:
+        InputError: This repository, or this number of GPUs, cannot be launched this way.
+    """
     check_repository(repository)
     marker = Marker.load(repository)
     needed = needed_image(marker)
@@ -95,7 +100,7 @@ def make_cluster(
     folders = sorted({repository.resolve(), Path(engine.directory)})
     return Cluster(
         name,
-        image or needed.reference,
+        image or (needed.own if own_image else serving_image(needed, marker)),
         nodes,
         gpus_per_node,
         leader,

@@ -9,9 +9,6 @@ from llmops.model_repository.multi_gpu.lws import lws_manifests
 from llmops.model_repository.multi_gpu.slurm import slurm_script
 from llmops.model_repository.server.command import Ports
 
-# made by Dockerfile.trtllm: mpirun reaches the other pods through kubectl, which NVIDIA's image does not have
-OUR_IMAGE = "llmops:trtllm"
-
 
 def export_launch(
     kind: str,
@@ -26,7 +23,7 @@ def export_launch(
     traces: str = "",
 ) -> str:
     """The text for `kubectl apply -f -` (lws) or sbatch (slurm). Raises InputError."""
-    if kind == "lws":
-        image = image or OUR_IMAGE
-    cluster = make_cluster(repository, gpus_per_node, image, ports, exit_timeout, http, metrics, traces)
+    # mpirun reaches the other pods through kubectl, which NVIDIA's image does not have and ours does
+    own_image = kind == "lws"
+    cluster = make_cluster(repository, gpus_per_node, image, ports, exit_timeout, http, metrics, traces, own_image)
     return slurm_script(cluster) if kind == "slurm" else lws_manifests(cluster, claim)

@@ -8,7 +8,8 @@ from typing import Any
 
 from llmops.build.installed import installed_version
 from llmops.build.target_names import TARGETS
-from llmops.build.trtllm.versions import IMAGES, Image, check_image, check_installed, image_for
+from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES, Image
+from llmops.build.trtllm.versions import check_image, check_installed, image_for
 from llmops.contract import ENGINE, RUNTIME
 from llmops.errors import InputError, MissingDependencyError
 from llmops.model_repository.repository.marker import Marker, ServedEngine
@@ -52,14 +53,21 @@ def needed_image(marker: Marker) -> Image | None:
     return image_for(engines[0].target, engines[0].tensorrt_llm) if engines else None
 
 
+def serving_image(image: Image, marker: Marker) -> str:
+    """Return the reference of the image to serve `marker` in: models of ours import the Python library, which not
+    every stock image can."""
+    ours = any(engine.tensorrt_llm and not engine.is_mpi for engine in marker.engines.values())
+    return image.serving("pytorch" if ours else "tensorrt")
+
+
 def check_target(target: str) -> None:
     """Raises MissingDependencyError for a target whose engines need TensorRT-LLM where there is none, so that nobody
     learns it after hours of quantising."""
     library = next((facts.library for name, facts in TARGETS.items() if name == target), "")
     if library == "tensorrt_llm" and not installed_version(library):
         raise MissingDependencyError(
-            f"engines of the target {target} need TensorRT-LLM, which is not installed here: run this in NVIDIA's "
-            "image, or `llmops build` here and `llmops repo` and `llmops serve` there."
+            f"engines of the target {target} need TensorRT-LLM, which is not installed here: run this in the image "
+            f"{IMAGES[DEFAULT_TAG].serving(target)}, or `llmops build` here and `llmops repo` and `llmops serve` there."
         )
 
 
@@ -77,8 +85,10 @@ def _check_engine(name: str, engine: ServedEngine, config: Any, backends: Path) 
 
 def _elsewhere(name: str, engine: ServedEngine, what: str) -> str:
     image = image_for(engine.target, engine.tensorrt_llm)
-    made = f" (`{image.recipe}`)" if image.recipe else ""
+    reference = image.serving("tensorrt" if engine.is_mpi else "pytorch")
+    recipe = image.recipe(reference)
+    made = f" (`{recipe}`)" if recipe else ""
     return (
         f"{name} (target {engine.target}, TensorRT-LLM {engine.tensorrt_llm}) needs {what}, which is not here: serve "
-        f"it in {image.reference}{made}; `llmops serve REPOSITORY --dry-run` prints the command."
+        f"it in {reference}{made}; `llmops serve REPOSITORY --dry-run` prints the command."
     )

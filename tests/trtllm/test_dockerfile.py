@@ -1,21 +1,21 @@
-"""Dockerfile.trtllm, which cannot be built here: what it copies makes the package, what it says is so."""
+"""Dockerfile.trtllm, which cannot be built here: its instructions run in a folder like upstream's, and what it says is so."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llmops.build.installed import TRTLLM_PYTHON
-from llmops.build.trtllm.versions import DEFAULT_TAG, IMAGES
+from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES, OWN_TAG
 from llmops.cli.main import cli
+from tests.trtllm.image_folder import BuildFailedError, ImageFolder, interpreter_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile.trtllm").read_text()
@@ -26,29 +26,83 @@ def arguments(name: str) -> list[str]:
     return [line.split(maxsplit=1)[1] for line in INSTRUCTIONS if line.startswith(f"{name} ")]
 
 
-def test_both_bases_and_their_labels_are_those_of_the_matrix() -> None:
-    """`BASE` names a stage, and a stage is an image of the matrix."""
+def test_every_path_and_version_is_a_fact_of_the_image() -> None:
+    """`BASE` names a stage; a stage is an image of the table, and says nothing that its row does not."""
     given = dict(one.split("=") for one in arguments("ARG") if "=" in one)
-    assert given == {"BASE": f"triton-{DEFAULT_TAG}", "RELEASE": IMAGES["trtllm-1.3"].tensorrt_llm}
-    filled = {name: text.replace("${RELEASE}", given["RELEASE"]) for name, text in stages().items()}
-    bases = {f"triton-{DEFAULT_TAG}": IMAGES[DEFAULT_TAG], "trtllm-1.3": IMAGES["trtllm-1.3"]}
-    for stage, image in bases.items():
-        reference, body = filled[stage].split("\n", 1)
+    assert given == {"BASE": f"triton-{DEFAULT_TAG}", "RELEASE": IMAGES[OWN_TAG].tensorrt_llm}
+    for image in (IMAGES[DEFAULT_TAG], IMAGES[OWN_TAG]):
+        reference, body = stages()[image.stage].replace("${RELEASE}", given["RELEASE"]).split("\n", 1)
         assert reference == (image.base or image.reference)
         labels = dict(re.findall(r'(\S+)="([^"]*)"', body))
         assert (labels["llmops.tensorrt-llm"], labels["llmops.triton"]) == (image.tensorrt_llm, image.triton)
-        assert f"ENV LLMOPS_BASE_TENSORRT_LLM={image.tensorrt_llm} " in body
-    assert IMAGES["trtllm-1.3"].recipe.split()[4:6] == ["--build-arg", "BASE=trtllm-1.3"]
-    assert "assert v('tensorrt_llm') == os.environ['LLMOPS_BASE_TENSORRT_LLM']" in arguments("RUN")[-1]
+        variables = dict(re.findall(r"(LLMOPS_\w+)=(\S+)", body))
+        wanted = {
+            "LLMOPS_IMAGE": image.tag,
+            "LLMOPS_BASE_TENSORRT_LLM": image.tensorrt_llm,
+            "LLMOPS_BASE_PYTHON": image.layout.python,
+            "LLMOPS_PYTHON": image.layout.ours,
+        }
+        other = {} if image.layout.ours == image.layout.python else {TRTLLM_PYTHON: image.layout.python}
+        assert variables == {**wanted, **other}
+        needed = re.findall(r"openai==(\S+)", body)
+        assert needed == ([image.openai_needed] if image.openai_needed else [])
+    assert json.loads(arguments("ENTRYPOINT")[0])[0] == IMAGES[DEFAULT_TAG].layout.entrypoint
+    recipe = IMAGES[OWN_TAG].recipe(IMAGES[OWN_TAG].own)
+    assert recipe.split()[4:6] == ["--build-arg", f"BASE={IMAGES[OWN_TAG].stage}"]
+
+
+def test_every_fact_names_its_source() -> None:
+    for image in IMAGES.values():
+        assert {"triton", "versions", "python"} <= image.sources.keys()
+        assert not image.openai_needed or "openai_needed" in image.sources
+        assert not image.transformers or "transformers" in image.sources
 
 
 def test_the_wheels_triton_and_tensorrt_llm_each_get_their_python() -> None:
-    stage = stages()["trtllm-1.3"]
+    stage = stages()[OWN_TAG]
     wheel = re.search(r'(\S+)/bin/pip install \S+ "numpy<2" (nvidia-pytriton==\S+)', stage)
     assert f"{wheel[2]}\n" in (ROOT / "constraints.txt").read_text()
-    assert f"LLMOPS_PYTHON={wheel[1]}/bin/python " in stage
-    assert f"{TRTLLM_PYTHON}=/usr/bin/python3 " in stage
+    assert f"{wheel[1]}/bin/python" == IMAGES[OWN_TAG].layout.ours
     assert f"PATH={wheel[1]}/bin:" in stage
+
+
+IMAGE = IMAGES[DEFAULT_TAG]
+
+
+def built(folder: Path, change: Callable[[str], str] = lambda line: line) -> ImageFolder:
+    """The image that the default stage and the last one make, of instructions that `change` may spoil."""
+    last = INSTRUCTIONS.index("FROM ${BASE}")
+    own = stages()[IMAGE.stage].split("\n")[1:]
+    image = ImageFolder(folder, IMAGE)
+    image.build([change(line) for line in [*own, *INSTRUCTIONS[last:]]], {})
+    return image
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+    return built(tmp_path_factory.mktemp("image"))
+
+
+def test_the_instructions_run_in_a_folder_laid_out_like_upstreams(image: ImageFolder) -> None:
+    """What starts the server, and what asks for its health, run under the Python that has llmops and the library."""
+    check = arguments("HEALTHCHECK")[0]
+    python = json.loads(check[check.index("CMD") + 4 :])[0]
+    assert interpreter_of(image.environment, python) == str(image.at(IMAGE.layout.python).with_name(python))
+    assert Path(interpreter_of(image.environment, "llmops")).parent == image.at(IMAGE.layout.python).parent
+    code = "import llmops.model_repository.server.drain as d, tensorrt_llm; print(d.__file__, tensorrt_llm.__version__)"
+    file, version = image.run(f"{python} -c '{code}'").split()
+    assert Path(file).is_relative_to(image.site)
+    assert version == IMAGE.tensorrt_llm
+    assert not list(image.at("/src").glob("*"))
+    assert image.at("/home/llmops").stat().st_mode & 0o1777 == 0o1777
+    home = image.environment["HOME"]
+    assert (home, image.environment["USER"]) == (str(image.at("/home/llmops")), "llmops")
+
+
+def test_the_systems_python_is_not_the_one_to_install_into(tmp_path: Path) -> None:
+    """Upstream's Dockerfile.triton.trt_llm_backend (r26.07, lines 121 and 132) has a virtual environment."""
+    with pytest.raises(BuildFailedError, match="No module named pip"):
+        built(tmp_path, lambda line: line.replace(IMAGE.layout.python, "/usr/bin/python3"))
 
 
 def stages() -> dict[str, str]:
@@ -63,28 +117,13 @@ def stages() -> dict[str, str]:
     return found
 
 
-def test_what_is_copied_makes_the_whole_package(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools")
-    source = tmp_path / "src"
-    source.mkdir()
-    for line in arguments("COPY"):
-        *files, target = line.split()
-        if files[0].startswith("--from"):
-            continue
-        for file in files:
-            place = source / Path(target).relative_to("/src")
-            copy = shutil.copytree if (ROOT / file).is_dir() else shutil.copy
-            copy(ROOT / file, place)
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, source]
-    subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("llmops-*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_what_is_copied_makes_the_whole_package(image: ImageFolder) -> None:
     data = [*ROOT.glob("model_repository/**/*.j2"), *ROOT.glob("model_repository/*/1/**/*.py")]
     modules = [
         path for folder in ("build", "model_repository", "gateway", "cli") for path in ROOT.glob(f"{folder}/**/*.py")
     ]
     for path in [*data, *modules]:
-        assert f"llmops/{path.relative_to(ROOT)}" in names
+        assert (image.site / "llmops" / path.relative_to(ROOT)).is_file()
 
 
 def test_it_runs_as_nobody_special_and_is_reachable() -> None:

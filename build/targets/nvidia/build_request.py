@@ -16,7 +16,8 @@ from llmops.build.quantize.dtype import stored_dtype
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.existing import passed_on
-from llmops.build.trtllm.versions import DEFAULT_TAG, Image, image_for, image_of, release
+from llmops.build.trtllm.images import DEFAULT_TAG, Image
+from llmops.build.trtllm.versions import image_for, image_of, release
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
@@ -182,7 +183,7 @@ def _image(spec: BuildSpec) -> Image:
         right = image_for(spec.target, str(version or "1.2.1"))
         raise VersionMismatchError(
             f"image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, which is not for this build (target "
-            f"{spec.target}): use {right.reference}."
+            f"{spec.target}): use --set image={right.tag}."
         )
     return image
 

@@ -16,7 +16,8 @@ from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.installed import installed_version as distribution_version
 from llmops.build.progress import Progress
 from llmops.build.targets.nvidia import guard
-from llmops.build.trtllm.versions import Image, check_installed
+from llmops.build.trtllm.images import Image
+from llmops.build.trtllm.versions import check_installed
 from llmops.errors import BuildError, MissingDependencyError
 
 PROGRAM = "trtllm-build"
@@ -71,12 +72,17 @@ def pairs(argv: Sequence[str]) -> list[str]:
 
 
 def docker_command(folder: Path, image: Image) -> list[str]:
-    """Runs the step in the image as the user who owns the folder, so that the files are theirs."""
+    """Return the command that runs the step in the image, as the user who owns the folder, so that the files are theirs.
+
+    The image does not know that user, and flashinfer makes folders below HOME when it is imported
+    (flashinfer/jit/core.py: os.makedirs(FLASHINFER_WORKSPACE_DIR)); torch asks for the user's name.
+    """
     owner = f"{os.getuid()}:{os.getgid()}"
     mount = f"type=bind,source={folder.absolute()},target=/engine"
     # --init: a shell as the container's first process would ignore the SIGTERM of a Ctrl-C, and live on
     flags = ["--rm", "--init", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
-    return ["docker", "run", *flags, "--user", owner, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]
+    home = ["--env", "HOME=/tmp", "--env", "USER=llmops"]
+    return ["docker", "run", *flags, "--user", owner, *home, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]
 
 
 def installed_version() -> str | None:
