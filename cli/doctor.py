@@ -17,7 +17,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     Each line is ok, not ok (with the fix) or a note (something this machine does not need). Exit code 1 when something
     is not ok.
     """
-    from llmops.model_repository.doctor import examine, healthy
+    from llmops.model_repository.doctor.check import healthy
+    from llmops.model_repository.doctor.machine import examine
 
     checks = list(examine())
     if as_json:

@@ -20,8 +20,16 @@ from llmops.cli.service.flags import of_repo
     type=click.IntRange(0),
     help="Sequences that may wait for each engine besides its batch; more are refused (503).  [default: 4 batches]",
 )
+@click.option(
+    "--gpus",
+    multiple=True,
+    metavar="NAME=0,1",
+    help="GPUs of an engine.  [default: each engine gets its own where there are several]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(engines: tuple[str, ...], output: Path, max_queue_size: int | None, as_json: bool) -> None:
+def command(
+    engines: tuple[str, ...], output: Path, max_queue_size: int | None, gpus: tuple[str, ...], as_json: bool
+) -> None:
     """Put engine folders into a Triton model repository.
 
     Each ENGINE is a folder that `llmops build` made, or NAME=FOLDER to serve it under another name. A served model NAME
@@ -29,13 +37,15 @@ def command(engines: tuple[str, ...], output: Path, max_queue_size: int | None, 
     and NAME-postprocessing. An earlier repository in the output folder is replaced in one go.
     """
     from llmops.model_repository.generate import generate_repository, read_engines
+    from llmops.model_repository.gpus import parse_gpus
 
-    entries = read_engines(engines, max_queue_size)
+    entries = read_engines(engines, max_queue_size, parse_gpus(gpus))
     models = generate_repository(entries, output)
     if as_json:
         names = [entry.name for entry in entries]
         click.echo(json.dumps({"repository": str(output.resolve()), "served": names, "models": models}))
         return
     for entry in entries:
-        click.echo(f"{entry.name}  {entry.manifest.target}, {entry.manifest.architecture}, from {entry.directory}")
+        on = f", GPU {','.join(map(str, entry.gpus))}" if entry.gpus else ""
+        click.echo(f"{entry.name}  {entry.manifest.target}, {entry.manifest.architecture}, from {entry.directory}{on}")
     click.echo(f"{len(models)} Triton models in {output}. Serve them: llmops serve {output}")

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE, POSTPROCESSING, PREPROCESSING, Tensor
 from llmops.errors import InputError
 from llmops.model_repository.encoder import encoder_config, encoder_model, is_encoder
+from llmops.model_repository.gpus import GpuNeed, assign_gpus
 from llmops.model_repository.repository.marker import FILE_NAME as MARKER
 from llmops.model_repository.repository.marker import Marker, ServedEngine
 from llmops.model_repository.repository.pbtxt import TEMPLATES, render_config
@@ -28,6 +29,8 @@ from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_
 MAX_QUEUE_SIZE = 4096
 # batches that may wait for our engine models: the last of a full queue waits about as many answers long
 QUEUED_BATCHES = 4
+#: The parameter of an engine model that names its GPUs.
+GPU_IDS = "gpu_device_ids"
 # what models inside Triton share with the gateway, and import as llmops_NAME
 _SHARED = {"tensorrt_llm": (contract, turns, blocks)}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -42,6 +45,7 @@ class EngineEntry:
     manifest: EngineManifest
     target: RepositoryTarget
     max_queue_size: int | None = None
+    gpus: tuple[int, ...] = ()
 
     @property
     def queue_size(self) -> int:
@@ -59,10 +63,14 @@ class ModelFolder:
     package: str | None
 
 
-def read_engines(arguments: Sequence[str], max_queue_size: int | None = None) -> list[EngineEntry]:
-    """`ENGINE` or `NAME=ENGINE` each; `max_queue_size`: sequences that may wait for each.
+def read_engines(
+    arguments: Sequence[str],
+    max_queue_size: int | None = None,
+    gpus: Mapping[str, tuple[int, ...]] | None = None,
+) -> list[EngineEntry]:
+    """`ENGINE` or `NAME=ENGINE` each; `max_queue_size`: sequences that may wait for each; `gpus` by name.
 
-    Raises InputError for what cannot be served, or two engines of one name.
+    Raises InputError for what cannot be served, two engines of one name, or two engines on one GPU.
     """
     entries: list[EngineEntry] = []
     for argument in arguments:
@@ -71,7 +79,8 @@ def read_engines(arguments: Sequence[str], max_queue_size: int | None = None) ->
             raise InputError(f"two engines are called {entry.name}: rename one, as in `other={entry.directory}`.")
         entries.append(entry)
     _check_adapters(entries)
-    return entries
+    assigned = assign_gpus([need for entry in entries for need in _gpu_need(entry)], gpus or {})
+    return [replace(entry, gpus=assigned.get(entry.name, ())) for entry in entries]
 
 
 def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:
@@ -99,7 +108,7 @@ def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
         config = encoder_config(entry.name, entry.directory, entry.manifest)
         yield ModelFolder(encoder_model(entry.name, entry.manifest), config, "embedding")
         return
-    model = entry.target.engine_model(entry.directory, entry.manifest)
+    model = _engine_model(entry)
     ours = contract.CONTEXT_IDS in model.outputs
     yield ModelFolder(entry.name, _ensemble(entry, ours), None)
     yield ModelFolder(entry.name + PREPROCESSING, _preprocessing(entry, ours), "preprocessing")
@@ -148,6 +157,26 @@ def _read_engine(argument: str) -> EngineEntry:
     target = find_target(manifest.target)
     target.check(directory, manifest)
     return EngineEntry(name, directory.resolve(), manifest, target)
+
+
+def _engine_model(entry: EngineEntry) -> EngineModel:
+    model = entry.target.engine_model(entry.directory, entry.manifest)
+    if not entry.gpus:
+        return model
+    # NVIDIA's C++ backend has a parameter of this name, and our model reads the same
+    return replace(model, parameters={**model.parameters, GPU_IDS: ",".join(map(str, entry.gpus))})
+
+
+def _gpu_need(entry: EngineEntry) -> list[GpuNeed]:
+    """The GPUs of an engine that runs on TensorRT-LLM; none for any other."""
+    if is_encoder(entry.manifest) or not entry.manifest.tensorrt_llm:
+        return []
+    settings = entry.target.engine_model(entry.directory, entry.manifest).parameters.get(GPU_IDS, "")
+    if ";" in settings:
+        # several instances of one model, each with GPUs of its own: the user has divided them
+        return []
+    chosen = tuple(int(one) for one in settings.split(",") if one)
+    return [GpuNeed(entry.name, entry.manifest.parallelism.world_size, chosen)]
 
 
 def _check_adapters(entries: list[EngineEntry]) -> None:
@@ -272,7 +301,7 @@ def _served(entry: EngineEntry) -> ServedEngine:
     manifest = entry.manifest
     if is_encoder(manifest):
         return ServedEngine(str(entry.directory), manifest.key, manifest.target, "python")
-    model = entry.target.engine_model(entry.directory, manifest)
+    model = _engine_model(entry)
     return ServedEngine(
         directory=str(entry.directory),
         key=manifest.key,
@@ -282,7 +311,7 @@ def _served(entry: EngineEntry) -> ServedEngine:
         tp_size=manifest.parallelism.tp_size,
         pp_size=manifest.parallelism.pp_size,
         tensorrt_llm=manifest.tensorrt_llm,
-        gpu_device_ids=model.parameters.get("gpu_device_ids", ""),
+        gpu_device_ids=model.parameters.get(GPU_IDS, ""),
     )
 
 

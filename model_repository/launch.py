@@ -23,7 +23,9 @@ from pathlib import Path
 from types import TracebackType
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
+from llmops.model_repository.gpus import check_present
 from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
+from llmops.model_repository.multi_gpu.scheduler import without_scheduler
 from llmops.model_repository.repository.check import check_repository
 from llmops.model_repository.repository.marker import Marker
 from llmops.model_repository.repository.match import check_engines, check_server
@@ -329,13 +331,16 @@ def start_triton(
         exit_timeout=exit_timeout,
         verbose=verbose,
     )
+    if marker.on_gpus:
+        check_present(plan.gpus)
     begin = partial(_begin, plan, installation)
     return TritonServer(options, begin, on_log, under_mpi=plan.launch != "single")
 
 
 def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions, lock: int) -> subprocess.Popen[bytes]:
     command, environment = with_mpi(options, plan)
-    environment = {**os.environ, **installation.environment, **environment}
+    inherited = without_scheduler(os.environ) if plan.launch == "single" else dict(os.environ)
+    environment = {**inherited, **installation.environment, **environment}
     _check_program(command[0], environment["PATH"])
     return subprocess.Popen(
         tied(command),

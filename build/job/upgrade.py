@@ -15,9 +15,9 @@ from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.formats import buildable, dropped
 from llmops.build.target_names import TARGETS
 from llmops.build.targets.pytorch import ARGS_FILE
+from llmops.build.trtllm.images import Image
 from llmops.build.trtllm.llm_args import FieldError, neutral, resolve
 from llmops.build.trtllm.llm_releases import CHECKED, profile_of
-from llmops.build.trtllm.images import Image
 from llmops.build.trtllm.versions import image_for, release
 from llmops.errors import InputError, VersionMismatchError
 

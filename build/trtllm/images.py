@@ -1,8 +1,9 @@
 """Facts of the images that hold TensorRT-LLM, as data: the one table that everything else reads.
 
-Dockerfile.trtllm, `doctor`, dry runs, the chart, the files for several machines and the docs take their paths and
-versions from here; tests hold the Dockerfile and the docs equal to it. A row names the upstream file, commit and line
-that each fact was read in (2026-11-23). An empty text is a fact that no upstream file states.
+Dockerfile.trtllm, `doctor`, dry runs, the chart, the files for several machines and the docs take
+their paths and versions from here; tests hold the Dockerfile and the docs equal to it. A row names
+the upstream file, commit and line that each fact was read in (2026-11-23). An empty text is a fact
+that no upstream file states.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 REGISTRY = "nvcr.io/nvidia/tritonserver"
 RELEASES = "nvcr.io/nvidia/tensorrt-llm/release"
 DEFAULT_TAG = "26.07"
-#: The stage of Dockerfile.trtllm, and the tag, of our own image for the releases that Triton has no image for.
+#: The stage of Dockerfile.trtllm, and the tag, of our own image for the releases that Triton has no
+#: image for.
 OWN_TAG = "trtllm-1.3"
-#: The name under which our Dockerfile's default stage is built: what serves `pytorch` from Triton's image.
+#: The name under which our Dockerfile's default stage is built: what serves `pytorch` from Triton's
+#: image.
 OWN_IMAGE = "llmops:trtllm"
 
 _SERVER = "triton-inference-server/server"
@@ -26,11 +29,13 @@ _COMPATIBILITY = f"{_SERVER} 819ee37770df docs/introduction/compatibility.md"
 
 @dataclass(frozen=True)
 class Layout:
-    """The places in one kind of image. `python` is the interpreter that has tensorrt_llm, `ours` the one that gets
-    llmops; `server` and `backends` are empty where Triton comes from the nvidia-pytriton wheel.
+    """The places in one kind of image. `python` is the interpreter that has tensorrt_llm, `ours`
+    the one that gets llmops; `server` and `backends` are empty where Triton comes from the
+    nvidia-pytriton wheel.
 
-    `driver` lists the libraries of the driver: absent without a GPU, and the only ones that may be. `driver_stubs` is
-    the folder with the driver libraries that upstream's own build links against on machines without a GPU.
+    `driver` lists the libraries of the driver: absent without a GPU, and the only ones that may be.
+    `driver_stubs` is the folder with the driver libraries that upstream's own build links against
+    on machines without a GPU.
     """
 
     python: str
@@ -68,8 +73,9 @@ _RELEASE = Layout(
 class Image:
     """One `tritonserver:<tag>-trtllm-python-py3`, or with a `base` our own image on that base.
 
-    `openai` is the version that the image has, and `openai_needed` the first one that its tensorrt_llm.serve can be
-    imported with; both are empty where the image's own version does. `sources` names, per fact, the upstream file.
+    `openai` is the version that the image has, and `openai_needed` the first one that its
+    tensorrt_llm.serve can be imported with; both are empty where the image's own version does.
+    `sources` names, per fact, the upstream file.
     """
 
     tag: str
@@ -103,7 +109,9 @@ class Image:
         return self.reference if self.base else OWN_IMAGE
 
     def serving(self, target: str) -> str:
-        """Return the image that serves `target`: ours where the stock image cannot import what `pytorch` needs."""
+        """Return the image that serves `target`: ours where the stock image cannot import what
+        `pytorch` needs.
+        """
         return self.own if target == "pytorch" and self.openai_needed else self.reference
 
     def recipe(self, reference: str) -> str:
@@ -115,8 +123,9 @@ class Image:
 
     @property
     def targets(self) -> frozenset[str]:
-        """`tensorrt` where `trtllm-build` and the C++ backend are, `pytorch` from 1.2 on: its LLM-API fields are the
-        oldest that this package knows."""
+        """`tensorrt` where `trtllm-build` and the C++ backend are, `pytorch` from 1.2 on: its
+        LLM-API fields are the oldest that this package knows.
+        """
         minor = tuple(int(part) for part in re.findall(r"\d+", self.tensorrt_llm)[:2])
         engines = {"tensorrt"} if minor < (1, 3) else set()
         return frozenset(engines | ({"pytorch"} if minor >= (1, 2) else set()))
@@ -161,7 +170,9 @@ _TORCH_25_12, _TORCH_25_10 = "2.10.0a0+b4e4ee81d3.nv25.12", "2.9.0a0+145a3a7bda.
 
 
 def _newest(tag: str, triton: str, tensorrt_llm: str, branch: _Branch) -> Image:
-    """A row of 26.03 and later: a virtual environment, and an openai that is too old for tensorrt_llm.serve."""
+    """A row of 26.03 and later: a virtual environment, and an openai that is too old for
+    tensorrt_llm.serve.
+    """
     return Image(
         tag=tag, triton=triton, tensorrt_llm=tensorrt_llm, torch=_TORCH_25_12, tensorrt="10.14.1.48",
         cuda="13.1.0.036", driver="590.44.01", layout=_VENV, openai="1.107.3", openai_needed="1.109.1",

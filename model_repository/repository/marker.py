@@ -44,6 +44,11 @@ class Marker:
     contract: int = 1
     engines: dict[str, ServedEngine] = field(default_factory=dict)
 
+    @property
+    def on_gpus(self) -> bool:
+        """True if any engine runs on TensorRT-LLM."""
+        return any(engine.tensorrt_llm for engine in self.engines.values())
+
     def save(self, repository: Path) -> None:
         (repository / FILE_NAME).write_text(json.dumps(asdict(self), indent=2) + "\n")
 

@@ -12,7 +12,7 @@ import pytest
 
 from llmops.build.engine_folder.lock import sole_build
 from llmops.errors import LlmopsError
-from llmops.model_repository import doctor
+from llmops.model_repository.doctor import machine
 from llmops.model_repository.server import embedded
 
 NOBODY = 65534
@@ -62,7 +62,7 @@ def test_doctor_in_an_environment_of_somebody_else(folder: Path, monkeypatch: py
     wheel.chmod(0o000)
     monkeypatch.setattr(embedded, "find_wheel", lambda: wheel)
     monkeypatch.setattr(embedded, "CONTAINER_ROOT", folder / "none")
-    said = as_nobody(lambda: next(check.fix for check in doctor.examine() if check.name == "Triton"))
+    said = as_nobody(lambda: next(check.fix for check in machine.examine() if check.name == "Triton"))
     assert said == (
         f"{wheel}/bin/tritonserver cannot be read by this user (Permission denied): run llmops as the user who "
         "installed it, or install it in an environment of your own"

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from llmops.cli.main import cli
 from llmops.errors import LlmopsError
-from llmops.model_repository import doctor
+from llmops.model_repository.doctor import image, machine
 from llmops.model_repository.server import embedded
 from tests.model_repository.test_generate import make_engine
 from tests.model_repository.test_launch import echo_repository, processes
@@ -74,7 +74,7 @@ def children(pid: int) -> list[int]:
 
 def test_doctor_is_content_with_a_machine_that_can_serve() -> None:
     pytest.importorskip("openvino_genai")
-    checks = {check.name: check for check in doctor.examine()}
+    checks = {check.name: check for check in machine.examine()}
     for name in ("Triton", "libpython", "Python backend stub", "python3 for the stub", "extra embedded", "/dev/shm"):
         assert checks[name].status == "ok", checks[name]
     result = run("doctor", "--json")
@@ -103,7 +103,7 @@ def test_doctor_reads_the_gpu_and_its_driver(
     program.write_text(FAKE_SMI.format(driver=driver))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    checks = {check.name: check for check in doctor.examine()}
+    checks = {check.name: check for check in machine.examine()}
     assert checks["GPU 0"].detail == "NVIDIA H100 80GB HBM3, 81559 MiB, compute capability 9.0"
     assert checks["NVIDIA driver"].status == status
 
@@ -122,7 +122,7 @@ def test_doctor_holds_the_container_against_the_version_matrix(
 ) -> None:
     monkeypatch.setattr(embedded, "CONTAINER_ROOT", tmp_path)
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", tag)
-    monkeypatch.setattr(doctor, "installed_version", lambda package: installed)
-    check = next(check for check in doctor.examine() if check.name == "container image")
+    monkeypatch.setattr(image, "installed_version", lambda package: installed)
+    check = next(check for check in machine.examine() if check.name == "container image")
     assert check.status == status
     assert text in check.detail

@@ -1,9 +1,10 @@
-"""A folder laid out like one of upstream's images, in which the instructions of Dockerfile.trtllm are executed.
+"""A folder laid out like one of upstream's images, in which the instructions of Dockerfile.trtllm
+are executed.
 
-The layout is the image's row of facts (build/trtllm/images.py): a virtual environment whose Python has tensorrt_llm (the
-stand-in), the metadata of the image's torch, transformers and openai, and a system Python that has nothing. Absolute
-paths of the instructions are taken below the folder, and pip has no index: it finds the wheels that a build may fetch
-in a folder.
+The layout is the image's row of facts (build/trtllm/images.py): a virtual environment whose Python
+has tensorrt_llm (the stand-in), the metadata of the image's torch, transformers and openai, and a
+system Python that has nothing. Absolute paths of the instructions are taken below the folder, and
+pip has no index: it finds the wheels that a build may fetch in a folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pathlib import Path
 from llmops.build.trtllm.images import Image
 
 ROOT = Path(__file__).parents[2]
-#: Absolute paths of the image, where they begin: what follows a letter, a closing brace or a dot is no path.
+#: Absolute paths of the image, where they begin: what follows a letter, a closing brace or a dot is
+#: no path.
 _ABSOLUTE = re.compile(r"(?<![\w.$}/:-])/(?=(opt|usr|src|models|engines|home|app)\b)")
 #: Programs that want a real root; what they would do does not matter here.
 _HARMLESS = ("useradd", "chown")
@@ -42,7 +44,9 @@ class BuildFailedError(Exception):
 
 
 class ImageFolder:
-    """Executes instructions as `docker build` would. `environment` is what the image has at that point."""
+    """Executes instructions as `docker build` would. `environment` is what the image has at that
+    point.
+    """
 
     def __init__(self, root: Path, image: Image) -> None:
         self.root, self.image = root, image
@@ -79,7 +83,9 @@ class ImageFolder:
                 self.run(text.strip())
 
     def run(self, command: str) -> str:
-        """Execute one shell command as the image would, and return its output. Raises BuildFailedError."""
+        """Execute one shell command as the image would, and return its output. Raises
+        BuildFailedError.
+        """
         done = subprocess.run(
             ["sh", "-c", self._below(command)], env=self.environment, cwd=self.root, capture_output=True, text=True,
             timeout=300, check=False,
@@ -89,7 +95,9 @@ class ImageFolder:
         return done.stdout
 
     def _virtual_environment(self) -> Path:
-        """Return the site-packages of the venv that upstream makes, with what this test's Python has behind it."""
+        """Return the site-packages of the venv that upstream makes, with what this test's Python
+        has behind it.
+        """
         folder = self.at(self.image.layout.python).parents[1]
         venv.create(folder, symlinks=True)
         (site,) = folder.glob("lib/python3.*/site-packages")

@@ -1,4 +1,4 @@
-"""Dockerfile.trtllm, which cannot be built here: its instructions run in a folder like upstream's, and what it says is so."""
+"""Dockerfile.trtllm, whose instructions run in a folder laid out like upstream's image."""
 
 from __future__ import annotations
 

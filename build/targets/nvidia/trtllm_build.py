@@ -72,7 +72,7 @@ def pairs(argv: Sequence[str]) -> list[str]:
 
 
 def docker_command(folder: Path, image: Image) -> list[str]:
-    """Return the command that runs the step in the image, as the user who owns the folder, so that the files are theirs.
+    """Return the command that runs the step in the image as the user who owns the folder.
 
     The image does not know that user, and flashinfer makes folders below HOME when it is imported
     (flashinfer/jit/core.py: os.makedirs(FLASHINFER_WORKSPACE_DIR)); torch asks for the user's name.
@@ -82,7 +82,8 @@ def docker_command(folder: Path, image: Image) -> list[str]:
     # --init: a shell as the container's first process would ignore the SIGTERM of a Ctrl-C, and live on
     flags = ["--rm", "--init", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     home = ["--env", "HOME=/tmp", "--env", "USER=llmops"]
-    return ["docker", "run", *flags, "--user", owner, *home, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]
+    inside = [*home, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]
+    return ["docker", "run", *flags, "--user", owner, *inside]
 
 
 def installed_version() -> str | None:

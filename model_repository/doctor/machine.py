@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from llmops import __version__
 from llmops.build.installed import installed_version
 from llmops.distribution import NAME, PACKAGE, foreign_distributions, install_command, repair_command
 from llmops.errors import LlmopsError
+from llmops.model_repository.doctor import image
+from llmops.model_repository.doctor.check import Check, Status
+from llmops.model_repository.multi_gpu.scheduler import inside_allocation
 from llmops.model_repository.server import embedded
-
-Status = Literal["ok", "not ok", "note"]
 
 # extra -> a module that is importable only when the extra is installed, and what needs it
 EXTRAS = {
@@ -42,16 +40,6 @@ MIN_OPEN_FILES = 4096
 PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gateway": 9000}
 
 
-@dataclass(frozen=True)
-class Check:
-    """`note`: not needed on a machine like this one, no effect on the exit code. `fix` is empty when all is well."""
-
-    name: str
-    status: Status
-    detail: str
-    fix: str = ""
-
-
 def examine() -> Iterator[Check]:
     """All checks, in the order in which `serve` would fail on them."""
     in_container = embedded.CONTAINER_ROOT.is_dir()
@@ -59,19 +47,16 @@ def examine() -> Iterator[Check]:
     yield _distribution()
     yield from _gpu(required=in_container or embedded.has_tensorrt_llm())
     if in_container:
-        yield _image()
+        yield from image.examine()
     elif embedded.has_tensorrt_llm():
-        yield _release_image()
+        yield image.own_release()
+    yield from _scheduler()
     yield from _triton()
     yield from _extras()
     yield from (_port(name, port) for name, port in PORTS.items())
     yield _disk()
     yield _shared_memory()
     yield _open_files()
-
-
-def healthy(checks: list[Check]) -> bool:
-    return all(check.status != "not ok" for check in checks)
 
 
 def _python() -> Check:
@@ -105,52 +90,7 @@ def _gpu(required: bool) -> Iterator[Check]:
         return
     for index, (name, memory, capability, _) in enumerate(rows):
         yield Check(f"GPU {index}", "ok", f"{name}, {memory}, compute capability {capability}")
-    yield _driver(rows[0][3])
-
-
-def _driver(found: str) -> Check:
-    from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES
-
-    needed = IMAGES[DEFAULT_TAG].driver
-    if _numbers(found) < _numbers(needed):
-        fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade (data-centre GPUs may be forward compatible)"
-        return Check("NVIDIA driver", "note", found, fix)
-    return Check("NVIDIA driver", "ok", found)
-
-
-def _image() -> Check:
-    from llmops.build.trtllm.images import IMAGES
-
-    tag = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "unknown")
-    image = IMAGES.get(tag)
-    installed = installed_version("tensorrt_llm")
-    if image is None:
-        known = f"{min(IMAGES)} to {max(IMAGES)}"
-        detail = f"tag {tag}, TensorRT-LLM {installed or 'not installed'}"
-        return Check("container image", "note", detail, f"the known trtllm-python-py3 images are {known}")
-    if not installed:
-        return Check("container image", "not ok", f"{tag} without TensorRT-LLM", f"use {image.reference}")
-    if installed != image.tensorrt_llm:
-        detail = f"{tag} should have TensorRT-LLM {image.tensorrt_llm}, it has {installed}"
-        return Check(
-            "container image", "not ok", detail, f"use {image.reference} as it is, engines are tied to the version"
-        )
-    targets = ", ".join(sorted(image.targets)) or "none"
-    return Check("container image", "ok", f"{tag}, TensorRT-LLM {installed}, targets: {targets}")
-
-
-def _release_image() -> Check:
-    """TensorRT-LLM without NVIDIA's Triton: its release image, on which ours adds the wheel's Triton."""
-    from llmops.build.trtllm.llm_releases import CHECKED
-    from llmops.build.trtllm.versions import release
-
-    installed = installed_version("tensorrt_llm")
-    if release(installed) in CHECKED:
-        detail = f"{installed}, targets: pytorch; its LLM API was checked at {CHECKED[release(installed)]}"
-        return Check("TensorRT-LLM", "ok", detail)
-    known = ", ".join(CHECKED.values())
-    fix = f"checked versions: {known}; the library itself checks the arguments when an engine starts"
-    return Check("TensorRT-LLM", "note", f"{installed}, not checked", fix)
+    yield image.driver(rows[0][3])
 
 
 def _triton() -> Iterator[Check]:
@@ -259,8 +199,10 @@ def _attempt(name: str, find: Callable[[], str]) -> Check:
         return Check(name, "not ok", "", error.message)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text))
+def _scheduler() -> Iterator[Check]:
+    if inside_allocation(os.environ):
+        fix = "`llmops serve` hides it from engines of the LLM API; `--export slurm` is for several machines"
+        yield Check("Slurm allocation", "note", "MPI would start the library's workers through it", fix)
 
 
 def _gib(size: int) -> str:
