@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
@@ -38,8 +39,12 @@ class ResponseBuilder:
     the deltas of each item: with them `replay` makes the same events, with the same numbers, again.
     """
 
-    def __init__(self, response: dict[str, Any]) -> None:
+    def __init__(
+        self, response: dict[str, Any], origins: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    ) -> None:
+        """Build on `response`. `origins` has the `name` and `namespace` of functions that the model knows otherwise."""
         self.response = response
+        self._origins = origins
         self.cuts: list[list[int]] = []
         self._sequence = 0
         self._item: Item | None = None
@@ -115,7 +120,7 @@ class ResponseBuilder:
         item: Item = {"type": kind, "id": new_id(_PREFIXES[kind]), **_BLANK[kind], "status": "in_progress"}
         if isinstance(piece, ToolCall):
             self._call = piece.index
-            item.update(call_id=piece.id, name=piece.name)
+            item.update(call_id=piece.id, **self._origins.get(piece.name, {"name": piece.name}))
         return [*events, *self._open(item)]
 
     def _open(self, item: Item) -> list[Event]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmops.gateway.conversations.items import Item, to_messages
+from llmops.gateway.conversations.tools import OfferedTools, flat_name
 from llmops.gateway.errors import ApiError, InvalidRequestError, UnsupportedError
 from llmops.gateway.openai.responses import ResponsesRequest, TextFormat
 
@@ -18,8 +19,8 @@ _NAMES = {
 }
 
 
-def to_chat(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
-    """The body of the chat completions request for `request` with all of its context as `items`."""
+def to_chat(request: ResponsesRequest, items: Sequence[Item], tools: OfferedTools) -> dict[str, Any]:
+    """Return the body of the chat completions request for `request` with all of its context as `items`."""
     _refuse_unsupported(request)
     body: dict[str, Any] = {
         **(request.model_extra or {}),  # the sampling extras of chat completions
@@ -28,7 +29,7 @@ def to_chat(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
         "max_completion_tokens": request.max_output_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
-        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or [])] or None,
+        "tools": tools.functions or None,
         "tool_choice": _tool_choice(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _format(request.text.format if request.text else None),
@@ -59,18 +60,13 @@ def _refuse_unsupported(request: ResponsesRequest) -> None:
         raise InvalidRequestError("background needs store: the answer is fetched later.", param="background")
 
 
-def _tool(tool: dict[str, Any], param: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise UnsupportedError(f"Tools of type '{tool.get('type')}' are not supported.", param=f"{param}.type")
-    keys = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
-
-
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        name = choice.get("name")
+        flat = flat_name(name, choice.get("namespace")) if isinstance(name, str) else name
+        return {"type": "function", "function": {"name": flat}}
     if choice.get("type") == "allowed_tools":
         tools = [_tool_choice(tool) for tool in choice.get("tools") or [] if isinstance(tool, dict)]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}

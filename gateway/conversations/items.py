@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from llmops.gateway.conversations.tools import flat_name
 from llmops.gateway.errors import InvalidRequestError
 
 Item = dict[str, Any]
@@ -67,7 +68,8 @@ def _assistant(messages: list[Message]) -> Message:
 
 
 def _call(item: Mapping[str, Any], param: str) -> Message:
-    function = {"name": _needed(item, "name", param), "arguments": _needed(item, "arguments", param)}
+    name = flat_name(_needed(item, "name", param), item.get("namespace"))
+    function = {"name": name, "arguments": _needed(item, "arguments", param)}
     return {"id": _needed(item, "call_id", param), "type": "function", "function": function}
 
 

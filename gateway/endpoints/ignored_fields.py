@@ -1,4 +1,7 @@
-"""Fields of a request that change nothing: named to the client, counted, and refused when the settings say so."""
+"""Fields of a request that change nothing: named to the client, counted, and refused when the settings say so.
+
+Tools that the model is not offered are named to the client, too.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +76,12 @@ def _warn_of_unknown(context: RequestContext, unknown: Sequence[str], fields: Se
                 "request %s on %s: the field %s is unknown and was ignored%s Further requests with it are not logged; "
                 "the setting strict_fields refuses them.", context.request_id, context.route, shown, meant,
             )  # fmt: skip
+
+
+def note_left_out(context: RequestContext, kinds: Sequence[str]) -> None:
+    """Warn the client of tools that the model is not offered. `kinds` are their types."""
+    for kind in list(dict.fromkeys(kinds))[:MAX_UNKNOWN_FIELDS]:
+        context.warnings.append(f"The tool '{_printable(kind)}' was left out: the gateway runs no tools itself.")
 
 
 @cache

@@ -19,8 +19,9 @@ from llmops.gateway.conversations.forwarding import forward
 from llmops.gateway.conversations.items import Item, as_items
 from llmops.gateway.conversations.run import ResponseRun, Running
 from llmops.gateway.conversations.store import StoredResponse
+from llmops.gateway.conversations.tools import OfferedTools, offered_tools
 from llmops.gateway.endpoints.common import StartingEvents, json_response, respond
-from llmops.gateway.endpoints.ignored_fields import note_ignored
+from llmops.gateway.endpoints.ignored_fields import note_ignored, note_left_out
 from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnsupportedError
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.body import validate
@@ -32,6 +33,7 @@ from llmops.gateway.openai.responses import ResponsesRequest
 
 IGNORED = frozenset(
     {
+        "client_metadata",
         "include",
         "max_tool_calls",
         "prompt_cache_key",
@@ -61,10 +63,11 @@ class Responses:
         model = self._service.models.get(body.model, context.caller)
         own = [_with_id(await self._resolved(item, owner)) for item in as_items(body.input)]
         before = await self._store.context(body.previous_response_id, owner) if body.previous_response_id else []
-        chat = self._as_chat(body, [*before, *own], model, context)
+        tools = offered_tools(body.tools or [])
+        chat = self._as_chat(body, [*before, *own], tools, model, context)
         # earlier messages are not part of this body, but of its work
         context.size = max(context.size, characters(chat.messages))
-        builder = ResponseBuilder(new_response(body, model))
+        builder = ResponseBuilder(new_response(body, model), tools.origins)
         running = None if body.store is False else self._running
         whole = not (body.stream or body.background)
 
@@ -188,10 +191,15 @@ class Responses:
         return found
 
     def _as_chat(
-        self, body: ResponsesRequest, items: list[Item], model: ServedModel, context: RequestContext
+        self,
+        body: ResponsesRequest,
+        items: list[Item],
+        tools: OfferedTools,
+        model: ServedModel,
+        context: RequestContext,
     ) -> ChatRequest:
         try:
-            chat = validate(ChatRequest, to_chat(body, items))
+            chat = validate(ChatRequest, to_chat(body, items, tools))
             check_chat(chat, model, self._service.limits)
         except ApiError as error:
             put_into_own_terms(error)
@@ -199,6 +207,7 @@ class Responses:
         if (chat.n or 1) > 1:
             raise UnsupportedError("A response has one answer; leave out n.", param="n")
         note_ignored(context, self._service, body, IGNORED, extra=chat)
+        note_left_out(context, tools.left_out)
         return chat
 
     async def _in_background(self, run: ResponseRun, context: RequestContext) -> None:

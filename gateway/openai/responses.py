@@ -42,7 +42,10 @@ class ResponsesRequest(Wire):
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, description="Only type function.")
+    tools: list[dict[str, Any]] | None = Field(
+        default=None,
+        description="Functions, alone or in namespaces. Other types are left out, and x-llmops-warnings names them.",
+    )
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -57,6 +60,7 @@ class ResponsesRequest(Wire):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="Refused unless 0.")
     conversation: str | dict[str, Any] | None = Field(default=None, description="Refused.")
     prompt: dict[str, Any] | None = Field(default=None, description="Refused.")
+    client_metadata: dict[str, Any] | None = Field(default=None, description="Ignored.")
     include: list[str] | None = Field(default=None, description="Ignored.")
     max_tool_calls: int | None = Field(default=None, description="Ignored: it is about built-in tools.")
     service_tier: str | None = Field(default=None, description="Ignored.")

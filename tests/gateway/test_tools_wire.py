@@ -270,6 +270,38 @@ async def test_all_kinds_of_items_in_one_response(model):
 
 
 @for_models("hermes")
+async def test_functions_of_a_namespace_keep_their_name(model):
+    """The model knows `clock__now`, the client `now` of the namespace `clock`, in streams and in later turns too."""
+    model.say('<tool_call>{"name": "clock__now", "arguments": {}}</tool_call>')
+    function = {"type": "function", "name": "now", "parameters": {}}
+    clock = {"type": "namespace", "name": "clock", "tools": [function, {"type": "image_generation"}]}
+    tools = [function, clock, {"type": "web_search"}, {"type": "custom", "name": "patch"}, {"type": "web_search"}]
+    said = " ".join(
+        f"The tool '{kind}' was left out: the gateway runs no tools itself."
+        for kind in ("image_generation", "web_search", "custom")
+    )
+    body = {"model": "tiny", "input": "hi", "tools": tools}
+    answer = await model.client.post("/v1/responses", json=body)
+    assert answer.headers["x-llmops-warnings"] == said
+    (call,) = answer.json()["output"]
+    assert (call["namespace"], call["name"]) == ("clock", "now")
+    assert answer.json()["tools"][1]["name"] == "clock"
+    prompt = prompt_of(model)
+    assert ('"clock__now"' in prompt, '"now"' in prompt, "web_search" in prompt) == (True, True, False)
+    events = await response_events(model, input="hi", tools=tools)
+    added, done = (
+        next(event["item"] for event in events if event["type"] == f"response.output_item.{kind}")
+        for kind in ("added", "done")
+    )
+    assert (added["namespace"], added["name"], done["namespace"], done["name"]) == ("clock", "now", "clock", "now")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}
+    choice = {"type": "function", "namespace": "clock", "name": "now"}
+    body = {"model": "tiny", "input": [*answer.json()["output"], result], "tools": tools, "tool_choice": choice}
+    assert (await model.client.post("/v1/responses", json=body)).status_code == 200
+    assert '"name": "clock__now"' in prompt_of(model)
+
+
+@for_models("hermes")
 async def test_a_broken_engine_ends_the_response_as_failed(model):
     ids = model.tokenizer.encode("Hello")
     model.steps(Step((ids[0],)), Step(error="the engine broke", final=True))
@@ -318,7 +350,8 @@ async def test_a_turn_can_refer_to_items(model):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, "tools[0].tools[0]"),
         ({"input": [{"type": "image", "x": 1}]}, "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

@@ -52,7 +52,7 @@ def to_chat(request: CountTokensRequest, template: str) -> dict[str, Any]:
         "model": request.model,
         "messages": messages,
         "continue_final_message": begun or None,
-        "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or [])] or None,
+        "tools": _functions(request.tools or []) or None,
         "tool_choice": _tool_choice(choice, request.tools) if choice else None,
         "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
         "reasoning_effort": effort if effort and can_think(effort, template) else None,
@@ -130,10 +130,16 @@ def _effort_for(thinking: ThinkingChoice) -> str:
     return "low" if budget <= _LOW else "medium" if budget <= _MEDIUM else "high"
 
 
+def left_out(request: CountTokensRequest) -> list[str]:
+    """Return the types of the tools that the model is not offered: the client does not describe them."""
+    return [tool.type for tool in request.tools or [] if tool.type not in (None, "custom")]
+
+
+def _functions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
+    return [_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools) if tool.type in (None, "custom")]
+
+
 def _tool(tool: ToolDefinition, where: str) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        said = f"'{where}' is of type '{tool.type}', which is not supported: this gateway runs no tools itself."
-        raise UnsupportedError(said, param=f"{where}.type")
     for field in ("name", "input_schema"):
         if getattr(tool, field) is None:
             raise missing(f"{where}.{field}")

@@ -18,9 +18,9 @@ from llmops.gateway.answers.parsers.pieces import Piece, ToolCall
 from llmops.gateway.answers.sampling import room_for
 from llmops.gateway.answers.service import Service
 from llmops.gateway.endpoints.common import json_response, respond
-from llmops.gateway.endpoints.ignored_fields import note_ignored
+from llmops.gateway.endpoints.ignored_fields import note_ignored, note_left_out
 from llmops.gateway.endpoints.messages.blocks import blocks_of, stop_of, usage_of
-from llmops.gateway.endpoints.messages.chat import ignored_in, put_into_own_terms, to_chat
+from llmops.gateway.endpoints.messages.chat import ignored_in, left_out, put_into_own_terms, to_chat
 from llmops.gateway.endpoints.messages.events import MessageEvents
 from llmops.gateway.endpoints.messages.wire import CountTokensRequest, MessagesRequest
 from llmops.gateway.errors import ApiError, UnsupportedError
@@ -100,6 +100,7 @@ class Messages:
         if (chat.n or 1) > 1:
             raise UnsupportedError("A message is one answer; leave out n.", param="n")
         note_ignored(context, self._service, body, ignored_in(body, template), extra=chat)
+        note_left_out(context, left_out(body))
         return chat
 
 

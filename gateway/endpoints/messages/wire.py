@@ -43,9 +43,9 @@ class Turn(Wire):
 
 
 class ToolDefinition(Wire):
-    """A tool that the client runs. Those that a server would have to run are refused."""
+    """A tool that the client runs. A tool of any other type is left out, and `x-llmops-warnings` names it."""
 
-    type: str | None = Field(default=None, description='Only "custom".')
+    type: str | None = Field(default=None, description='"custom" or absent; a tool of another type is left out.')
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

@@ -69,12 +69,14 @@ def make_mock_engine(
     paged: Paged | None = None,
     faults: Path | None = None,
     names: Sequence[str] = (NAME,),
+    replay: Path | None = None,
 ) -> Path:
     """Write the repository to `output`; tokenizer, chat template and limits are those of the `engine` folder.
 
     `period` and `first` in seconds, see MockRuntime; `transports` as in the card, all that there are by default;
     the tokens of `text` come over and over. `paged`: with a KV cache, at its own pace, and the tokens in no order.
     `faults`: the file in which `command_faults` says what is wrong with the engine. `names`: of as many equal ones.
+    `replay`: the folder whose rules say what it answers, see Replay.
     """
     manifest = EngineManifest.load(engine)
     batch, length = max_batch_size, 262_144
@@ -82,12 +84,18 @@ def make_mock_engine(
         batch, length = paged.max_batch_size, min(length, paged.blocks * paged.tokens_per_block)
     limits = manifest.limits.model_copy(update={"max_batch_size": batch, "max_seq_len": length})
     manifest = manifest.model_copy(update={"limits": limits})
+    tokenizer = engine / manifest.tokenizer.directory
+    replayed = None
+    if replay is not None:
+        file, end = (tokenizer / "tokenizer.json").resolve(), manifest.tokenizer.end_ids[0]
+        replayed = {"folder": str(replay.resolve()), "tokenizer": str(file), "end": end}
     options = {
         "period": period,
         "first": first,
-        "token_ids": _token_ids(engine / manifest.tokenizer.directory, text),
+        "token_ids": _token_ids(tokenizer, text),
         "paged": paged.options() if paged else None,
         "faults": str(faults.resolve()) if faults else "",
+        "replay": replayed,
     }
     entries = [EngineEntry(name, engine.resolve(), manifest, MockTarget(options, transports)) for name in names]
     generate_repository(entries, output)

@@ -1,0 +1,78 @@
+"""Tools of the Responses API as functions of chat completions.
+
+A client such as Codex groups functions in namespaces and offers tools that OpenAI's servers run. Chat templates know
+functions only: a namespace becomes functions whose names begin with its own, and a tool that a server would have to
+run is left out, with a warning to the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmops.gateway.errors import InvalidRequestError
+
+_KEYS = ("name", "description", "parameters", "strict")
+
+
+@dataclass(frozen=True)
+class OfferedTools:
+    """The functions that a model is offered.
+
+    Attributes:
+        functions: Entries of chat completions' `tools`.
+        origins: For a function from a namespace, the fields `name` and `namespace` of its calls, by its flat name.
+        left_out: The types of the tools that no function stands for, in order.
+    """
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    origins: dict[str, dict[str, str]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def flat_name(name: str, namespace: object) -> str:
+    """Return the name under which a model knows the function `name` of `namespace`, which may be absent."""
+    if not isinstance(namespace, str) or not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def offered_tools(tools: Sequence[Mapping[str, Any]]) -> OfferedTools:
+    """Return the functions among `tools`, those of namespaces under their flat names.
+
+    Raises:
+        InvalidRequestError: A namespace is malformed.
+    """
+    offered = OfferedTools()
+    for at, tool in enumerate(tools):
+        kind = tool.get("type")
+        if kind == "function":
+            offered.functions.append(_function(tool))
+        elif kind == "namespace":
+            namespace = tool.get("name")
+            for member in _members(tool, f"tools[{at}]"):
+                if member.get("type") != "function":
+                    offered.left_out.append(str(member.get("type")))
+                    continue
+                name = str(member.get("name"))
+                flat = flat_name(name, namespace)
+                offered.functions.append(_function({**member, "name": flat}))
+                offered.origins[flat] = {"name": name, "namespace": str(namespace)}
+        else:
+            offered.left_out.append(str(kind))
+    return offered
+
+
+def _members(namespace: Mapping[str, Any], param: str) -> Iterator[Mapping[str, Any]]:
+    members = namespace.get("tools")
+    if not isinstance(namespace.get("name"), str) or not isinstance(members, list):
+        raise InvalidRequestError(f"'{param}' is a namespace and needs a name and a list of tools.", param=param)
+    for at, member in enumerate(members):
+        if not isinstance(member, Mapping):
+            raise InvalidRequestError(f"'{param}.tools[{at}]' must be an object.", param=f"{param}.tools[{at}]")
+        yield member
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {key: tool[key] for key in _KEYS if key in tool}}

@@ -1,0 +1,216 @@
+"""Codex and Claude Code from npm edit a file through the gateway, and talk to nothing else.
+
+A mock engine on the real Triton plays a model that can program. The real small model, which cannot, answers the first
+request of each agent.
+"""
+
+import json
+import shutil
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from llmops.model_repository.launch import Ports, start_triton
+from llmops.perf.lab.mock_engine.repository import make_mock_engine
+from tests.clients.agents import CONTEXT, DONE, PATCH, TASK, ClaudeCode, Codex
+from tests.clients.conftest import HERE, MODEL, locked, needs
+from tests.clients.recording import no_way_out, recorded_gateway
+
+# the first test installs the agents
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """The folder with the agents of tests/clients/agents/package.json, as npm installs them."""
+    if shutil.which("npm") is None:
+        needs("node 20 or later with npm, such as from https://nodejs.org, to install Codex and Claude Code")
+    with locked("agents") as folder:
+        folder.mkdir(exist_ok=True)
+        done, lock = folder / "node_modules" / ".package-lock.json", folder / "package-lock.json"
+        wanted = (HERE / "agents" / "package-lock.json").read_bytes()
+        if not done.is_file() or not lock.is_file() or lock.read_bytes() != wanted:
+            for name in ("package.json", "package-lock.json", ".npmrc"):
+                shutil.copyfile(HERE / "agents" / name, folder / name)
+            command = ["npm", "ci", "--ignore-scripts"]
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory):
+    """The folder with the mock engine's rules and the prompts that it got."""
+    return tmp_path_factory.mktemp("replay")
+
+
+@pytest.fixture(scope="module")
+def replaying(engine_dir, replay, tmp_path_factory):
+    """A gateway in front of a mock engine that follows the rules in `replay`: its URL and what it was asked."""
+    repository = make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "repository", 0.001, replay=replay)
+    with start_triton(repository, ports=Ports(0, 0, 0)) as server:
+        server.wait_ready(timeout=120)
+        with recorded_gateway(server.grpc_address, "mock") as recorded:
+            yield recorded
+
+
+@pytest.fixture
+def played(installed, replay, replaying, tmp_path):
+    """Let an agent do the task. Returns the agent, its output, the exchanges and the prompts rendered from them."""
+    url, exchanges = replaying
+
+    def play(kind):
+        exchanges.clear()
+        (replay / "prompts.jsonl").unlink(missing_ok=True)
+        with no_way_out() as (proxy, asked):
+            agent = kind(installed, tmp_path, proxy)
+            (replay / "rules.json").write_text(json.dumps([vars(step) for step in agent.steps]))
+            output = agent.ask(url, "mock")
+        assert asked == []
+        prompts = [json.loads(line) for line in (replay / "prompts.jsonl").read_text().splitlines()]
+        return agent, output, exchanges[:], prompts
+
+    return play
+
+
+def conversation(prompt):
+    """The end of a prompt, from the user's task on, without the template's marks."""
+    return prompt[prompt.rindex(TASK) :].replace("<|im_start|>", "").replace("<|im_end|>", "")
+
+
+def tools_of(prompt):
+    """The definitions of the functions in a prompt."""
+    lines = prompt[prompt.index("<tools>\n") : prompt.index("\n</tools>")].splitlines()[1:]
+    return [json.loads(line)["function"] for line in lines]
+
+
+def test_codex_edits_a_file(played):
+    agent, output, exchanges, prompts = played(Codex)
+    assert (agent.project / "greeting.txt").read_text() == "goodbye world\n"
+    events = [json.loads(line) for line in output.splitlines()]
+    assert [event["item"]["text"] for event in events if event.get("item", {}).get("type") == "agent_message"] == [DONE]
+
+    # -- what Codex sent
+    assert [(one.method, one.path, one.status) for one in exchanges] == [("POST", "/v1/responses", 200)] * 4
+    bodies = [one.body for one in exchanges]
+    for body, one in zip(bodies, exchanges, strict=True):
+        assert (body["model"], body["stream"], body["store"]) == ("mock", True, False)
+        assert one.headers["x-llmops-warnings"] == (
+            "The tool 'web_search' was left out: the gateway runs no tools itself."
+        )
+        assert one.headers["x-llmops-ignored"] == "client_metadata, include, prompt_cache_key, reasoning.summary"
+    kinds = {tool.get("name", tool["type"]): tool["type"] for tool in bodies[0]["tools"]}
+    assert kinds["exec_command"] == "function"
+    assert kinds["multi_agent_v1"] == "namespace"
+    assert kinds["web_search"] == "web_search"
+    # each request repeats the one before it, and adds the answer to it and what the call gave
+    grown = [body["input"] for body in bodies]
+    for before, after in pairwise(grown):
+        assert after[: len(before)] == before
+        assert [item["type"] for item in after[len(before) :]] == ["function_call", "function_call_output"]
+    calls = [item for item in grown[-1] if item["type"] == "function_call"]
+    assert [(one.get("namespace"), one["name"], json.loads(one["arguments"])) for one in calls] == [
+        ("multi_agent_v1", "close_agent", {"target": "nobody"}),
+        (None, "exec_command", {"cmd": "cat greeting.txt"}),
+        (None, "exec_command", {"cmd": PATCH}),
+    ]
+
+    # -- what the gateway rendered from it
+    assert len(prompts) == 4
+    flat = []
+    for tool in bodies[0]["tools"]:
+        members = tool["tools"] if tool["type"] == "namespace" else [tool] if tool["type"] == "function" else []
+        space = tool["name"] + "__" if tool["type"] == "namespace" else ""
+        flat += [(space + one["name"], one["description"], one["parameters"]) for one in members]
+    for prompt, body in zip(prompts, bodies, strict=True):
+        texts = [part["text"] for item in body["input"] if item["type"] == "message" for part in item["content"]]
+        assert all(text.strip() in prompt for text in texts)
+        offered = [(tool["name"], tool["description"], tool["parameters"]) for tool in tools_of(prompt)]
+        assert offered == flat
+    outputs = [item["output"] for item in grown[-1] if item["type"] == "function_call_output"]
+    said = [step.answer for step in agent.steps[::-1]]
+    parts = [
+        f"\nassistant\n{one}\nuser\n<tool_response>\n{two}\n</tool_response>"
+        for one, two in zip(said, outputs, strict=False)
+    ]
+    assert conversation(prompts[-1]) == TASK + "".join(parts) + "\nassistant\n"
+
+
+def test_claude_code_edits_a_file(played):
+    agent, output, exchanges, prompts = played(ClaudeCode)
+    assert (agent.project / "greeting.txt").read_text() == "goodbye world\n"
+    result = json.loads(output)
+    assert (result["result"], result["is_error"]) == (DONE, False)
+    assert result["modelUsage"]["mock"]["contextWindow"] == CONTEXT
+
+    # -- what Claude Code sent
+    assert [(one.method, one.path, one.status) for one in exchanges] == [("POST", "/v1/messages", 200)] * 3
+    bodies = [one.body for one in exchanges]
+    for body, one in zip(bodies, exchanges, strict=True):
+        assert (body["model"], body["stream"], body["max_tokens"]) == ("mock", True, 32000)
+        assert "x-llmops-warnings" not in one.headers
+        assert {"Read", "Edit", "Bash"} <= {tool["name"] for tool in body["tools"]}
+    grown = [body["messages"] for body in bodies]
+    for before, after in pairwise(grown):
+        assert [bare(message) for message in after[: len(before)]] == [bare(message) for message in before]
+        assert [message["role"] for message in after[len(before) :]] == ["assistant", "user"]
+    blocks = [block for message in grown[-1] if isinstance(message["content"], list) for block in message["content"]]
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    file = str(agent.project / "greeting.txt")
+    edit = {"file_path": file, "old_string": "hello", "new_string": "goodbye", "replace_all": False}
+    assert [(one["name"], one["input"]) for one in calls] == [("Read", {"file_path": file}), ("Edit", edit)]
+
+    # -- what the gateway rendered from it
+    assert len(prompts) == 3
+    for prompt, body in zip(prompts, bodies, strict=True):
+        assert all(text.strip() in prompt for text in texts_of(body))
+        offered = [(tool["name"], tool["description"], tool["parameters"]) for tool in tools_of(prompt)]
+        assert offered == [(tool["name"], tool["description"], shown(tool["input_schema"])) for tool in body["tools"]]
+    results = [block["content"] for block in blocks if block["type"] == "tool_result"]
+    written = [json.dumps({"name": one["name"], "arguments": one["input"]}) for one in calls]
+    parts = [
+        f"assistant\n<tool_call>\n{one}\n</tool_call>\nuser\n<tool_response>\n{two}\n</tool_response>\n"
+        for one, two in zip(written, results, strict=True)
+    ]
+    assert conversation(prompts[-1]).endswith("".join(parts) + "assistant\n")
+
+
+def texts_of(body):
+    """The texts of a request's system prompt and messages, without calls and results."""
+    contents = [body["system"], *(message["content"] for message in body["messages"])]
+    for content in contents:
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (block["text"] for block in content if block["type"] == "text")
+
+
+def shown(schema):
+    """A schema as models are shown it: without the dialect that it is written in."""
+    return {key: value for key, value in schema.items() if key != "$schema"}
+
+
+def bare(message):
+    """A message without the marks that say what to keep in a cache: the last message has them."""
+    if isinstance(message["content"], str):
+        return message["role"], [{"type": "text", "text": message["content"]}]
+    blocks = [{key: value for key, value in block.items() if key != "cache_control"} for block in message["content"]]
+    return message["role"], blocks
+
+
+@pytest.mark.parametrize("kind", [Codex, ClaudeCode])
+def test_the_real_small_model_answers_the_first_request(kind, installed, full_triton, tmp_path):
+    """The model has a context of 8,192 tokens and cannot program: the agents send short instructions and few tools.
+
+    The answers are cut off after a few tokens, which both agents call a failure.
+    """
+    bounds = {"sampling": {"max_tokens": 16}}
+    with (
+        no_way_out() as (proxy, asked),
+        recorded_gateway(full_triton.grpc_address, MODEL, **bounds) as (url, exchanges),
+    ):
+        kind(installed, tmp_path, proxy).ask(url, MODEL, short=True)
+    assert asked == []
+    assert exchanges[0].path in ("/v1/responses", "/v1/messages")
+    assert {one.status for one in exchanges} == {200}
+    assert TASK in json.dumps(exchanges[0].body)
