@@ -120,7 +120,8 @@ class ResponseBuilder:
         item: Item = {"type": kind, "id": new_id(_PREFIXES[kind]), **_BLANK[kind], "status": "in_progress"}
         if isinstance(piece, ToolCall):
             self._call = piece.index
-            item.update(call_id=piece.id, **self._origins.get(piece.name, {"name": piece.name}))
+            item.update(call_id=piece.id, name=piece.name)
+            item.update(self._origins.get(piece.name or "", {}))
         return [*events, *self._open(item)]
 
     def _open(self, item: Item) -> list[Event]:
