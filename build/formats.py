@@ -190,13 +190,13 @@ _ALL = (
         block=128, scale_bytes=4,
     ),
     Format(
-        "int4_awq", "4-bit weights in groups, activation-aware", _GPU, 4, "bf16", mixtures=_GPU, algorithm="W4A16_AWQ",
+        "int4_awq", "4-bit weights in groups, activation-aware", _GPU, 4, "bf16", mixtures=_ENGINE, algorithm="W4A16_AWQ",
         modelopt=ModelOpt("INT4_AWQ_CFG", calibrated=True, groups=(128, 64), calib_limit=32), gemm="int4_wo", moe=None,
         loss=Loss(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35), group=128, scale_bytes=2,
         pre_scale=True, method="awq", aliases=("int4",), gemm_plugin=True,
     ),
     Format(
-        "w4a8_awq", "4-bit weights in groups, FP8 activations", _GPU, 4, "fp8", algorithm="W4A8_AWQ",
+        "w4a8_awq", "4-bit weights in groups, FP8 activations", _GPU, 4, "fp8", mixtures=_TORCH, algorithm="W4A8_AWQ",
         modelopt=ModelOpt("W4A8_AWQ_BETA_CFG", calibrated=True, groups=(128,), inputs="e4m3", calib_limit=32),
         gemm=None, moe="w4afp8",
         loss=Loss(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35, min_range=0.09), sm=89,

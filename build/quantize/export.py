@@ -113,14 +113,16 @@ def _experts_unpadded() -> Iterator[None]:
         postprocess.pad_weights = original
 
 
-def export_hf_checkpoint(model: Any, arch: Architecture, folder: Path, dtype: str | None = None) -> dict[str, Any]:
+def export_hf_checkpoint(
+    model: Any, arch: Architecture, form: Format, folder: Path, dtype: str | None = None
+) -> dict[str, Any]:
     """Write a Hugging Face checkpoint with hf_quant_config.json; returns the latter ({} when nothing is quantised)."""
     import torch
     from modelopt.torch.export import export_hf_checkpoint as export
 
     dtype = dtype or stored_dtype(arch)
     try:
-        with quiet(), torch.inference_mode():
+        with quiet(), torch.inference_mode(), _experts_of_two_steps(form):
             export(model, getattr(torch, dtype), folder)
     except (NotImplementedError, AssertionError, ValueError, TypeError, AttributeError) as error:
         raise BuildError(f"ModelOpt could not export {arch.hf_class} as a Hugging Face checkpoint: {error}") from error
@@ -129,6 +131,25 @@ def export_hf_checkpoint(model: Any, arch: Architecture, folder: Path, dtype: st
     rewrite_config(folder, dtype)
     path = folder / "hf_quant_config.json"
     return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+@contextlib.contextmanager
+def _experts_of_two_steps(form: Format) -> Iterator[None]:
+    """Let ModelOpt 0.47 export experts in W4A8, whose weights are rounded in two steps (INT4 groups, then FP8).
+
+    Before it writes, it gives gate and up of an expert one largest value, which raises for the groups of the first
+    step. W4A8 needs no such value: TensorRT-LLM takes the larger scale of the two when it fuses them
+    (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`, WInt4AFP8FusedMoEMethod.load_quant_scales).
+    """
+    import modelopt.torch.export.unified_export_hf as exporter
+
+    original = exporter.sync_moe_gate_up_amax
+    if form.algorithm == "W4A8_AWQ":
+        exporter.sync_moe_gate_up_amax = lambda model: 0
+    try:
+        yield
+    finally:
+        exporter.sync_moe_gate_up_amax = original
 
 
 def _cast_unquantised(file: Path, dtype: Any) -> None:

@@ -52,7 +52,7 @@ def export(checkpoint, tmp_path):
         if target == "tensorrt":
             export_engine_checkpoint(model, source.architecture, form, folder, tp, pp)
         else:
-            export_hf_checkpoint(model, source.architecture, folder)
+            export_hf_checkpoint(model, source.architecture, form, folder)
         return weights, folder, source
 
     return run

@@ -9,6 +9,7 @@ import pytest
 
 from llmops.build.checkpoint import ExistingQuantisation, open_checkpoint
 from llmops.build.formats import FORMATS
+from llmops.build.progress import SilentProgress
 from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, sequences
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import pytorch, tensorrt
@@ -45,6 +46,18 @@ def spec(target="tensorrt", tmp_path="engine", **fields):
         ("llama", {"quant": "w4a8_awq", "group_size": 64}, InputError, "kernels for 128 only"),
         ("llama", {"options": {"dtype": "float32"}}, InputError, "stored in float16 or bfloat16"),
         ("llama", {"quant": "int8_wo", "calib_dataset": "cnn_dailymail"}, InputError, "nothing is calibrated"),
+        ("llama", {"target": "pytorch", "kv_cache": "fp8", "calib_dataset": "cnn_dailymail"}, InputError,
+         "nothing is calibrated with --quant none"),
+        *(
+            (family, {"target": "pytorch", "quant": "int4_awq"}, InputError,
+             f"--quant int4_awq is not for {name}ForCausalLM on --target pytorch (TensorRT-LLM does not load it: its "
+             "loader of 4-bit experts wants the input scales of FP8 activations); use none, fp8, w4a8_awq.")
+            for family, name in (("mixtral", "Mixtral"), ("qwen3_moe", "Qwen3Moe"))
+        ),
+        *(
+            ("phi3", {"target": "pytorch", "quant": quant}, InputError, "use none, fp8.")
+            for quant in ("int4_awq", "w4a8_awq", "fp8_pc_pt", "int8_wo")
+        ),
     ],
 )  # fmt: skip
 def test_refused(checkpoint, family, fields, error, says):
@@ -96,6 +109,47 @@ def test_the_format_of_what_modelopt_made(checkpoint, tmp_path, algorithm, weigh
     source = modelopt(checkpoint("llama"), tmp_path, algorithm)
     job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", options={"image": "trtllm-1.3"}), source)
     assert job.request.quantisation.weights == weights
+
+
+@pytest.mark.parametrize(
+    ("family", "algorithm", "says"),
+    [
+        ("mixtral", "W4A16_AWQ", "its loader of 4-bit experts wants the input scales of FP8 activations; give"),
+        ("phi3", "W4A16_AWQ", "its loader of the packed query, key and value matrix splits rows of weights"),
+        ("phi3", "W8A16", "slices scales as a table of two dimensions"),
+    ],
+)
+def test_modelopts_files_that_no_loader_takes_are_refused(checkpoint, tmp_path, family, algorithm, says):
+    source = modelopt(checkpoint(family), tmp_path, algorithm)
+    with pytest.raises(CheckpointError, match=says):
+        pytorch.target.prepare(spec("pytorch", tmp_path / "e"), source)
+
+
+def test_a_plain_checkpoint_with_an_fp8_cache_stays_as_it_is(checkpoint, tmp_path):
+    """TensorRT-LLM refuses a quantisation file without an algorithm of the weights, so the arguments name the cache."""
+    source = checkpoint("llama")
+    job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", kv_cache="fp8"), source)
+    assert job.request.copied
+    assert not job.request.calibrates
+    assert job.arguments["kv_cache_config"]["dtype"] == "fp8"
+    (tmp_path / "work" / "tokenizer").mkdir(parents=True)
+    job.build(tmp_path / "work", SilentProgress())
+    assert not (tmp_path / "work" / "model" / "hf_quant_config.json").exists()
+    weights = (tmp_path / "work" / "model" / "model.safetensors").read_bytes()
+    assert weights == (source.path / "model.safetensors").read_bytes()
+
+
+def test_a_gguf_with_an_fp8_cache_gets_no_quantisation_file(checkpoint, tmp_path):
+    gguf = dataclasses.replace(checkpoint("llama"), format="gguf")
+    request = make_request(spec("pytorch", tmp_path / "e", kv_cache="fp8"), gguf)
+    assert (request.kv_cache, request.stored_cache, request.copied) == ("fp8", "auto", False)
+    assert make_request(spec("tensorrt", tmp_path / "e", kv_cache="fp8"), gguf).stored_cache == "fp8"
+
+
+def test_experts_in_w4a8_are_not_for_blackwell(checkpoint, tmp_path):
+    given = spec("pytorch", tmp_path / "e", quant="w4a8_awq", gpu="b200-sxm")
+    with pytest.raises(InputError, match="has no W4A8 kernels for experts there; use --quant fp8, or name an H100"):
+        pytorch.target.prepare(given, checkpoint("mixtral"))
 
 
 def test_modelopts_fp8_is_not_planned_for_gpus_without_it(checkpoint, tmp_path):

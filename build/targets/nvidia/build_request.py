@@ -17,6 +17,7 @@ from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.existing import passed_on
 from llmops.build.trtllm.images import DEFAULT_TAG, Image
+from llmops.build.trtllm.loaders import rejection
 from llmops.build.trtllm.versions import image_for, image_of, release
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
@@ -44,8 +45,18 @@ class BuildRequest:
     measure_quality: bool
 
     @property
+    def stored_cache(self) -> str:
+        """The KV cache that the exported checkpoint names.
+
+        Target pytorch names none where the weights are not quantised: TensorRT-LLM refuses a checkpoint whose
+        hf_quant_config.json has no algorithm for the weights (`tensorrt_llm/llmapi/llm_utils.py`, "Pre-quantized
+        checkpoint must have quant_algo"). There `kv_cache_config.dtype` alone decides.
+        """
+        return _stored_cache(self.spec)
+
+    @property
     def calibrates(self) -> bool:
-        return self.form.calibrated or self.kv_cache != "auto"
+        return self.form.calibrated or self.stored_cache != "auto"
 
     @property
     def weights(self) -> str:
@@ -88,7 +99,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         group_size=group_size,
         kv_cache=spec.kv_cache,
         calibration=_calibration(spec, form),
-        gates=Gates.from_options(spec.options, form.name, spec.kv_cache),
+        gates=Gates.from_options(spec.options, form.name, _stored_cache(spec)),
         limits=_limits(spec, arch),
         dtype=stored_dtype(arch, spec.options.get("dtype")),
         image=_image(spec),
@@ -105,8 +116,11 @@ def _wrong_target(arch: Architecture, target: str) -> str:
 
 def _copied(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
     """Target pytorch takes an unquantised Hugging Face folder as it is."""
-    untouched = spec.quant == "none" and spec.kv_cache == "auto"
-    return untouched and spec.target == "pytorch" and checkpoint.format == "huggingface"
+    return spec.quant == "none" and spec.target == "pytorch" and checkpoint.format == "huggingface"
+
+
+def _stored_cache(spec: BuildSpec) -> str:
+    return "auto" if spec.target == "pytorch" and spec.quant == "none" else spec.kv_cache
 
 
 def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, passed_on: bool) -> None:
@@ -114,8 +128,11 @@ def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, pass
         return
     allowed = allowed_formats(arch.family, spec.target)
     if form.name not in allowed:
+        found = rejection(arch.family, form.algorithm) if spec.target == "pytorch" else None
+        because = f" (TensorRT-LLM does not load it: {found.reason})" if found else ""
         raise InputError(
-            f"--quant {form.name} is not for {arch.hf_class} on --target {spec.target}; use {', '.join(allowed)}."
+            f"--quant {form.name} is not for {arch.hf_class} on --target {spec.target}{because}; use "
+            f"{', '.join(allowed)}."
         )
 
 
@@ -125,9 +142,12 @@ def allowed_formats(family: str, target: str) -> tuple[str, ...]:
         return ("none",)
     if target == "tensorrt" and family in ("qwen3", "qwen3_moe"):
         return ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
+    forms = list(buildable(target).items())
     if FAMILIES[family].moe is not None:
-        return tuple(name for name, form in buildable(target).items() if target in form.mixtures)
-    return tuple(buildable(target))
+        forms = [(name, form) for name, form in forms if target in form.mixtures]
+    if target == "pytorch":
+        return tuple(name for name, form in forms if rejection(family, form.algorithm) is None)
+    return tuple(name for name, _ in forms)
 
 
 def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None:
@@ -141,7 +161,7 @@ def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None
 
 def _calibration(spec: BuildSpec, form: Format) -> CalibrationSettings:
     defaults = CalibrationSettings()
-    if spec.calib_dataset is not None and not form.calibrated and spec.kv_cache == "auto":
+    if spec.calib_dataset is not None and not form.calibrated and _stored_cache(spec) == "auto":
         raise InputError(f"--calib-data: nothing is calibrated with --quant {form.name}; leave it out.")
     return CalibrationSettings(
         dataset=spec.calib_dataset or BUNDLED,

@@ -9,6 +9,7 @@ from llmops.build.checkpoint.base import ExistingQuantisation
 from llmops.build.checkpoint.quantisation import MODELOPT_FILE
 from llmops.build.plan.gpus import find_gpu
 from llmops.build.spec import BuildSpec
+from llmops.build.trtllm.loaders import rejection
 from llmops.errors import CheckpointError, InputError
 
 _BLACKWELL = 100
@@ -71,6 +72,9 @@ def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSp
     if not (checkpoint.path / MODELOPT_FILE).is_file():
         return f"but TensorRT-LLM 1.2 reads that from {MODELOPT_FILE}, which is not there"
     algorithm = str(found.detail.get("quant_algo") or "")
+    found_rejection = rejection(checkpoint.architecture.family, algorithm)
+    if found_rejection is not None:
+        return f"which TensorRT-LLM's PyTorch backend does not load: {found_rejection.reason}"
     if "FP4" in algorithm and spec.gpu is not None and find_gpu(spec.gpu).sm < _BLACKWELL:
         return f"which needs a Blackwell GPU, not --gpu {spec.gpu}"
     return ""
