@@ -190,7 +190,8 @@ _ALL = (
         block=128, scale_bytes=4,
     ),
     Format(
-        "int4_awq", "4-bit weights in groups, activation-aware", _GPU, 4, "bf16", mixtures=_ENGINE, algorithm="W4A16_AWQ",
+        "int4_awq", "4-bit weights in groups, activation-aware", _GPU, 4, "bf16", mixtures=_ENGINE,
+        algorithm="W4A16_AWQ",
         modelopt=ModelOpt("INT4_AWQ_CFG", calibrated=True, groups=(128, 64), calib_limit=32), gemm="int4_wo", moe=None,
         loss=Loss(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35), group=128, scale_bytes=2,
         pre_scale=True, method="awq", aliases=("int4",), gemm_plugin=True,

@@ -36,7 +36,7 @@ def spec(target="tensorrt", tmp_path="engine", **fields):
         ("llama", {"deterministic": True}, InputError, "--deterministic is for --target openvino"),
         ("llama", {"max_seq_len": 4096}, InputError, "over the model's context; use at most 512"),
         ("llama", {"max_batch_size": 64, "max_num_tokens": 32}, InputError, "smaller than the batch of 64"),
-        ("llama", {"options": {"image": "26.02", "tensorrt_llm": "1.2.1"}}, VersionMismatchError, "26.07-trtllm"),
+        ("llama", {"options": {"image": "26.02", "tensorrt_llm": "1.2.1"}}, VersionMismatchError, "--set image=26.07"),
         ("llama", {"options": {"image": "25.12"}, "target": "pytorch"}, VersionMismatchError, "TensorRT-LLM 1.1.0"),
         ("llama", {"options": {"calib_batch_size": "0"}}, InputError, "--calib-batch-size 0: give a whole number"),
         ("llama", {"options": {"min_top1": "1.5"}}, InputError, "--min-top1 1.5 is out of range; give a number from 0"),

@@ -45,6 +45,6 @@ def _check_blackwell(request: BuildRequest, gpu: Gpu) -> None:
         )
     if request.weights == "w4a8_awq" and request.checkpoint.architecture.moe is not None and gpu.sm >= 100:
         raise InputError(
-            f"--gpu {gpu.name}: TensorRT-LLM has no W4A8 kernels for experts there; use --quant fp8, or name an H100 or "
-            "H200."
+            f"--gpu {gpu.name}: TensorRT-LLM has no W4A8 kernels for experts there; use --quant fp8, or name an "
+            "H100 or H200."
         )
