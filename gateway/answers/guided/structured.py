@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmops.gateway.answers.grammar import NotEnforceableError, choice_grammar, grammar_of, pattern_grammar
+from llmops.gateway.answers.grammar.ambiguity import ambiguity_problem
 from llmops.gateway.answers.grammar.ebnf import grammar_problem
+from llmops.gateway.answers.grammar.errors import TooCostlyError
+from llmops.gateway.answers.grammar.work import STEPS, metered
 from llmops.gateway.answers.guided.schemas import DEFAULT_LIMITS, SchemaLimits, checked_schema, pattern_problem
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.messages import Guide
@@ -117,10 +120,18 @@ def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
 def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
     if not isinstance(value, str) or not value.strip() or len(value) > limits.size:
         raise InvalidRequestError(f"'{param}' must be an EBNF text of 1 to {limits.size} characters.", param=param)
-    problem = grammar_problem(value)
+    problem = grammar_problem(value) or _ambiguity(value)
     if problem:
         raise InvalidRequestError(f"'{param}' cannot be used as an EBNF grammar: {problem}.", param=param)
     return Guide("ebnf_grammar", value)
+
+
+def _ambiguity(grammar: str) -> str | None:
+    try:
+        with metered(STEPS):
+            return ambiguity_problem(grammar)
+    except TooCostlyError as error:
+        return str(error)
 
 
 def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:

@@ -11,6 +11,7 @@ import json
 import re
 import tempfile
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import llmops_contract as contract
@@ -21,10 +22,13 @@ from openvino import op
 from openvino import opset13 as ops
 
 from ..request import Refused
+from .costs import WALK, Followed, followed, is_too_slow
 
 HEAD_SIZE = 32
-# how many tokens are sampled to see what following a grammar costs
-_TRIED = 12
+#: The token that ends a walk through a grammar, beside the tokenizer's own end of text.
+_END = 0
+#: The logit of tokens that end a walk. At a temperature of 100 it makes them e^-100 times as likely as others.
+_UNLIKELY = -10_000.0
 
 Guide = tuple[str, str]
 
@@ -59,7 +63,8 @@ class GrammarPipeline:
         scheduler.max_num_seqs = 1
         scheduler.max_num_batched_tokens = 32
         with tempfile.TemporaryDirectory(prefix="llmops-grammar-") as name:
-            ov.save_model(little_model(vocab_size), f"{name}/openvino_model.xml")
+            ends = {_END, tokenizer.get_eos_token_id()}
+            ov.save_model(little_model(vocab_size, ends), f"{name}/openvino_model.xml")
             self._pipeline = genai.ContinuousBatchingPipeline(
                 name, tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=1
             )
@@ -74,21 +79,27 @@ class GrammarPipeline:
             return explain(str(error)) if "xgrammar" in str(error) else None
         return None
 
-    def follow(self, guide: Guide) -> tuple[float, float]:
-        """What a compiled grammar costs: to join a batch, and per token (CPU seconds; of the tokens, the median)."""
+    def follow(self, guide: Guide, token_seconds: float) -> Followed:
+        """Walk through a compiled grammar and return what this costs. It ends early once that is far too much.
+
+        Args:
+            guide: The grammar.
+            token_seconds: The CPU seconds that a token may take.
+        """
         self._count += 1
-        handle = self._pipeline.add_request(self._count, _prompt(), _sampling(guide, _TRIED))
-        costs = []
+        handle = self._pipeline.add_request(self._count, _prompt(), _sampling(guide, WALK))
+        costs: list[float] = []
         try:
             while self._pipeline.has_non_finished_requests():
                 start = time.process_time()
                 self._pipeline.step()
                 costs.append(time.process_time() - start)
+                if is_too_slow(costs[1:], token_seconds):
+                    handle.cancel()
         except RuntimeError:
             handle.cancel()
             self._pipeline.step()
-        tokens = sorted(costs[1:]) or [0.0]
-        return costs[0] if costs else 0.0, tokens[len(tokens) // 2]
+        return followed(costs)
 
 
 def _prompt() -> Any:
@@ -98,8 +109,8 @@ def _prompt() -> Any:
 def _sampling(guide: Guide, tokens: int) -> Any:
     config = genai.GenerationConfig()
     config.max_new_tokens = tokens
-    config.stop_token_ids = {0}
-    config.eos_token_id = 0
+    config.stop_token_ids = {_END}
+    config.eos_token_id = _END
     # any token that the grammar allows, so that all of it is tried
     config.do_sample = True
     config.temperature = 100.0
@@ -113,8 +124,11 @@ def explain(text: str) -> str:
     return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", line)
 
 
-def little_model(vocab_size: int) -> ov.Model:
-    """One attention layer with a KV cache, in the form that GenAI's conversion to paged attention expects."""
+def little_model(vocab_size: int, unlikely: Iterable[int]) -> ov.Model:
+    """Build one attention layer with a KV cache, in the form that GenAI's paged attention expects.
+
+    All tokens are equally likely except the `unlikely` ones, which are sampled where nothing else is allowed.
+    """
     names = {"input_ids": "i64", "attention_mask": "i64", "position_ids": "i64"}
     ids, mask, positions = (_parameter(name, [-1, -1], kind) for name, kind in names.items())
     beam = _parameter("beam_idx", [-1], "i32")
@@ -123,10 +137,12 @@ def little_model(vocab_size: int) -> ov.Model:
     hidden = ops.unsqueeze(ops.unsqueeze(where, np.int64(1)), np.int64(3))
     hidden = ops.multiply(hidden, _ones(1, 1, 1, HEAD_SIZE))
     key, value = (_cached(hidden, ids, beam, kind, sinks) for kind in ("key", "value"))
-    bias = ops.unsqueeze(ops.unsqueeze(ops.convert(mask, "f32"), np.int64(1)), np.int64(1))
-    context = ops.scaled_dot_product_attention(hidden, key, value, bias)
+    attended = ops.unsqueeze(ops.unsqueeze(ops.convert(mask, "f32"), np.int64(1)), np.int64(1))
+    context = ops.scaled_dot_product_attention(hidden, key, value, attended)
     merged = ops.reshape(ops.transpose(context, np.array([0, 2, 1, 3])), np.array([0, 0, -1]), True)
-    logits = ops.matmul(merged, _ones(vocab_size, HEAD_SIZE), False, True)
+    bias = np.zeros((1, 1, vocab_size), np.float32)
+    bias[..., [token for token in unlikely if 0 <= token < vocab_size]] = _UNLIKELY
+    logits = ops.add(ops.matmul(merged, _ones(vocab_size, HEAD_SIZE), False, True), ops.constant(bias))
     logits.output(0).set_names({"logits"})
     return ov.Model([op.Result(logits.output(0))], sinks, [ids, mask, positions, beam], "grammar")
 

@@ -1,7 +1,8 @@
 """A separate process that compiles grammars first: it can be killed when one takes too long or too much memory.
 
-`python -m llmops_engine.guided.probe MODEL_FOLDER VOCAB_SIZE NICENESS` reads guides from its input, one JSON list a
-line, and answers each with one JSON object. `GrammarProbe` is the other end.
+`python -m llmops_engine.guided.probe MODEL_FOLDER VOCAB_SIZE NICENESS` reads guides from its
+input, each a line with a JSON list of kind, text and the CPU seconds that a token may take, and
+answers each with one JSON object. `GrammarProbe` is the other end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from .costs import Followed
 
 # how often the process is checked while it works (s)
 _POLL = 0.05
@@ -47,11 +50,13 @@ class GrammarLimits:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one grammar costs; `problem`: why it does not compile."""
+    """The costs of one grammar, those of `Followed` among them; `problem` is the reason why it does not compile."""
 
     problem: str | None = None
     join_seconds: float = 0.0
     token_seconds: float = 0.0
+    mean_seconds: float = 0.0
+    grows: bool = False
     memory: int = 0
 
 
@@ -80,7 +85,7 @@ class GrammarProbe:
         assert process.stdout is not None
         try:
             start = usage(process.pid)
-            process.stdin.write(json.dumps(guide).encode() + b"\n")
+            process.stdin.write(json.dumps([*guide, limits.token_seconds]).encode() + b"\n")
             process.stdin.flush()
             while not select.select([process.stdout], [], [], _POLL)[0]:
                 _check(usage(process.pid), start, limits)
@@ -155,12 +160,13 @@ def _serve(lines: BinaryIO, answer: BinaryIO, pipeline: Any) -> None:
     answer.write(b"ready\n")
     answer.flush()
     for line in lines:
-        kind, text = json.loads(line)
+        kind, text, token_seconds = json.loads(line)
         before = usage(os.getpid())[1]
         problem = pipeline.compile((kind, text))
         memory = max(usage(os.getpid())[1] - before, 0)
-        join, token = (0.0, 0.0) if problem else pipeline.follow((kind, text))
-        answer.write(json.dumps(asdict(Measured(problem, join, token, memory))).encode() + b"\n")
+        costs = Followed() if problem else pipeline.follow((kind, text), token_seconds)
+        measured = Measured(problem, memory=memory, **asdict(costs))
+        answer.write(json.dumps(asdict(measured)).encode() + b"\n")
         answer.flush()
 
 

@@ -26,9 +26,12 @@ from .probe import GrammarLimits, GrammarProbe, Measured, OverLimitError
 
 # grammars whose outcome is remembered
 REMEMBERED = 1000
-# how long a grammar may take in the quick lane (CPU seconds), and how long an idle lane keeps its process (s)
-_MOMENT, _IDLE = 0.25, 120.0
+# how long a grammar may take in the quick lane (CPU seconds; a walk takes 0.1 to 0.2), and how long an idle lane keeps
+# its process (s)
+_MOMENT, _IDLE = 0.5, 120.0
 _MANY = 3
+# answers after which a grammar is not the first that is suspected
+_PROVEN = 3
 # a time over its limit is doubted so many times while it is less than so many times the limit
 _DOUBTS, _DOUBTFUL = 2, 5
 # the quick lane's: a tenth of a core beside an engine that takes all of them
@@ -84,6 +87,35 @@ class GrammarService:
             raise Refused(known.refusal)
         return None if known.done else known
 
+    def mean_seconds(self, guide: Guide) -> float:
+        """Return the seconds that a compiled grammar takes per token as a rule."""
+        known = self._known.get(_key(guide))
+        return known.measured.mean_seconds if known is not None else 0.0
+
+    def suspicion(self, guide: Guide) -> tuple[bool, float]:
+        """Return a value that is higher the more likely a grammar is to cost too much.
+
+        Grammars that few answers were finished with come first, then those that took longest when they were tried.
+        """
+        known = self._known.get(_key(guide))
+        return (True, 0.0) if known is None else (known.finished < _PROVEN, known.measured.token_seconds)
+
+    def finished(self, guide: Guide) -> None:
+        """An answer with this grammar was finished."""
+        known = self._known.get(_key(guide))
+        if known is not None:
+            known.finished += 1
+
+    def refuse(self, guide: Guide, why: str) -> None:
+        """Refuse a grammar from now on."""
+        task = self._known[_key(guide)] = _Task(guide, "")
+        task.finish(why)
+        self._forget_oldest()
+
+    def take_refusals(self, other: GrammarService) -> None:
+        """Refuse what `other` refused."""
+        self._known.update((key, task) for key, task in other._known.items() if task.done and task.refusal)
+
     def knows(self, guide: Guide) -> bool:
         """Whether it is compiled, or refused."""
         known = self._known.get(_key(guide))
@@ -123,6 +155,9 @@ class _Task(Preparation):
         self.guide = guide
         self.caller = caller
         self.path = caller.split("/", 1)
+        self.measured = Measured()
+        # answers that were finished with it
+        self.finished = 0
 
 
 class _Lane:
@@ -203,7 +238,7 @@ class _Lane:
 
     def _settle(self, task: _Task) -> None:
         try:
-            refusal = self._make_ready(task.guide)
+            refusal = self._make_ready(task)
         except OverLimitError as error:
             if error.slow and self._slower is not None:
                 self._slower.put(task)
@@ -215,8 +250,9 @@ class _Lane:
         task.finish(f"{GUIDE}: {refusal}" if refusal else "")
         self._wake()
 
-    def _make_ready(self, guide: Guide) -> str | None:
-        measured = self._measured(guide)
+    def _make_ready(self, task: _Task) -> str | None:
+        guide, measured = task.guide, self._measured(task.guide)
+        task.measured = measured
         refusal = measured.problem or _too_costly(measured, self._limits)
         if refusal:
             return refusal
@@ -230,13 +266,15 @@ class _Lane:
         somewhat over its limit must be seen again."""
         measured = self._probe.measure(guide, self._limits)
         for _ in range(_DOUBTS):
-            if measured.problem or not 1 < _share(measured, self._limits) < _DOUBTFUL:
+            if measured.problem or not (measured.grows or 1 < _share(measured, self._limits) < _DOUBTFUL):
                 break
             again = self._probe.measure(guide, self._limits)
             measured = replace(
                 measured,
                 join_seconds=min(measured.join_seconds, again.join_seconds),
                 token_seconds=min(measured.token_seconds, again.token_seconds),
+                mean_seconds=min(measured.mean_seconds, again.mean_seconds),
+                grows=measured.grows and again.grows,
             )
         return measured
 
@@ -251,6 +289,8 @@ def _too_costly(measured: Measured, limits: GrammarLimits) -> str | None:
         return f"the grammar is too large: it takes {measured.join_seconds:.2f} s to start, once compiled"
     if measured.token_seconds > limits.token_seconds:
         return f"the grammar takes {measured.token_seconds * 1000:.0f} ms per token to follow"
+    if measured.grows:
+        return "the grammar takes longer to follow with each token of the answer"
     if measured.memory > limits.memory:
         return f"the grammar takes more than {limits.memory >> 20} MiB of memory"
     return None

@@ -19,6 +19,7 @@ import openvino_genai as genai
 from ..guided.openvino import GrammarPipeline, explain, structured_output
 from ..guided.probe import GrammarLimits, GrammarProbe, command
 from ..guided.service import GrammarService
+from ..guided.watch import GrammarWatch, sampler_threads, thread_times
 from ..recent_blocks import RecentBlocks
 from ..request import GenerationRequest, Refused, Sampling
 from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, KvChange, Preparation, StepOutput
@@ -29,6 +30,8 @@ TOKENS_PER_BLOCK = 32
 _RUNNING = genai.GenerationStatus.RUNNING
 _IGNORED = genai.GenerationStatus.IGNORED
 _RECOVERY_STEPS = 3
+#: Tokens of the second prompt that warms the engine up: enough for all threads that compute the model to take part.
+_WARM_UP = 128
 _libc = ctypes.CDLL(None)
 _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
 
@@ -92,14 +95,18 @@ class OpenVINORuntime(EngineRuntime):
         self._iteration = 0
         self._leaving: Any = None
         self._recent = RecentBlocks(self._blocks, TOKENS_PER_BLOCK)
+        self._watch = GrammarWatch(options.grammars.token_seconds)
+        # the grammar that was ended last while others ran: refused once a step without it is within its budget
+        self._accused: tuple[tuple[str, str], str] | None = None
         self._load()
 
     def _load(self) -> None:
         options = self._options
+        known = thread_times()
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(options.model_path), _scheduler(options, self._blocks), options.device, options.properties
         )
-        self._warm_up()
+        self._warm_up(known)
         tokenizer = self._pipeline.get_tokenizer()
         self._grammars = GrammarService(
             lambda niceness: GrammarProbe(*command(options.model_path, options.vocab_size, niceness)),
@@ -108,12 +115,17 @@ class OpenVINORuntime(EngineRuntime):
             options.grammars,
         )
 
-    def _warm_up(self) -> None:
-        """The first step of all takes long. It also makes the tokenizer's grammar compiler, which is not safe to do in
-        two threads at once."""
+    def _warm_up(self, known: Iterable[int]) -> None:
+        """Take the first step, which is long, and find the sampler's threads beside those `known` before the pipeline.
+
+        It also makes the tokenizer's grammar compiler, which is not safe to do in two threads at once.
+        """
         config = genai.GenerationConfig()
         config.max_new_tokens = 1
         self._pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64))], [config])
+        before = thread_times()
+        self._pipeline.generate([ov.Tensor(np.ones((1, _WARM_UP), np.int64))], [config])
+        self._watch.new_sampler(sampler_threads(known, before, thread_times()))
 
     def prepare(self, request: GenerationRequest) -> Preparation | None:
         if request.guide is None:
@@ -141,8 +153,11 @@ class OpenVINORuntime(EngineRuntime):
 
     def step(self) -> Iterator[StepOutput]:
         # step() keeps the GIL: whatever else this process does in Python happens between two steps.
+        guides = {sequence.request.guide for sequence in self._sequences.values()} - {None}
+        self._watch.start()
         for pipeline in self._pipelines():
             pipeline.step()
+        over = self._watch.stop(len(self._sequences), self._expected() if guides else None)
         self._iteration += 1
         for key, sequence in list(self._sequences.items()):
             output = self._read(key, sequence)
@@ -150,7 +165,43 @@ class OpenVINORuntime(EngineRuntime):
                 self._note(sequence, output)
                 if output.finish:
                     self._sequences.pop(key, None)
+                    if output.finish != FAILED and sequence.request.guide is not None:
+                        self._grammars.finished(sequence.request.guide)
                 yield output
+        yield from self._end_grammar(over)
+
+    def _expected(self) -> float:
+        """Return the seconds that the grammars of all running sequences take in a step as a rule."""
+        guides = (sequence.request.guide for sequence in self._sequences.values())
+        return sum(self._grammars.mean_seconds(guide) for guide in guides if guide is not None)
+
+    def _end_grammar(self, seconds: float) -> Iterator[StepOutput]:
+        """End the sequences of the most suspect grammar after a step whose grammars took too many `seconds`.
+
+        Where several grammars ran, the next step tells: without the culprit, it is within its budget.
+        """
+        if not seconds:
+            if self._accused is not None:
+                self._grammars.refuse(*self._accused)
+                self._accused = None
+            return
+        guides = dict.fromkeys(sequence.request.guide for sequence in self._sequences.values())
+        suspects = [guide for guide in guides if guide is not None]
+        if not suspects:
+            return
+        # of equal ones the newest
+        culprit = max(enumerate(suspects), key=lambda one: (self._grammars.suspicion(one[1]), one[0]))[1]
+        keys = [key for key, sequence in self._sequences.items() if sequence.request.guide == culprit]
+        tokens = max(len(self._sequences[key].generated) for key in keys)
+        why = f"{contract.GUIDE}: the grammar takes {seconds * 1000:.0f} ms per token after {tokens} tokens"
+        if len(suspects) == 1:
+            self._grammars.refuse(culprit, why)
+        else:
+            self._accused = (culprit, why)
+            why = "unavailable for this grammar: the grammars that run here take too long at the moment"
+        for key in keys:
+            self.cancel(key)
+            yield StepOutput(key, [], [], FAILED, why)
 
     def _note(self, sequence: _Sequence, output: StepOutput) -> None:
         """The cache has a prompt from its first token on, and the answer too once it is complete."""
@@ -177,11 +228,13 @@ class OpenVINORuntime(EngineRuntime):
         if self._leaving is not None and _unfinished(self._leaving):
             raise Refused("unavailable for new grammars: their memory is full until older answers have ended")
         self._grammars.close(wait=False)
+        older = self._grammars
         self._leaving = self._pipeline if _unfinished(self._pipeline) else None
         # where the old one is no longer needed, its weights go before those of the new one come
         del self._grammars, self._pipeline
         _libc.malloc_trim(0)
         self._load()
+        self._grammars.take_refusals(older)
         self._recent.clear()
 
     def _pipelines(self) -> list[Any]:
