@@ -55,15 +55,26 @@ class Control:
         add_admin(app, self._store)
         usage, models = OwnUsageEndpoint(self._store), Models(self._store, self._gateway)
         organization = Organization(self._store)
-        own: dict[str, Any] = {"methods": ["GET"], "tags": ["usage"]}
+        own: dict[str, Any] = {"methods": ["GET"], "tags": ["usage"], "summary": "Show the caller's own usage"}
         app.add_api_route("/api/usage", usage.handle, **own, **documented(OwnWanted, OwnUsage))
+        own["summary"] = "Describe models and their prices"
         app.add_api_route("/api/models", models.handle, **own, responses={200: {"model": DescribedModels}})
         of_tenant: dict[str, Any] = {"methods": ["GET"], "tags": ["openai"]}
         begins = "/v1/organization"
         app.add_api_route(
-            f"{begins}/usage/completions", organization.usage, **of_tenant, **documented(UsageQuery, Page)
+            f"{begins}/usage/completions",
+            organization.usage,
+            summary="Show usage by time",
+            **of_tenant,
+            **documented(UsageQuery, Page),
         )
-        app.add_api_route(f"{begins}/costs", organization.costs, **of_tenant, **documented(CostsQuery, Page))
+        app.add_api_route(
+            f"{begins}/costs",
+            organization.costs,
+            summary="Show costs by day",
+            **of_tenant,
+            **documented(CostsQuery, Page),
+        )
         add_bodies(app, BODIES)
 
     @asynccontextmanager
@@ -111,9 +122,11 @@ def create_app(settings: GatewaySettings, duties: Duties, gateway: str | None = 
     )
     add_handlers(app)
     control.add_to(app)
-    app.add_api_route("/health/live", live, methods=["GET"], tags=["health"])
-    app.add_api_route("/health/ready", control.ready, methods=["GET"], tags=["health"])
-    app.add_api_route("/metrics", meters.show, methods=["GET"], tags=["health"])
+    app.add_api_route("/health/live", live, methods=["GET"], tags=["health"], summary="Say that control runs")
+    app.add_api_route(
+        "/health/ready", control.ready, methods=["GET"], tags=["health"], summary="Say whether the store answers"
+    )
+    app.add_api_route("/metrics", meters.show, methods=["GET"], tags=["health"], summary="Show metrics for Prometheus")
     return app
 
 

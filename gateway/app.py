@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.responses import PlainTextResponse
 
 from llmops import __version__
 from llmops.gateway.answers.service import Service
@@ -27,7 +29,13 @@ from llmops.gateway.endpoints.elsewhere import add_elsewhere
 from llmops.gateway.endpoints.embeddings import Embeddings
 from llmops.gateway.endpoints.health import Health
 from llmops.gateway.endpoints.messages.endpoint import Messages
-from llmops.gateway.endpoints.messages.wire import CountTokensRequest, MessagesRequest
+from llmops.gateway.endpoints.messages.wire import (
+    CountTokensRequest,
+    MessageAnswer,
+    MessageError,
+    MessagesRequest,
+    TokenCount,
+)
 from llmops.gateway.endpoints.models import ModelList
 from llmops.gateway.endpoints.replicas import Replicas
 from llmops.gateway.endpoints.rerank import Rerank
@@ -45,12 +53,26 @@ from llmops.gateway.http.counting import RequestCounts
 from llmops.gateway.http.door import Check
 from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import Handlers, add_handlers
-from llmops.gateway.http.openapi import add_bodies, body_of
+from llmops.gateway.http.openapi import add_bodies, documented
 from llmops.gateway.http.telling import access_log_of, tracing_of
 from llmops.gateway.observability import names
 from llmops.gateway.observability.goodput import Objectives
 from llmops.gateway.observability.lag import LagWatch
 from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.openai.answers import (
+    ChatCompletion,
+    Completion,
+    DeletedResponse,
+    DetokenizeAnswer,
+    EmbeddingList,
+    HealthAnswer,
+    InputItems,
+    ModelEntries,
+    ModelEntry,
+    RerankAnswer,
+    ResponseAnswer,
+    TokenizeAnswer,
+)
 from llmops.gateway.openai.chat import ChatRequest
 from llmops.gateway.openai.completions import CompletionRequest
 from llmops.gateway.openai.embeddings import EmbeddingRequest
@@ -179,14 +201,18 @@ def create_app(
     _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)
     app.express = dict(_posts(app.router, app.exception_handlers))
+    live = documented("Say that the gateway runs", HealthAnswer, tag="health")
+    ready = documented("Say whether models can be used", HealthAnswer, tag="health")
     app.add_api_route("/", health.root, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/health", health.ready, methods=["GET"], include_in_schema=False)
-    app.add_api_route("/health/live", health.live, methods=["GET"], tags=["health"])
-    app.add_api_route("/health/ready", health.ready, methods=["GET"], tags=["health"])
+    app.add_api_route("/health/live", health.live, methods=["GET"], **live)
+    app.add_api_route("/health/ready", health.ready, methods=["GET"], **ready)
     if fleets is not None:
+        shown: dict[str, Any] = {"summary": "Show what this gateway knows of its replicas", "tags": ["health"]}
         replicas = Replicas(catalogue, siblings.others)
-        app.add_api_route("/replicas", replicas.handle, methods=["GET"], tags=["health"])
-    app.add_api_route("/metrics", health.metrics, methods=["GET"], tags=["health"])
+        app.add_api_route("/replicas", replicas.handle, methods=["GET"], **shown)
+    scraped: dict[str, Any] = {"summary": "Show metrics for Prometheus", "tags": ["health"]}
+    app.add_api_route("/metrics", health.metrics, methods=["GET"], response_class=PlainTextResponse, **scraped)
     add_bodies(app, BODIES)
     visiting = [guest(app) for guest in guests]
     if settings.store is not None and not guests:
@@ -214,25 +240,46 @@ def _add_openai_routes(
     rerank = Rerank(service, catalogue.of(Encoder))  # type: ignore[type-abstract]
     tokens = Tokens(service)
     chat, completions = ChatCompletions(service), Completions(service)
+    routes = (
+        ("/v1/chat/completions", chat.handle, "Create a chat completion", ChatRequest, ChatCompletion, "openai"),
+        ("/v1/completions", completions.handle, "Create a completion", CompletionRequest, Completion, "openai"),
+        ("/v1/responses", responses.create, "Create a response", ResponsesRequest, ResponseAnswer, "openai"),
+        ("/v1/embeddings", embeddings.handle, "Create embeddings", EmbeddingRequest, EmbeddingList, "openai"),
+        ("/v1/rerank", rerank.handle, "Rerank documents", RerankRequest, RerankAnswer, "rerank"),
+        ("/v2/rerank", rerank.handle, "Rerank documents (Cohere v2)", RerankRequest, RerankAnswer, "rerank"),
+        ("/rerank", rerank.handle, "Rerank documents (Jina, vLLM)", RerankRequest, RerankAnswer, "rerank"),
+        ("/tokenize", tokens.tokenize, "Turn a prompt into token ids", TokenizeRequest, TokenizeAnswer, "tokens"),
+        ("/detokenize", tokens.detokenize, "Turn token ids into text", DetokenizeRequest, DetokenizeAnswer, "tokens"),
+    )
     router = app.router
-    router.post("/v1/chat/completions", tags=["openai"], openapi_extra=body_of(ChatRequest))(chat.handle)
-    router.post("/v1/completions", tags=["openai"], openapi_extra=body_of(CompletionRequest))(completions.handle)
-    router.post("/v1/embeddings", tags=["openai"], openapi_extra=body_of(EmbeddingRequest))(embeddings.handle)
-    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        router.post(path, tags=["rerank"], openapi_extra=body_of(RerankRequest))(rerank.handle)
-    router.post("/v1/responses", tags=["openai"], openapi_extra=body_of(ResponsesRequest))(responses.create)
-    router.get("/v1/responses/{response_id}", tags=["openai"])(responses.get)
-    router.delete("/v1/responses/{response_id}", tags=["openai"])(responses.delete)
-    router.post("/v1/responses/{response_id}/cancel", tags=["openai"])(responses.cancel)
-    router.get("/v1/responses/{response_id}/input_items", tags=["openai"])(responses.input_items)
-    router.get("/v1/models", tags=["openai"])(models.handle)
-    router.get("/v1/models/{model:path}", tags=["openai"])(models.handle_one)
-    router.post("/tokenize", tags=["tokens"], openapi_extra=body_of(TokenizeRequest))(tokens.tokenize)
-    router.post("/detokenize", tags=["tokens"], openapi_extra=body_of(DetokenizeRequest))(tokens.detokenize)
+    for path, handle, summary, body, answer, tag in routes:
+        streams = "stream" in body.model_fields
+        router.post(path, **documented(summary, answer, tag=tag, body=body, streams=streams))(handle)
+    one, stored = {"response_id": "The response's id."}, "/v1/responses/{response_id}"
+    again: dict[str, tuple[dict[str, Any], str]] = {
+        "stream": ({"type": "boolean"}, "Send its events again."),
+        "starting_after": ({"type": "integer", "minimum": 0}, "Send the events after this number; needs stream."),
+    }
+    get = documented("Get a response", ResponseAnswer, tag="openai", path=one, query=again, streams=True)
+    delete = documented("Delete a response", DeletedResponse, tag="openai", path=one)
+    cancel = documented("Cancel a response", ResponseAnswer, tag="openai", path=one)
+    items = documented("List a response's input", InputItems, tag="openai", path=one)
+    router.get(stored, **get)(responses.get)
+    router.delete(stored, **delete)(responses.delete)
+    router.post(f"{stored}/cancel", **cancel)(responses.cancel)
+    router.get(f"{stored}/input_items", **items)(responses.input_items)
+    router.get("/v1/models", **documented("List models", ModelEntries, tag="openai"))(models.handle)
+    named = documented("Show a model", ModelEntry, tag="openai", path={"model": "The model's name."})
+    router.get("/v1/models/{model:path}", **named)(models.handle_one)
 
 
 def _add_anthropic_routes(app: FastAPI, service: Service) -> None:
     messages, router = Messages(service), app.router
-    create, count = body_of(MessagesRequest), body_of(CountTokensRequest)
-    router.post("/v1/messages", tags=["anthropic"], openapi_extra=create)(messages.create)
-    router.post("/v1/messages/count_tokens", tags=["anthropic"], openapi_extra=count)(messages.count_tokens)
+    create = documented(
+        "Create a message", MessageAnswer, tag="anthropic", body=MessagesRequest, streams=True, errors=MessageError
+    )
+    count = documented(
+        "Count a message's tokens", TokenCount, tag="anthropic", body=CountTokensRequest, errors=MessageError
+    )
+    router.post("/v1/messages", **create)(messages.create)
+    router.post("/v1/messages/count_tokens", **count)(messages.count_tokens)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmops.gateway.http.door import Check, Door
 from llmops.gateway.http.failures import Handlers, answer_to
+from llmops.gateway.http.reference import add_reference
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -49,7 +50,8 @@ class ExpressApp(FastAPI):
 
     def __init__(self, *, checks: Sequence[Check] = (), own: str = "", **fastapi: Any) -> None:
         """`checks` and `own`: as Door takes them."""
-        super().__init__(**fastapi)
+        super().__init__(docs_url=None, redoc_url=None, **fastapi)
+        add_reference(self)
         self._checks, self._own = checks, own
         self._entrance: ASGIApp | None = None
 

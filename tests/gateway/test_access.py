@@ -121,7 +121,7 @@ async def text(request):
     return PlainTextResponse("text")
 
 
-async def test_every_route_but_health_refuses_without_a_key_also_one_added_later(accounts):
+async def test_every_route_but_health_and_the_reference_refuses_without_a_key_also_one_added_later(accounts):
     await accounts.key()
     routes = []
 
@@ -136,6 +136,10 @@ async def test_every_route_but_health_refuses_without_a_key_also_one_added_later
         for method, template in routes:
             path = re.sub(r"{.*?}", "x", template)
             answers = [await client.request(method, path), await client.request(method, path, headers=bearer("x"))]
+            if template in {"/docs", "/redoc", "/openapi.json", "/docs/{file}"}:
+                # the API reference is the same in every deployment
+                assert {answer.status_code for answer in answers} <= {200, 404}, (method, template)
+                continue
             probe = template.startswith("/health")
             assert (answers[0].status_code != 401) == probe, (method, template)
             assert answers[1].status_code == 401, (method, template)

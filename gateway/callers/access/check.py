@@ -13,6 +13,7 @@ from llmops.gateway.callers.access.cached import Cached
 from llmops.gateway.callers.access.refusals import Refusals
 from llmops.gateway.callers.access.several import Several
 from llmops.gateway.errors import ForbiddenError, InvalidKeyError, MissingKeyError, UnavailableError
+from llmops.gateway.http import reference
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
 from llmops.gateway.messages import Caller, Outcome
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 STRANGER = Caller(scopes=frozenset())
 HEALTH = "/health"
 # what any key may see
-PLAIN = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+PLAIN = frozenset({"/"})
 # by the beginning of a route's path: the scopes of which one is enough; all others are for `inference`
 SCOPES = (
     ("/metrics", ("metrics",)),
@@ -38,7 +39,8 @@ SCOPES = (
 
 
 class Access(Check):
-    """Refuses by default: every route asks for a key, also one added later, but for /health/* without a query."""
+    """Refuses by default: every route asks for a key, also one added later, but for /health/* without a query and
+    the API reference."""
 
     def __init__(self, directory: Directory, refusals: Refusals | None = None) -> None:
         self._directory, self._refusals = directory, refusals
@@ -49,6 +51,9 @@ class Access(Check):
         Raises InvalidKeyError, ForbiddenError for a key without the route's scope, UnavailableError where nobody can
         say whose a key is.
         """
+        if context.route in reference.ROUTES:
+            context.caller = STRANGER
+            return
         credential = _sent(scope)
         known = self._directory.known(credential) if credential is not None else None
         if known is None:

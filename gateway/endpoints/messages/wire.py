@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from llmops.gateway.openai.common import Number, Wire
 
@@ -120,3 +120,40 @@ class MessagesRequest(CountTokensRequest):
     container: str | dict[str, Any] | None = Field(default=None, description="Ignored.")
     diagnostics: dict[str, Any] | None = Field(default=None, description="Ignored.")
     inference_geo: str | None = Field(default=None, description="Ignored.")
+
+
+class MessageAnswer(BaseModel):
+    """A message. With `stream` it comes as Anthropic's server-sent events."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: dict[str, Any]
+
+
+class TokenCount(BaseModel):
+    """Tokens of the prompt that a message would have."""
+
+    input_tokens: int
+
+
+class MessageErrorDetails(BaseModel):
+    """What went wrong, why, and what to do."""
+
+    type: str
+    message: str
+    details: dict[str, Any] | None = None
+
+
+class MessageError(BaseModel):
+    """Anthropic's envelope of an error."""
+
+    type: Literal["error"]
+    error: MessageErrorDetails
+    request_id: str | None
