@@ -65,6 +65,7 @@ from llmops.gateway.openai.answers import (
     DeletedResponse,
     DetokenizeAnswer,
     EmbeddingList,
+    ErrorAnswer,
     HealthAnswer,
     InputItems,
     ModelEntries,
@@ -85,6 +86,7 @@ from llmops.gateway.text.threads import TextThreads
 # adds its routes at once; what it returns is entered when the application begins, and left when it ends
 Guest = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
+_openais = partial(documented, errors=ErrorAnswer)
 BODIES: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
@@ -201,8 +203,8 @@ def create_app(
     _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)
     app.express = dict(_posts(app.router, app.exception_handlers))
-    live = documented("Say that the gateway runs", HealthAnswer, tag="health")
-    ready = documented("Say whether models can be used", HealthAnswer, tag="health")
+    live = _openais("Say that the gateway runs", HealthAnswer, tag="health")
+    ready = _openais("Say whether models can be used", HealthAnswer, tag="health")
     app.add_api_route("/", health.root, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/health", health.ready, methods=["GET"], include_in_schema=False)
     app.add_api_route("/health/live", health.live, methods=["GET"], **live)
@@ -254,22 +256,22 @@ def _add_openai_routes(
     router = app.router
     for path, handle, summary, body, answer, tag in routes:
         streams = "stream" in body.model_fields
-        router.post(path, **documented(summary, answer, tag=tag, body=body, streams=streams))(handle)
+        router.post(path, **_openais(summary, answer, tag=tag, body=body, streams=streams))(handle)
     one, stored = {"response_id": "The response's id."}, "/v1/responses/{response_id}"
     again: dict[str, tuple[dict[str, Any], str]] = {
         "stream": ({"type": "boolean"}, "Send its events again."),
         "starting_after": ({"type": "integer", "minimum": 0}, "Send the events after this number; needs stream."),
     }
-    get = documented("Get a response", ResponseAnswer, tag="openai", path=one, query=again, streams=True)
-    delete = documented("Delete a response", DeletedResponse, tag="openai", path=one)
-    cancel = documented("Cancel a response", ResponseAnswer, tag="openai", path=one)
-    items = documented("List a response's input", InputItems, tag="openai", path=one)
+    get = _openais("Get a response", ResponseAnswer, tag="openai", path=one, query=again, streams=True)
+    delete = _openais("Delete a response", DeletedResponse, tag="openai", path=one)
+    cancel = _openais("Cancel a response", ResponseAnswer, tag="openai", path=one)
+    items = _openais("List a response's input", InputItems, tag="openai", path=one)
     router.get(stored, **get)(responses.get)
     router.delete(stored, **delete)(responses.delete)
     router.post(f"{stored}/cancel", **cancel)(responses.cancel)
     router.get(f"{stored}/input_items", **items)(responses.input_items)
-    router.get("/v1/models", **documented("List models", ModelEntries, tag="openai"))(models.handle)
-    named = documented("Show a model", ModelEntry, tag="openai", path={"model": "The model's name."})
+    router.get("/v1/models", **_openais("List models", ModelEntries, tag="openai"))(models.handle)
+    named = _openais("Show a model", ModelEntry, tag="openai", path={"model": "The model's name."})
     router.get("/v1/models/{model:path}", **named)(models.handle_one)
 
 

@@ -10,8 +10,6 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from llmops.gateway.openai.answers import ErrorAnswer
-
 _REF = "#/components/schemas/{model}"
 
 
@@ -26,11 +24,11 @@ def documented(
     answer: type[BaseModel],
     *,
     tag: str,
+    errors: type[BaseModel],
     body: type[BaseModel] | None = None,
     path: Mapping[str, str] = MappingProxyType({}),
     query: Mapping[str, tuple[dict[str, Any], str]] = MappingProxyType({}),
     streams: bool = False,
-    errors: type[BaseModel] = ErrorAnswer,
 ) -> dict[str, Any]:
     """Return the arguments that document a route.
 
@@ -38,11 +36,11 @@ def documented(
         summary: The operation in a few words.
         answer: The model of the answer.
         tag: The group of operations.
+        errors: The model of an error.
         body: The model of the request's body.
         path: Descriptions of the path's parameters, by name.
         query: Schema and description of the query's parameters, by name.
         streams: True if the answer may be a stream of events.
-        errors: The model of an error.
     """
     placed = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": text}
