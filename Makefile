@@ -20,8 +20,8 @@ export PIP_NO_COMPILE = 1
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
-serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http://127.0.0.1:9000
-	$(BIN)/llmops up $(MODEL)
+serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http://127.0.0.1:9000; ARGS='--port 9100'
+	$(BIN)/llmops up $(MODEL) $(ARGS)
 
 test: $(STAMPS)/test ## All tests, with the real Triton server
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 4 $(ARGS)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.options import refuse_others
+from llmops.cli.options import Duration, OutputFile, help_all_option, rare_option, refuse_others
 from llmops.cli.service.command import file_options, for_each_model
 from llmops.cli.service.flags import of_bench
-from llmops.errors import InputError
+from llmops.errors import InputError, LlmopsError
 
 if TYPE_CHECKING:
     from llmops.perf.options import BenchOptions
@@ -40,66 +40,73 @@ VIA = ("chat", "completions", "engine", "ensemble")
     show_default=True,
     help="Open loop: spacing of requests.",
 )
-@click.option("--burstiness", type=POSITIVE, default=0.25, show_default=True, help="Gamma shape; 1 is Poisson.")
-@click.option(
+@rare_option("--burstiness", type=POSITIVE, default=0.25, show_default=True, help="Gamma shape; 1 is Poisson.")
+@rare_option(
     "--max-concurrency",
     type=click.IntRange(1),
     help="Open loop: most requests at once; the wait of others counts as latency.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
-@click.option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
+@rare_option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
 @click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start. Default: 100.")
-@click.option("-d", "--duration", type=POSITIVE, help="Seconds during which sessions start; per step of a sweep (30).")
-@click.option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted. Default: one per user.")
+@click.option(
+    "-d", "--duration", type=Duration(), help="How long sessions start, such as 60s; per step of a sweep 30s."
+)
+@rare_option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted. Default: one per user.")
 @click.option("-i", "--input", "input_", default="64", show_default=True, help="Prompt tokens, a distribution.")
 @click.option("-o", "--output", default="64", show_default=True, help="Answer tokens, a distribution.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your own prompts: JSONL, or lines of text.")
 @click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Shared system prompt of this many tokens.")
-@click.option(
+@rare_option(
     "--prefix-groups", type=click.IntRange(1), default=1, show_default=True, help="Number of different prefixes."
 )
 @click.option("--turns", help="Turns per conversation, a distribution.")
-@click.option(
-    "--think-time", type=click.FloatRange(0), default=0.0, help="Seconds between an answer and the next turn."
-)
-@click.option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
-@click.option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests cancelled midway.")
-@click.option("--slo", multiple=True, help="Objective in ms: ttft:200, tpot:50, itl:100, e2e:5000. Repeatable.")
+@click.option("--think-time", type=Duration(zero=True), default="0s", help="Pause between an answer and the next turn.")
+@rare_option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
+@rare_option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests cancelled midway.")
+@click.option("--slo", multiple=True, help="Objective: ttft:200ms, tpot:50ms, itl:100ms or e2e:5s. Repeatable.")
 @click.option("--sweep", is_flag=True, help="Find the highest rate that meets the objectives.")
 @click.option(
-    "--slo-share",
+    "--fail-under",
+    "slo_share",
+    metavar="SHARE",
     type=click.FloatRange(0, 1),
     default=0.99,
     show_default=True,
-    help="Share of requests that must meet the objectives.",
+    help="Share of requests that must meet the objectives; below it the exit code is 1.",
 )
-@click.option("--sweep-max", type=POSITIVE, default=1024.0, show_default=True, help="Highest rate to try.")
-@click.option("--stream/--no-stream", default=True, show_default=True, help="Ask for streamed answers.")
-@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
-@click.option("--usage/--no-usage", default=True, show_default=True, help="Ask for the server's token counts.")
+@rare_option("--sweep-max", type=POSITIVE, default=1024.0, show_default=True, help="Highest rate to try.")
+@rare_option("--stream/--no-stream", default=True, show_default=True, help="Ask for streamed answers.")
+@rare_option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
+@rare_option("--usage/--no-usage", default=True, show_default=True, help="Ask for the server's token counts.")
 @click.option("--extra", help="JSON object merged into every request body.")
 @click.option("-H", "--header", multiple=True, help="'Name: value', sent with every request.")
 @click.option("--api-key", envvar="LLMOPS_API_KEY", help="Bearer token; also $LLMOPS_API_KEY.")
-@click.option("--insecure", is_flag=True, help="Do not check the TLS certificate.")
-@click.option("--timeout", type=POSITIVE, default=600.0, show_default=True, help="Seconds for one request.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the whole run here; - for stdout.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page with plots here.")
+@rare_option("--insecure", is_flag=True, help="Do not check the TLS certificate.")
+@click.option("--timeout", type=Duration(), default="10m", show_default=True, help="Time for one request.")
+@rare_option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "json_path", type=OutputFile(), help="Write the whole run here; - for stdout.")
+@click.option("--html", "html_path", type=OutputFile(), help="Write a page with plots here.")
 @click.option("--compare", nargs=2, type=click.Path(path_type=Path), help="Compare two --json files; sends no load.")
+@help_all_option
 def command(**given: Any) -> None:
     """Load-test URL: an OpenAI endpoint (http://host:port/v1), or Triton itself (grpc://host:port).
 
     Lengths are distributions: 128, uniform:64,256, normal:256,64, lognormal:256,0.6, exponential:128,
     choice:32@0.8,2048@0.2. Latencies are measured from the moment a request is sent.
+
+    With --slo the exit code is 1 when fewer than --fail-under of the requests meet the objectives.
     """
     json_path, html_path, compare = given.pop("json_path"), given.pop("html_path"), given.pop("compare")
     if compare:
         refuse_others("--compare reads two files and sends no load", "compare")
         _compare(compare[0], compare[1])
         return
-    _check_writable(json_path, html_path)
     document = _run(_options(**given), quiet=str(json_path) == "-")
     _write(document, json_path, html_path)
+    missed = document.missed_objectives()
+    if missed:
+        raise LlmopsError(missed)
 
 
 def _options(**given: Any) -> BenchOptions:
@@ -133,17 +140,6 @@ def _extra(text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError("--extra must be a JSON object.")
     return value
-
-
-def _check_writable(*paths: Path | None) -> None:
-    # a long run must not end with "no such folder"
-    for path in paths:
-        if path is None or str(path) == "-":
-            continue
-        if not path.resolve().parent.is_dir():
-            raise InputError(f"The folder of {path} does not exist; create it first.")
-        if path.is_dir():
-            raise InputError(f"{path} is a folder; give a file in it.")
 
 
 def _run(options: BenchOptions, quiet: bool) -> Document:

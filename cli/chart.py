@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import yaml
 
-from llmops.errors import InputError
+from llmops.output_files import write_text
 
 if TYPE_CHECKING:
     from llmops.cli.service.chart import Planned
@@ -35,10 +35,7 @@ def command(file: Path, profile: str | None, mounted: str, output: Path | None) 
     if output is None:
         click.echo(text, nl=False)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{output} cannot be written ({error.strerror}).") from error
+    write_text(output, text)
     click.echo(f"Wrote {output}. Next: helm install NAME deploy/helm/llmops -f {output}")
 
 

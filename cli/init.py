@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from llmops.errors import InputError
+from llmops.output_files import write_text
 
 
 @click.command()
@@ -57,10 +58,7 @@ def command(
         text = for_a_cpu(checkpoint, named)
     else:
         text = for_gpus(checkpoint, named, _planned(checkpoint, gpu, load))
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{output} cannot be written ({error.strerror}).") from error
+    write_text(output, text)
     read(output)
     _write_schema(output)
     click.echo(
@@ -73,10 +71,7 @@ def _write_schema(beside: Path) -> None:
     from llmops.cli.service.written import SCHEMA
 
     path = beside.with_name(SCHEMA)
-    try:
-        path.write_text(json.dumps(schema(), indent=1) + "\n")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}).") from error
+    write_text(path, json.dumps(schema(), indent=1) + "\n")
 
 
 def _planned(checkpoint: str, gpu: str, load: dict[str, str | None]) -> Any:

@@ -10,9 +10,9 @@ import click
 from llmops.build.formats import PLANNED
 from llmops.build.target_names import GPU_TARGETS
 from llmops.cli.console import table_console
+from llmops.cli.options import Duration, OutputFile
 from llmops.cli.service.command import file_options, for_each_model, model_option
 from llmops.cli.service.flags import of_plan
-from llmops.durations import seconds
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,27 +28,13 @@ PIPED = 120
 QUANT = ", ".join(form.label for form in PLANNED.values())
 
 
-class Seconds(click.ParamType):
-    """A duration: 500ms, 0.5s, 0.5 (seconds)."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            return seconds(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 @click.command(name="plan", cls=for_each_model(of_plan))
 @click.argument("checkpoint")
 @file_options
 @model_option
 @click.option("--gpu", help="GPU model.  [default: h100-sxm]")
 @click.option("--compare", metavar="GPU,GPU…", help="Compare several GPU models by cost.")
-@click.option("--gpus", "max_gpus", type=int, default=64, show_default=True, help="GPUs available.")
+@click.option("--gpus", "max_gpus", type=click.IntRange(1), default=64, show_default=True, help="GPUs available.")
 @click.option(
     "--quant",
     default="auto",
@@ -59,23 +45,42 @@ class Seconds(click.ParamType):
     "--kv-dtype", default="auto", show_default=True, help="KV cache: bf16, fp8, int8; auto follows the weights."
 )
 @click.option("--target", type=click.Choice(GPU_TARGETS), help="Engine.  [default: tensorrt where it can]")
-@click.option("--isl", type=int, default=1000, show_default=True, help="Mean prompt length in tokens.")
-@click.option("--osl", type=int, default=200, show_default=True, help="Mean answer length in tokens.")
-@click.option("--qps", type=float, help="Requests/s to serve.  [default: what one replica can take]")
-@click.option("--ttft-p95", type=Seconds(), help="Target for the time to first token, 95th percentile, e.g. 500ms.")
-@click.option("--tpot-p95", type=Seconds(), help="Target for the time per output token, 95th percentile, e.g. 50ms.")
-@click.option("--tp", type=int, help="Fix the tensor parallel size.")
-@click.option("--pp", type=int, help="Fix the number of pipeline stages.")
-@click.option("--ep", type=int, help="Fix the expert parallel size, a divisor of --tp.")
-@click.option("--max-seq-len", type=int, help="Longest sequence to build for.  [default: isl + osl, rounded up]")
-@click.option("--max-num-tokens", type=int, help="Tokens of one step.  [default: 8192]")
+@click.option("--isl", type=click.IntRange(1), default=1000, show_default=True, help="Mean prompt length in tokens.")
+@click.option("--osl", type=click.IntRange(1), default=200, show_default=True, help="Mean answer length in tokens.")
 @click.option(
-    "--kv-fraction", type=float, default=0.9, show_default=True, help="Share of the free memory for the KV cache."
+    "--qps", type=click.FloatRange(0, min_open=True), help="Requests/s to serve.  [default: what one replica can take]"
 )
-@click.option("--prefix-hit", type=float, default=0.0, help="Share of prompt tokens found in the prefix cache.")
-@click.option("--draft-tokens", type=int, default=0, help="Speculative decoding: tokens proposed per step.")
+@click.option("--ttft-p95", type=Duration(), help="Target for the time to first token, 95th percentile, e.g. 500ms.")
+@click.option("--tpot-p95", type=Duration(), help="Target for the time per output token, 95th percentile, e.g. 50ms.")
+@click.option("--tp", type=click.IntRange(1), help="Fix the tensor parallel size.")
+@click.option("--pp", type=click.IntRange(1), help="Fix the number of pipeline stages.")
+@click.option("--ep", type=click.IntRange(1), help="Fix the expert parallel size, a divisor of --tp.")
 @click.option(
-    "--acceptance", type=float, default=0.7, show_default=True, help="… and the probability that one is accepted."
+    "--max-seq-len", type=click.IntRange(1), help="Longest sequence to build for.  [default: isl + osl, rounded up]"
+)
+@click.option("--max-num-tokens", type=click.IntRange(1), help="Tokens of one step.  [default: 8192]")
+@click.option(
+    "--kv-fraction",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="Share of the free memory for the KV cache.",
+)
+@click.option(
+    "--prefix-hit",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    help="Share of prompt tokens found in the prefix cache.",
+)
+@click.option(
+    "--draft-tokens", type=click.IntRange(0), default=0, help="Speculative decoding: tokens proposed per step."
+)
+@click.option(
+    "--acceptance",
+    type=click.FloatRange(0, 1),
+    default=0.7,
+    show_default=True,
+    help="… and the probability that one is accepted.",
 )
 @click.option(
     "--chunked-prefill/--no-chunked-prefill", default=True, show_default=True, help="Split long prompts over steps."
@@ -97,12 +102,10 @@ class Seconds(click.ParamType):
 )
 @click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
 @click.option("--online", is_flag=True, help="Ask the Hugging Face hub for the config, also of a well-known model.")
-@click.option("--top", type=int, default=8, show_default=True, help="Layouts to list.")
+@click.option("--top", type=click.IntRange(1), default=8, show_default=True, help="Layouts to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report to this file.")
-@click.option(
-    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the build plan for `llmops build --plan`."
-)
+@click.option("--html", type=OutputFile(), help="Write a report to this file.")
+@click.option("--save", type=OutputFile(), help="Write the build plan for `llmops build --plan`.")
 @click.option(
     "--rules",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
@@ -128,13 +131,13 @@ def command(
     if save:
         from llmops.build.plan.search.summary import build_plan
 
-        _write(save, lambda: build_plan(plan).save(save))
+        build_plan(plan).save(save)
     written = _write_rules(plan, rules, name or _named(checkpoint)) if rules else None
     if html:
         from llmops.build.plan.report.html import page
-        from llmops.pages.page import write
+        from llmops.output_files import write_text
 
-        write(html, page(plan))
+        write_text(html, page(plan))
     if as_json:
         import json
 
@@ -163,10 +166,10 @@ def _write_rules(plan: Plan, folder: Path, name: str) -> Path:
     import yaml
 
     from llmops.build.plan.report.rules import rules
+    from llmops.output_files import write_text
 
     path = folder / f"{name}.yaml"
-    text = yaml.safe_dump(rules(plan, name), sort_keys=False, width=200)
-    _write(path, lambda: path.write_text(text, encoding="utf-8"))
+    write_text(path, yaml.safe_dump(rules(plan, name), sort_keys=False, width=200))
     return path
 
 
@@ -254,12 +257,3 @@ def _api(price: str | None) -> ApiPrice | None:
     if into < 0 or out < 0 or into + out == 0:
         raise InputError(f"--api-price {price}: prices are not negative, and not both zero.")
     return ApiPrice(into, out)
-
-
-def _write(path: Path, write: Any) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written ({error.strerror}); name a file in a folder that exists."
-        ) from error

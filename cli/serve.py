@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from llmops.cli.options import Duration
+
 if TYPE_CHECKING:
     from llmops.model_repository.launch import TritonServer
 
@@ -30,17 +32,17 @@ PORT = click.IntRange(0, 65535)
 @click.option("--traces", metavar="URL", help="OTLP receiver for Triton's own spans, http://HOST:4318/v1/traces.")
 @click.option(
     "--exit-timeout",
-    type=click.IntRange(0),
-    default=30,
+    type=Duration(zero=True, whole=True),
+    default="30s",
     show_default=True,
-    help="Seconds that running requests get at shutdown.",
+    help="Time that running requests get at shutdown.",
 )
 @click.option(
     "--ready-timeout",
-    type=click.IntRange(1),
-    default=1800,
+    type=Duration(whole=True),
+    default="30m",
     show_default=True,
-    help="Seconds that all models may take to load.",
+    help="Time that all models may take to load.",
 )
 @click.option(
     "--launch",
@@ -83,7 +85,7 @@ def command(
     """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
 
     An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. Ready only when every model is loaded.
-    At shutdown running requests are finished first, for at most --exit-timeout seconds; then no process and no shared
+    At shutdown running requests are finished first, for at most --exit-timeout; then no process and no shared
     memory is left. A second signal ends them at once.
     """
     from llmops.model_repository.launch import Ports, start_triton

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.console import table_console
+from llmops.cli.options import Duration, OutputFile, help_all_option, rare_option
+from llmops.durations import seconds
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ POSITIVE = click.FloatRange(0, min_open=True)
 NO_GATE = "no-gate"
 TURNS_A_DAY = 15
 PIPED = 120
-# ms of a first token that are not the engine's (docs/decisions/1111)
-ADDED = 8.0
+# the part of a first token's time that is not the engine's (docs/decisions/1111)
+ADDED = "8ms"
 
 
 @click.command(name="simulate")
@@ -35,29 +37,41 @@ ADDED = 8.0
     "plan_path",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="What a replica is: of `llmops plan … --save FILE`.",
+    help="The plan of one replica, written by `llmops plan --save FILE`.",
 )
 @click.option("--replicas", type=click.IntRange(1), help="Number of replicas.  [default: the plan's]")
 @click.option("-r", "--rate", type=POSITIVE, help="Requests/s, in conversations.")
 @click.option(
-    "--day", type=click.FloatRange(1), metavar="USERS", help=f"A day of so many users, {TURNS_A_DAY} turns each."
+    "--day",
+    type=click.FloatRange(1),
+    metavar="USERS",
+    help=f"Simulate one day of USERS users with {TURNS_A_DAY} turns each.",
 )
-@click.option(
-    "--peak", type=click.FloatRange(1, 3.2), default=2.88, show_default=True, help="… its evening, × its mean."
+@rare_option(
+    "--peak",
+    type=click.FloatRange(1, 3.2),
+    default=2.88,
+    show_default=True,
+    help="With --day: peak rate of the day as a multiple of its mean.",
 )
-@click.option("--start", type=click.FloatRange(0, 24), default=0.0, help="… from this hour on.")
+@rare_option(
+    "--start",
+    type=click.FloatRange(0, 24),
+    default=0.0,
+    help="With --day: hour of the day at which the simulation begins.",
+)
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--bench", type=click.Path(path_type=Path), help="Replay the requests of a `llmops bench --json` file.")
-@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
-@click.option(
-    "-d", "--duration", type=POSITIVE, help="Seconds during which requests arrive.  [default: 600; a day: 86400]"
+@rare_option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
+@click.option("-d", "--duration", type=Duration(), help="How long requests arrive.  [default: 10m; with --day 24h]")
+@rare_option(
+    "--skip", type=Duration(zero=True), default="0s", help="Leave the beginning out of the report, such as 240s."
 )
-@click.option("--skip", type=click.FloatRange(0), default=0.0, help="Leave the first seconds out of the report.")
 @click.option("--turns", default="5", show_default=True, help="Turns per conversation, a distribution.")
-@click.option(
+@rare_option(
     "--system", type=click.IntRange(1), default=1300, show_default=True, help="Length of a system prompt in tokens."
 )
-@click.option(
+@rare_option(
     "--apps", type=click.IntRange(1), default=50, show_default=True, help="Number of different system prompts."
 )
 @click.option(
@@ -75,10 +89,10 @@ ADDED = 8.0
     show_default=True,
     help="Length of an answer in tokens, a distribution.",
 )
-@click.option("--think-time", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds between turns.")
-@click.option("--tenants", type=click.IntRange(1), default=1, show_default=True, help="Tenants that send as much each.")
-@click.option("--flood", type=POSITIVE, default=1.0, help="The first tenant sends this many times as much.")
-@click.option("--tier", multiple=True, metavar="NAME=SHARE", help="Share of the requests in a tier. Repeatable.")
+@click.option("--think-time", type=Duration(zero=True), default="30s", show_default=True, help="Pause between turns.")
+@rare_option("--tenants", type=click.IntRange(1), default=1, show_default=True, help="Tenants that send as much each.")
+@rare_option("--flood", type=POSITIVE, default=1.0, help="The first tenant sends this many times as much.")
+@rare_option("--tier", multiple=True, metavar="NAME=SHARE", help="Share of the requests in a tier. Repeatable.")
 @click.option("--config", type=click.Path(path_type=Path), help="The gateway's settings: slo, tiers, waiting.")
 @click.option(
     "--policy",
@@ -86,45 +100,55 @@ ADDED = 8.0
     show_default=True,
     help="How replicas are chosen: cheapest is the gateway's own; least-loaded, two-by-lot, affinity, random.",
 )
-@click.option(
-    "--gate/--no-gate", default=True, show_default=True, help="Whether requests wait for room in the gateway."
-)
+@rare_option("--gate/--no-gate", default=True, show_default=True, help="Whether requests wait for room in the gateway.")
 @click.option(
     "--compare",
     metavar="POLICY,…",
     help=f"Several policies on the same requests, such as cheapest,least-loaded,cheapest+{NO_GATE}.",
 )
-@click.option(
+@rare_option(
     "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Gateways that share the replicas."
 )
-@click.option("--fail", multiple=True, metavar="N@S[+S]", help="Replica N fails at second S, for this many (120).")
-@click.option("--scale", metavar="MIN..MAX", help="Replicas come and go as the chart's autoscaling says.")
-@click.option("--scale-requests", type=POSITIVE, help="… which assumes this many requests/s per replica.")
-@click.option(
-    "--cold-start", type=POSITIVE, default=180.0, show_default=True, help="… and starts one in this many seconds."
+@rare_option(
+    "--fail",
+    multiple=True,
+    metavar="N@T[+T]",
+    help="Replica N fails at a time, for a while: 0@60s+30s. For 2m by default.",
 )
-@click.option(
+@click.option("--scale", metavar="MIN..MAX", help="Replicas come and go as the chart's autoscaling says.")
+@rare_option("--scale-requests", type=POSITIVE, help="With --scale: requests/s that one replica is expected to take.")
+@rare_option(
+    "--cold-start",
+    type=Duration(),
+    default="3m",
+    show_default=True,
+    help="With --scale: the time that a replica takes to start.",
+)
+@rare_option(
     "--added",
-    type=click.FloatRange(0),
+    type=Duration(zero=True),
     default=ADDED,
     show_default=True,
-    help="Milliseconds that network, gateway and Triton add to each first token.",
+    help="Time that network, gateway and Triton add to each first token.",
 )
-@click.option("--cells", type=click.IntRange(1), help="Simulate only this many of the cells of 64 replicas.")
-@click.option("-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
-@click.option(
+@rare_option("--cells", type=click.IntRange(1), help="Simulate only this many of the cells of 64 replicas.")
+@rare_option("-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@rare_option(
     "--block-tokens",
     type=click.IntRange(1),
     default=64,
     show_default=True,
     help="Tokens of a cache block; a trace's have 512.",
 )
-@click.option("--price", type=POSITIVE, help="$ per GPU-hour.  [default: what `llmops plan` assumes]")
-@click.option("--slo", multiple=True, help="Objective in ms: ttft:500, tpot:50, e2e:5000.  [default: of --config]")
-@click.option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the whole run to this file.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page to this file.")
+@rare_option("--price", type=POSITIVE, help="$ per GPU-hour.  [default: what `llmops plan` assumes]")
+@click.option(
+    "--slo", multiple=True, help="Objective: ttft:500ms, tpot:50ms or e2e:5s. Repeatable.  [default: of --config]"
+)
+@rare_option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
+@rare_option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "json_path", type=OutputFile(), help="Write the whole run to this file.")
+@click.option("--html", "html_path", type=OutputFile(), help="Write a page to this file.")
+@help_all_option
 def command(json_path: Path | None, html_path: Path | None, compare: str | None, **given: Any) -> None:
     """Simulate a fleet: replicas at the planner's pace behind the gateway's own routing, queue and limits.
 
@@ -197,7 +221,7 @@ def _document(given: dict[str, Any], console: Any) -> Document:
     load = ("rate", "day", "peak", "duration", "turns", "system", "apps", "input_", "output", "think_time", "tenants")
     scaled = ("scale", "scale_requests", "cold_start") if given["scale"] else ()
     options = {name: given[name] for name in (*load, "flood", "tier", "speed", "skip", "added", "cells", *scaled)}
-    options["slos"] = [f"{slo.metric}:{1000 * slo.seconds:g}" for slo in slos]
+    options["slos"] = [str(slo) for slo in slos]
     options |= {"model": plan.model, "trace": str(given["trace"] or given["bench"] or "") or None}
     return document_of(done, slos, options, spec_of(spec))
 
@@ -259,12 +283,12 @@ def _simulated(given: dict[str, Any], spec: FleetSpec, told: Callable[[float, in
         def replayed(_: float, __: int) -> Arrivals:
             return of_trace(path, speed) if given["trace"] else of_document(read_document(path), speed)
 
-        return simulate(parts_of(spec, _sizes(given), replayed, given["skip"], given["added"] / 1000), told=told)
+        return simulate(parts_of(spec, _sizes(given), replayed, given["skip"], given["added"]), told=told)
 
     def talking(share: float, number: int) -> Arrivals:
         return _conversations(given, share, number)
 
-    parts = parts_of(spec, _sizes(given), talking, given["skip"], given["added"] / 1000)
+    parts = parts_of(spec, _sizes(given), talking, given["skip"], given["added"])
     return simulate(parts[: given["cells"]], given["jobs"], told)
 
 
@@ -323,10 +347,15 @@ def _failure(text: str, replicas: int) -> Failure:
     """`replicas`: how many are simulated."""
     from llmops.perf.simulate.fleet import Failure
 
-    match = re.fullmatch(r"(\d+)@(\d+(?:\.\d+)?)s?(?:\+(\d+(?:\.\d+)?)s?)?", text)
-    if match is None or int(match[1]) >= replicas:
-        raise InputError(f"--fail {text}: write N@SECOND or N@SECOND+SECONDS, with N from 0 to {replicas - 1}.")
-    return Failure(int(match[1]), float(match[2]), float(match[3] or 120))
+    number, _, when = text.partition("@")
+    at, _, lasts = when.partition("+")
+    try:
+        found = Failure(int(number), seconds(at), seconds(lasts or "2m"))
+    except ValueError as error:
+        raise InputError(f"--fail {text}: {error}; write N@TIME or N@TIME+TIME, such as 0@60s+30s.") from error
+    if not 0 <= found.replica < replicas:
+        raise InputError(f"--fail {text}: replicas are numbered from 0 to {replicas - 1}.")
+    return found
 
 
 def _write(documents: list[tuple[str, Document]], json_path: Path | None, html_path: Path | None) -> None:

@@ -104,17 +104,35 @@ class Stack:
     """Triton and the gateway. Leaving the block ends both, whatever the reason. SIGTERM is as good as Ctrl-C."""
 
     def __init__(
-        self, host: str, port: int, config: Path | Layers | None, store: str | None, open_: bool | None
+        self,
+        host: str | None,
+        port: int | None,
+        config: Path | Layers | None,
+        store: str | None,
+        open_: bool | None,
+        max_tokens: int | None = None,
     ) -> None:
-        """`first_key` is the one that was made, as none was there and the host is not this machine's alone."""
+        """Read the settings, and check that the port and the store can be used before minutes of building.
+
+        Args:
+            host: The gateway's address. None leaves it to the settings, as for `port`, `store` and `open_`.
+            port: The gateway's port.
+            config: The gateway's settings.
+            store: The store's URL. A gateway that others can reach gets one by default, and its first key in
+                `first_key`.
+            open_: Require no keys.
+            max_tokens: Tokens of an answer whose request names no limit, where the settings name none either.
+        """
         from llmops.gateway.callers.access.guard import keys_asked
         from llmops.gateway.http.serving import bind
-        from llmops.gateway.settings import load_settings
+        from llmops.gateway.settings import SamplingSettings, load_settings
         from llmops.hosts import is_loopback
 
         self._settings = load_settings(config, host=host, port=port, store=store, open=open_, log_level="warning")
-        # a port that is taken, or a store that cannot be opened, should be known before minutes of building
-        bind(host, port).close()
+        if self._settings.sampling.max_tokens is None and max_tokens is not None:
+            self._settings = self._settings.model_copy(update={"sampling": SamplingSettings(max_tokens=max_tokens)})
+        host = self._settings.host
+        bind(host, self._settings.port).close()
         self.first_key = ""
         if not self._settings.open and not is_loopback(host):
             url = self._settings.store or default_store()

@@ -9,7 +9,7 @@ import click
 
 from llmops.cli.console import table_console
 from llmops.cli.live.orders import ORDERS, View
-from llmops.cli.options import gateways_option
+from llmops.cli.options import Duration, gateways_option
 from llmops.errors import ServerError
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ PIPED = 400
     metavar="HOST:PORT",
     help="Triton's metrics, for gateways with one Triton.  [default: port 8002 of its host]",
 )
+@click.option("-i", "--interval", type=Duration(), default="2s", show_default=True, help="Time between two updates.")
 @click.option(
-    "-i", "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between looks."
-)
-@click.option(
-    "--window", type=click.FloatRange(0.1), default=15.0, show_default=True, help="Seconds over which rates are taken."
+    "--window",
+    type=Duration(),
+    default="15s",
+    show_default=True,
+    help="Time over which rates and percentiles are taken.",
 )
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="requests", show_default=True)
 @click.option("--replicas/--no-replicas", default=True, show_default=True, help="Show a line per replica.")

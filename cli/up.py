@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llmops.build.checkpoint.bundled import BUNDLED
 from llmops.build.target_names import NAMES, TargetName
 from llmops.cli.options import refuse_others
 from llmops.cli.service.command import described, file_options, for_all_models
@@ -16,6 +17,9 @@ from llmops.cli.service.flags import of_up
 if TYPE_CHECKING:
     from llmops.cli.stack import Ready
 
+# Tokens of an answer of the bundled model whose request sets no limit. The model seldom ends a long answer by itself,
+# and on two cores 512 tokens take about 20 seconds.
+DEMO_TOKENS = 512
 FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 
 
@@ -26,8 +30,12 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 @click.option("--quant", help="As in `llmops build`.  [default: int8 on openvino, fp8 elsewhere]")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel GPUs.")
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the gateway.")
-@click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0 takes any free port.")
+@click.option("--host", help="Address that the gateway listens on; also $LLMOPS_HOST.  [default: 127.0.0.1]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port of the gateway; also $LLMOPS_PORT. 0 takes any free port.  [default: 9000]",
+)
 @click.option(
     "--dir",
     "folder",
@@ -54,8 +62,8 @@ def command(
     quant: str | None,
     tp: int,
     name: str | None,
-    host: str,
-    port: int,
+    host: str | None,
+    port: int | None,
     folder: Path | None,
     replicas: int,
     store: str | None,
@@ -67,6 +75,8 @@ def command(
     CHECKPOINT is what `llmops build` takes, or an engine folder that it made. What was built before is used again.
     Ctrl-C ends all of it: open answers are finished first, unless there is a second one.
 
+    The bundled model ends an answer after 512 tokens where neither the request nor the gateway's settings say more.
+
     On a --host that others reach the gateway asks for keys (--store, or store.db in the cache folder); where there is
     none yet, it makes the first and prints it once.
 
@@ -77,7 +87,8 @@ def command(
     started, file = time.monotonic(), described()
     if file is not None:
         refuse_others("-f says what is built", "described", "profile", "host", "port", "store", "open_")
-    with Stack(host, port, config if file is None else file.layers, store, open_) as stack:
+    tokens = DEMO_TOKENS if file is None and checkpoint in BUNDLED else None
+    with Stack(host, port, config if file is None else file.layers, store, open_, tokens) as stack:
         if stack.first_key:
             click.echo(f"{FIRST_KEY}\n{stack.first_key}\n")
         if file is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.options import OutputFile
 from llmops.cli.service.command import file_options, for_each_model
 from llmops.cli.service.flags import of_verify
 from llmops.errors import InputError
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 @click.option("--only", multiple=True, type=click.Choice(PARTS), help="Check only this part; may be repeated.")
 @click.option(
     "--calibrate",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Also measure this host's step times, for `llmops plan --measured FILE`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML report to this file.")
+@click.option("--html", type=OutputFile(), help="Write an HTML report to this file.")
 @click.option(
     "--textfile",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
@@ -56,9 +57,6 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
     from llmops.perf.verify.run import VerifyOptions, verify
     from llmops.perf.verify.terminal import Lines, show
 
-    for path in (html, calibrate):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"The folder of {path} does not exist; create it first.")
     if not (given["engine"] or given["triton"] or given["url"]):
         given["engine"] = _embedded_default()
     options = VerifyOptions(**given, calibrate=calibrate is not None)

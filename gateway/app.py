@@ -198,7 +198,7 @@ def create_app(
     health = Health(catalogue, metrics, siblings.others)
     app.state.health, app.state.metrics = health, metrics
     kept = settings.responses
-    store = ResponseStore(ResponseTable(siblings.responses, Bounds(kept.entries, kept.bytes, kept.seconds)))
+    store = ResponseStore(ResponseTable(siblings.responses, Bounds(kept.entries, kept.bytes, kept.age)))
     responses = Responses(service, Running(siblings.own, store))
     _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,15 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
-import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ImportString, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ImportString,
+    ValidationError,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -23,10 +31,12 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from llmops.durations import seconds
+from llmops.durations import Seconds
 from llmops.errors import InputError
 from llmops.gateway.addresses import parse_replica
 from llmops.hosts import is_authentic
+from llmops.value_errors import explain_first
+from llmops.yaml_files import read_yaml
 
 PREFIX = "LLMOPS_"
 
@@ -35,15 +45,17 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def _duration(given: Any) -> Any:
-    return seconds(given) if isinstance(given, str) else given
+def _above_zero(found: Seconds) -> Seconds:
+    if not found:
+        raise ValueError("it must be above zero, such as 500ms or 0.5s")
+    return found
 
 
-_Duration = Annotated[float, BeforeValidator(_duration, json_schema_input_type=float | str), Field(gt=0)]
+_Duration = Annotated[Seconds, AfterValidator(_above_zero)]
 
 
 class Slo(_Section):
-    """What 95 of 100 answers are to keep, each measured by it: `500ms`, `0.5s`, or seconds; None is no objective.
+    """What 95 of 100 answers are to keep, each measured by it: `500ms`, `0.5s`; None is no objective.
 
     `ttft_p95`: from the request's arrival to the first token; `tpot_p95`: per token after it.
     """
@@ -130,7 +142,7 @@ class RequestLimits(_Section):
     prompts: Annotated[int, Field(gt=0)] = 64
     inputs: Annotated[int, Field(gt=0)] = 2048
     preparing: Annotated[int, Field(gt=0)] = 1024
-    template_seconds: Annotated[float, Field(gt=0)] = 1.0
+    template_time: _Duration = Seconds(1)
 
 
 _Quota = Annotated[int, Field(gt=0, le=1_000_000_000)] | None
@@ -155,22 +167,22 @@ class Quotas(_Section):
 
 
 class Timeouts(_Section):
-    """Seconds. `first_token` includes waiting in the engine's queue; `idle` is between two chunks of the engine;
+    """`first_token` includes waiting in the engine's queue; `idle` is between two chunks of the engine;
     `client` is how long a client may leave its answer unread; `header` and `body` are what it has to send those;
     `connection` how long one without a request stays open; `keepalive` after how long a silent stream says that it
     lives (0: never).
     """
 
-    connect: Annotated[float, Field(gt=0)] = 5.0
-    first_token: Annotated[float, Field(gt=0)] = 300.0
-    idle: Annotated[float, Field(gt=0)] = 60.0
-    client: Annotated[float, Field(gt=0)] = 60.0
-    header: Annotated[float, Field(gt=0)] = 20.0
-    body: Annotated[float, Field(gt=0)] = 30.0
-    connection: Annotated[float, Field(gt=0)] = 75.0
-    keepalive: Annotated[float, Field(ge=0)] = 10.0
-    total: Annotated[float, Field(gt=0)] = 3600.0
-    drain: Annotated[float, Field(ge=0)] = 30.0
+    connect: _Duration = Seconds(5)
+    first_token: _Duration = Seconds(300)
+    idle: _Duration = Seconds(60)
+    client: _Duration = Seconds(60)
+    header: _Duration = Seconds(20)
+    body: _Duration = Seconds(30)
+    connection: _Duration = Seconds(75)
+    keepalive: Seconds = Seconds(10)
+    total: _Duration = Seconds(3600)
+    drain: Seconds = Seconds(30)
 
 
 class SamplingSettings(_Section):
@@ -184,14 +196,14 @@ class StoredResponses(_Section):
 
     entries: Annotated[int, Field(gt=0)] = 2_000
     bytes: Annotated[int, Field(gt=0)] = 64_000_000
-    seconds: Annotated[float, Field(gt=0)] = 86_400.0
+    age: _Duration = Seconds(86_400)
 
 
 class LookupSettings(_Section):
-    """Seconds for which a key that was looked up counts as it was: `fresh`, and `stale` while its store is away."""
+    """The time for which a key that was looked up counts as it was: `fresh`, and `stale` while its store is away."""
 
-    fresh: Annotated[float, Field(gt=0)] = 30.0
-    stale: Annotated[float, Field(ge=0)] = 3600.0
+    fresh: _Duration = Seconds(30)
+    stale: Seconds = Seconds(3600)
 
 
 class UsageSettings(_Section):
@@ -233,8 +245,8 @@ class OidcSettings(_Section):
     """An OpenID Connect provider, whose tokens are taken beside keys.
 
     `jwks`: where its keys are, if it has no discovery document; `tenant`: of all its users, where no claim says it;
-    `scopes`: of tokens that have none with `scope_prefix`; `leeway`: seconds that clocks may differ; `refresh`: seconds
-    after which its keys are read again.
+    `scopes`: of tokens that have none with `scope_prefix`; `leeway`: how far clocks may differ; `refresh`: after
+    how long its keys are read again.
     """
 
     issuer: _Url
@@ -245,8 +257,8 @@ class OidcSettings(_Section):
     claims: ClaimSettings = ClaimSettings()
     scope_prefix: str = "llmops:"
     scopes: list[str] = ["inference"]
-    leeway: Annotated[float, Field(ge=0, le=300)] = 30.0
-    refresh: Annotated[float, Field(ge=10)] = 300.0
+    leeway: Annotated[Seconds, Field(le=300)] = Seconds(30)
+    refresh: Annotated[_Duration, Field(ge=10)] = Seconds(300)
 
 
 def _brokers(servers: str) -> str:
@@ -367,7 +379,7 @@ class GatewaySettings(BaseSettings):
     access_log: Annotated[str, Field(min_length=1)] | None = None
     strict_fields: bool = False
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
-    refresh_seconds: Annotated[float, Field(gt=0)] = 2.0
+    refresh: _Duration = Seconds(2)
     text_threads: Annotated[int, Field(ge=1)] = 2
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     log_level: str = "info"
@@ -398,7 +410,7 @@ class _File(YamlConfigSettingsSource):
     """The file of `load_settings`. Raises InputError unless it holds a mapping, even where dict() would accept it."""
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:
-        data: Any = super()._read_file(file_path)
+        data: Any = read_yaml(Path(file_path)) or {}
         if not isinstance(data, dict):
             raise InputError(
                 f"The configuration {file_path} must be a mapping of settings, such as `triton: 127.0.0.1:8001`."
@@ -435,14 +447,15 @@ def load_settings(config: Path | Layers | None = None, **flags: Any) -> GatewayS
     place = config.place if isinstance(config, Layers) else config
     try:
         if path is not None:
-            path.open().close()  # the source passes over a file that is not there
+            # the source passes over what is no file
+            read_yaml(path)
         return Configured(**{name: value for name, value in flags.items() if value is not None})
-    except OSError as error:
-        raise InputError(f"The configuration {place} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"The configuration {place} is not valid YAML: {error}") from error
     except SettingsError as error:
-        raise InputError(f"An environment variable is not valid JSON: {error}.") from error
+        field = re.search(r'field "(\w+)"', str(error))
+        name = PREFIX + field[1].upper() if field else "An environment variable of the gateway"
+        raise InputError(
+            f"The environment variable {name} is not JSON, which this setting needs in the environment; correct it."
+        ) from error
     except ValidationError as error:
         where = f"flags, environment or {place}" if place else ""
         raise InputError(misfit(error, GatewaySettings, where, "docs/gateway.md")) from error
@@ -468,7 +481,8 @@ def misfit(error: ValidationError, kind: type[BaseModel], where: str, docs: str)
     key = ".".join(str(part) for part in first["loc"])
     where = f" ({where})" if where else ""
     if first["type"] != "extra_forbidden":
-        return f"The setting `{key}`{where} is not usable: {first['msg']}."
+        key, clause = explain_first(faults)
+        return f"The setting `{key}`{where} is not usable: {clause}."
     *section, name = first["loc"]
     meant = difflib.get_close_matches(str(name), _names_in(kind, section), n=1)
     nearest = f"did you mean `{meant[0]}`? " if meant else ""

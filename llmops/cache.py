@@ -1,7 +1,8 @@
-"""Where llmops keeps what it can make again."""
+"""The cache folder, and the store of a machine without another."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -13,11 +14,15 @@ from llmops.errors import ResourceError
 
 
 def cache_dir() -> Path:
-    """`$LLMOPS_CACHE`, or `llmops` in the user's cache folder; it is there, and can be written.
+    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder. The folder exists and can be written.
 
-    Where neither can, as in a container with an unknown user: a folder of that user's own among the temporary files.
-    Raises ResourceError when that is not possible either.
+    A user without a writable home, as in a container, gets a folder of its own among the temporary files.
+
+    Raises:
+        ResourceError: The folder that LLMOPS_CACHE names cannot be used, or no folder can.
     """
+    if own := os.environ.get("LLMOPS_CACHE"):
+        return _named(Path(own))
     for folder in _wanted():
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -26,9 +31,21 @@ def cache_dir() -> Path:
     return _private()
 
 
+def _named(folder: Path) -> Path:
+    """Return the folder that was asked for. Another one in its place would hide what is kept there: keys, usage."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ResourceError(
+            f"The folder {folder} that LLMOPS_CACHE names cannot be used ({error.strerror}); make it writable, or set "
+            "LLMOPS_CACHE to another folder."
+        ) from error
+    return folder
+
+
 def _wanted() -> Iterator[Path]:
-    if own := os.environ.get("LLMOPS_CACHE"):
-        yield Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):
         yield Path(base) / "llmops"
     # raises for a user without a home

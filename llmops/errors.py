@@ -61,6 +61,8 @@ class ServerError(LlmopsError):
 
 
 def first_fault(error: ValidationError, whole: str = "") -> str:
-    """The first place that does not fit its model, and why; `whole` names what has no place inside."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
+    """Return the first value that does not fit its model, and why; `whole` names what has no place inside."""
+    from llmops.value_errors import explain_first
+
+    place, clause = explain_first(error.errors())
+    return f"{place or whole}: {clause}"

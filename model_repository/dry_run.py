@@ -63,7 +63,7 @@ def describe_launch(
 
 def _serve_options(host: str, ports: Ports, exit_timeout: int, http: bool, metrics: bool, traces: str) -> list[str]:
     return [
-        *("--host", host, "--grpc-port", str(ports.grpc), "--exit-timeout", str(exit_timeout)),
+        *("--host", host, "--grpc-port", str(ports.grpc), "--exit-timeout", f"{exit_timeout}s"),
         *(("--http", "--http-port", str(ports.http)) if http else ()),
         *(("--metrics-port", str(ports.metrics)) if metrics else ("--no-metrics",)),
         *(("--traces", traces) if traces else ()),

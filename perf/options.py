@@ -80,7 +80,7 @@ class BenchOptions(Manner):
         for name in ("input", "output", "turns"):
             data[name] = getattr(self, name).text if getattr(self, name) else None
         data["prompts"], data["trace"] = (str(path) if path else None for path in (self.prompts, self.trace))
-        data["slos"] = [f"{slo.metric}:{1000 * slo.seconds:g}" for slo in self.slos]
+        data["slos"] = [str(slo) for slo in self.slos]
         return data
 
 

@@ -117,7 +117,7 @@ def _expect_a_busy_machine(workers: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # a Triton whose machine stands still for a while is not away
-    os.environ.setdefault("LLMOPS_TIMEOUTS__CONNECT", "60")
+    os.environ.setdefault("LLMOPS_TIMEOUTS__CONNECT", "60s")
 
 
 def pytest_configure(config: pytest.Config) -> None:

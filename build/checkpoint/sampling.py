@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.engine_folder.manifest import SamplingDefaults
 from llmops.errors import CheckpointError
+from llmops.value_errors import explain
 
 
 def sampling_defaults(checkpoint: Checkpoint) -> SamplingDefaults:
@@ -22,6 +23,6 @@ def sampling_defaults(checkpoint: Checkpoint) -> SamplingDefaults:
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(
-            f"{checkpoint.ref}: generation_config.json: {first['loc'][0]} is {first['input']!r} ({first['msg']}); "
+            f"{checkpoint.ref}: generation_config.json: {first['loc'][0]} is {first['input']!r} ({explain(first)}); "
             "correct it or remove the line."
         ) from error

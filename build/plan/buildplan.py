@@ -12,6 +12,7 @@ from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
 from llmops.build.target_names import TargetName
 from llmops.errors import InputError, first_fault
+from llmops.output_files import write_text
 
 FORMAT: Literal[1] = 1
 
@@ -92,7 +93,8 @@ class BuildPlan(BaseModel):
             ) from error
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        """Write the plan as JSON. Raises InputError when `path` cannot be written."""
+        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> BuildPlan:

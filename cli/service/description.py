@@ -6,7 +6,6 @@ import copy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -18,6 +17,7 @@ from pydantic_settings import (
 from llmops.build.target_names import TargetName
 from llmops.errors import InputError
 from llmops.gateway.settings import GatewaySettings, Layers, Slo, load_settings, misfit
+from llmops.yaml_files import read_yaml
 
 FILE = Path("llmops.yaml")
 
@@ -125,12 +125,7 @@ def read(file: Path, profile: str | None = None) -> Described:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror}); `llmops init CHECKPOINT` writes one.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} is not valid YAML: {error}") from error
+    content = read_yaml(file, "`llmops init CHECKPOINT` writes one")
     if not isinstance(content, dict):
         raise InputError(f"{file} must be a mapping with `models`; `llmops init CHECKPOINT` writes one.")
     return content

@@ -74,7 +74,7 @@ def of_bench(described: Described, name: str) -> dict[str, Any]:
         input_=str(load.isl - prefix) if load.isl else None,
         prefix_tokens=prefix or None,
         output=str(load.osl) if load.osl else None,
-        slo=tuple(f"{what}:{seconds * 1e3:g}" for what, seconds in held.items() if seconds is not None),
+        slo=tuple(f"{what}:{duration}" for what, duration in held.items() if duration is not None),
     )
 
 

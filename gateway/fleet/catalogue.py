@@ -256,7 +256,7 @@ def catalogue_of(
     return Catalogue(
         [] if settings.replicas else [Server(address, kinds, patience) for address in addresses],
         kinds,
-        refresh_seconds=settings.refresh_seconds,
+        refresh_seconds=settings.refresh,
         patience=patience,
         find=found if settings.replicas else None,
         teams=teams,

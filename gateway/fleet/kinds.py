@@ -81,7 +81,7 @@ class Generating(Kind[ServedModel]):
         return ChatTemplate(
             tokenizer.chat_template,
             tokenizer.special_tokens,
-            seconds=self._settings.limits.template_seconds,
+            seconds=self._settings.limits.template_time,
             controls=None if meant else tokenizer.keep_controls_apart(),
         )
 

@@ -25,6 +25,7 @@ from llmops.gateway.errors import (
 from llmops.gateway.http.context import RequestContext, context_of
 from llmops.gateway.http.weight import refuse_infinite, surveyed
 from llmops.gateway.settings import RequestLimits
+from llmops.value_errors import explain_first
 
 _LATE = "the body is late"
 
@@ -188,7 +189,8 @@ def _explained(errors: list[ErrorDetails], value: dict[str, Any]) -> InvalidRequ
     param = "".join(_path(first, value)).lstrip(".") or None
     if first["type"] == "missing":
         return missing(param or "")
-    return InvalidRequestError(f"Invalid value for '{param}': {first['msg']}.", param=param, code=_code(first["type"]))
+    clause = explain_first([first, *(one for one in field if one["loc"] == first["loc"])])[1]
+    return InvalidRequestError(f"Invalid value for '{param}': {clause}.", param=param, code=_code(first["type"]))
 
 
 def _code(kind: str) -> str:

@@ -24,6 +24,7 @@ from llmops.gateway.errors import (
 )
 from llmops.gateway.http import anthropic
 from llmops.gateway.http.context import context_in, context_of
+from llmops.value_errors import explain
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(map(str, first["loc"][1:])) or None
-    refused = InvalidRequestError(f"Invalid value for '{param}': {first['msg']}.", param=param)
+    refused = InvalidRequestError(f"Invalid value for '{param}': {explain(first)}.", param=param)
     return respond_with(refused, request.scope)
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
-
-from llmops.errors import InputError
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--soft:#59636e;--line:#e3e6ea;--a:#1a73e8;--b:#c4600a;--c:#2e8b57;
@@ -48,19 +44,6 @@ def page(title: str, body: Iterable[str]) -> str:
     head += f"<title>{escape(title)}</title><style>{STYLE}</style>"
     main = f"<main>{''.join(body)}</main>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{main}</body></html>'
-
-
-def write(path: Path, text: str) -> None:
-    """Write atomically: a reader never sees half a page. Raises InputError when `path` cannot be written."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, "utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(
-            f"{path} cannot be written ({error.strerror}); name a file in a folder that exists."
-        ) from error
 
 
 def key_figures(figures: Sequence[tuple[str, str]]) -> str:

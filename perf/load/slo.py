@@ -1,9 +1,10 @@
-"""Service-level objectives as users type them (`ttft:200`, `tpot:50`, `itl:100`, `e2e:5000`: ms), and goodput."""
+"""Service-level objectives as users type them (`ttft:200ms`, `tpot:50ms`, `itl:100ms`, `e2e:5s`), and goodput."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmops.durations import Seconds, seconds
 from llmops.errors import InputError
 from llmops.perf.records import Record
 
@@ -17,6 +18,9 @@ class Slo:
     metric: str
     seconds: float
 
+    def __str__(self) -> str:
+        return f"{self.metric}:{Seconds(self.seconds)}"
+
     def held_by(self, record: Record) -> bool:
         """A request without the figure (one token has no gap) breaks nothing."""
         value = _value(record, self.metric)
@@ -24,15 +28,15 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """`METRIC:MILLISECONDS`. Raises InputError."""
+    """Return the objective that `METRIC:DURATION` stands for. Raises InputError."""
     metric, _, limit = text.partition(":")
     try:
-        seconds = float(limit.removesuffix("ms")) / 1000
-    except ValueError:
-        seconds = -1.0
-    if metric not in METRICS or seconds <= 0:
-        raise InputError(f"SLO {text!r} is invalid; write METRIC:MILLISECONDS with one of {', '.join(METRICS)}.")
-    return Slo(metric, seconds)
+        found = seconds(limit)
+    except ValueError as error:
+        raise InputError(f"The objective {text!r} is not usable: {error}, as in ttft:200ms.") from error
+    if metric not in METRICS or not found:
+        raise InputError(f"The objective {text!r} is not usable; write one of {', '.join(METRICS)}, as in ttft:200ms.")
+    return Slo(metric, found)
 
 
 def _value(record: Record, metric: str) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmops import __version__
 from llmops.errors import InputError
+from llmops.output_files import write_text
 from llmops.perf.load.sweep import Step
 from llmops.perf.report.statistics import LATENCIES, Distribution, Summary
 
@@ -30,18 +31,27 @@ class Document:
     origin: float = 0.0  # the load generator's clock at the start; means nothing in another process
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
+    def missed_objectives(self) -> str:
+        """Return a sentence when too few requests met the objectives of the run, and an empty text otherwise."""
+        slos, wanted = self.options.get("slos"), self.options.get("slo_share", 0.0)
+        if not slos:
+            return ""
+        if self.options.get("sweep"):
+            return "" if any(step.holds for step in self.sweep) else f"No rate that was tried meets {', '.join(slos)}."
+        met = self.summary.goodput_share or 0.0
+        if met >= wanted:
+            return ""
+        return (
+            f"{100 * met:.1f} % of the requests met {', '.join(slos)}, and --fail-under asks for {100 * wanted:g} %; "
+            "lower the load, loosen an objective or speed up the server."
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "llmops": __version__, **asdict(self)}
 
     def write(self, path: Path) -> None:
-        """Write atomically: a reader never sees half a file."""
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_text(json.dumps(self.to_json()), "utf-8")
-            part.replace(path)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise InputError(f"{path} cannot be written: {error.strerror}.") from error
+        """Write the document as JSON. Raises InputError when `path` cannot be written."""
+        write_text(path, json.dumps(self.to_json()))
 
 
 def read_document(path: Path) -> Document:

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from llmops.pages.page import grid, key_figures, note, pairs, write
+from llmops.output_files import write_text
+from llmops.pages.page import grid, key_figures, note, pairs
 from llmops.pages.page import page as whole
 from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import Document
@@ -22,7 +23,7 @@ UNSAID = {"simulated", "url", "model", "timeout", "verify", "usage", "stream", "
 
 def write_page(document: Document, path: Path) -> None:
     """Write the page atomically. Raises InputError when `path` cannot be written."""
-    write(path, page(document))
+    write_text(path, page(document))
 
 
 def page(document: Document) -> str:

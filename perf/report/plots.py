@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+from llmops.durations import seconds
 from llmops.pages.svg import Plot, Points, Series
 from llmops.perf.quantiles import percentile
 from llmops.perf.report.document import Document
@@ -31,7 +32,9 @@ def _distribution(name: str, of: str, points: Points, document: Document) -> Plo
     """How many are at most so slow, with percentiles and the objective."""
     values = [value for value, _ in points]
     marks = [(percentile(values, p), f"p{p}") for p in (50, 95, 99)]
-    marks += [(float(slo.split(":")[1]), "SLO") for slo in document.options.get("slos", ()) if _is_of(slo, name)]
+    marks += [
+        (1000 * seconds(slo.split(":")[1]), "SLO") for slo in document.options.get("slos", ()) if _is_of(slo, name)
+    ]
     series = [Series(f"% of {of}", [(value, round(100 * share, 2)) for value, share in points])]
     return Plot(f"{name}: share of {of} that took at most so long", "ms", f"% of {of}", series, 100, marks)
 

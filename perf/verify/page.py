@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from llmops.pages.page import grid, key_figures, note, write
+from llmops.output_files import write_text
+from llmops.pages.page import grid, key_figures, note
 from llmops.pages.page import page as whole
 from llmops.perf.verify.base import PARTS
 from llmops.perf.verify.report import Report, verdict_of
@@ -17,7 +18,7 @@ _TITLES = {
 
 def write_page(report: Report, path: Path) -> None:
     """Write atomically. Raises InputError when `path` cannot be written."""
-    write(path, page(report))
+    write_text(path, page(report))
 
 
 def page(report: Report) -> str:

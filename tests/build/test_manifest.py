@@ -50,11 +50,11 @@ def test_what_the_readers_ask_for() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("pytorch", {"llm_args": None}, "llm_args: Input should be a valid dictionary"),
-        ("tensorrt", {"guided": "perhaps"}, "guided: Input should be a valid boolean, unable to interpret input"),
-        ("tensorrt", {"engines": 2}, "engines: Extra inputs are not permitted"),
-        ("openvino", {"llm_args": {}}, "llm_args: Extra inputs are not permitted"),
-        ("encoder", {"embedding": {}}, r"embedding\.dimensions: Field required"),
+        ("pytorch", {"llm_args": None}, "llm_args: it must be a mapping of names to values"),
+        ("tensorrt", {"guided": "perhaps"}, "guided: it must be true or false"),
+        ("tensorrt", {"engines": 2}, "engines: it is unknown"),
+        ("openvino", {"llm_args": {}}, "llm_args: it is unknown"),
+        ("encoder", {"embedding": {}}, r"embedding\.dimensions: it is required"),
     ],
 )
 def test_what_is_not_of_the_target_is_refused_in_one_sentence(

@@ -29,10 +29,10 @@ models:
     traffic: {qps: 10, isl: 3000, osl: 400, prefix_hit: 0.6}
     slo: {ttft_p95: 500ms, tpot_p95: 50ms}
     replicas: auto
-gateway: {workers: 2, slo: {ttft_p95: 9s}, timeouts: {idle: 30}}
+gateway: {workers: 2, slo: {ttft_p95: 9s}, timeouts: {idle: 30s}}
 profiles:
   laptop: {models: {llama-70b: {checkpoint: smollm2, build: {target: openvino, quant: int8}, replicas: 1}}}
-  busy: {models: {small: {checkpoint: smollm2}}, gateway: {timeouts: {drain: 5}, port: 9100}}
+  busy: {models: {small: {checkpoint: smollm2}}, gateway: {timeouts: {drain: 5s}, port: 9100}}
 """
 
 
@@ -88,7 +88,7 @@ def test_the_environment_wins_over_the_file_and_flags_over_both(file, monkeypatc
         ("models: {a: {checkpoint: x}}\ngateway: {models: {a: {slo: {tpot: 1}}}}", r"did you mean `tpot_p95`\?"),
         ("models: {a: {checkpoint: x}}\nprofiles: {p: {models: {a: {replica: 3}}}}", r"profile p.* `replicas`\?"),
         ("models: {a: {checkpoint: x, replicas: many}}", r"`models\.a\.replicas"),
-        ("models: {}", "`models` .* at least 1 item"),
+        ("models: {}", "`models` .* it must not be empty"),
         ("- a", "must be a mapping with `models`"),
         ("a: [", "is not valid YAML"),
     ],
@@ -152,7 +152,11 @@ def test_a_command_has_from_the_file_what_is_not_typed(file):
     assert (built["checkpoint"], built["target"], built["quant"], built["tp"]) == ("smollm2", "openvino", "int4", 1)
     assert (built["output"], built["name"]) == (file.parent / "engines" / "llama-70b", "llama-70b")
     loaded = parameters("bench", "-f", str(file), "-m", "llama-70b")
-    assert (loaded["url"], loaded["rate"], loaded["slo"]) == ("http://127.0.0.1:9000/v1", 10.0, ("ttft:500", "tpot:50"))
+    assert (loaded["url"], loaded["rate"], loaded["slo"]) == (
+        "http://127.0.0.1:9000/v1",
+        10.0,
+        ("ttft:500ms", "tpot:50ms"),
+    )
     # 60 % of each prompt is what all have in common
     assert (loaded["input_"], loaded["prefix_tokens"], loaded["output"]) == ("1200", 1800, "400")
     made = parameters("repo", "-f", str(file), "--profile", "busy")

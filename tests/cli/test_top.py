@@ -306,7 +306,7 @@ def gateway() -> Iterator[Gateway]:
 
 
 def top(*arguments: str):
-    return CliRunner().invoke(cli, ["top", "--interval", "0.1", *arguments], env={"LLMOPS_API_KEY": "sk-1"})
+    return CliRunner().invoke(cli, ["top", "--interval", "0.1s", *arguments], env={"LLMOPS_API_KEY": "sk-1"})
 
 
 def test_scripts_get_json_and_a_gateway_that_is_away_is_a_line(gateway):
@@ -362,7 +362,7 @@ class Terminal:
         self.seen = b""
         self.master, self.slave = pty.openpty()
         self.before = termios.tcgetattr(self.slave)
-        command = [sys.executable, "-m", "llmops.cli", "top", "--url", url, "--interval", "0.2"]
+        command = [sys.executable, "-m", "llmops.cli", "top", "--url", url, "--interval", "0.2s"]
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "30"}
         self.process = subprocess.Popen(
             command, stdin=self.slave, stdout=self.slave, stderr=self.slave, env=env, start_new_session=True
@@ -409,7 +409,7 @@ def test_the_terminal_is_left_as_it_was(gateway, way):
 
 
 def test_without_a_terminal_tables_follow_one_another_until_nobody_reads(gateway):
-    command = [sys.executable, "-m", "llmops.cli", "top", "--url", gateway.url, "--interval", "0.1"]
+    command = [sys.executable, "-m", "llmops.cli", "top", "--url", gateway.url, "--interval", "0.1s"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         seen = ""
         while seen.count("rates over") < 2:

@@ -110,7 +110,7 @@ def test_a_stop_lets_an_answer_come_to_its_end_and_says_what_was_open(up: Up) ->
 
 def test_a_second_signal_waits_for_nothing(engine_dir: Path, tmp_path: Path, monkeypatch) -> None:
     # else its answers would be waited for, for longer than this test may take
-    monkeypatch.setenv("LLMOPS_TIMEOUTS__DRAIN", "10000")
+    monkeypatch.setenv("LLMOPS_TIMEOUTS__DRAIN", "10000s")
     up = Up(engine_dir, tmp_path)
     url = up.wait_ready()
     events = up.stream(url, 8000)

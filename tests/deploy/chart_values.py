@@ -64,7 +64,7 @@ VALUES: dict[str, dict] = {
         **KEYS,
         "gateway": {
             "drainSeconds": 300,
-            "settings": {"workers": 4, "timeouts": {"idle": 120}, "slo": {"ttft_p95": "1s"}},
+            "settings": {"workers": 4, "timeouts": {"idle": "120s"}, "slo": {"ttft_p95": "1s"}},
         },
         "engines": {"one": {**ONE, "drainSeconds": 600, "startupMinutes": 5}},
     },

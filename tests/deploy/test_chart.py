@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llmops.durations import seconds
 from llmops.gateway.settings import load_settings
 from tests.deploy.chart_values import REQUESTS, VALUES
 from tests.deploy.test_compose import files_there, parsed
@@ -232,7 +233,7 @@ def test_nothing_is_killed_while_it_drains(name, files_there):
         pause = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])[1]
         if command == "gateway":
             (config,) = [one for one in kind(name, "ConfigMap") if "gateway.yaml" in one["data"]]
-            assert grace > int(pause) + settings_text(config)["timeouts"]["drain"]
+            assert grace > int(pause) + seconds(settings_text(config)["timeouts"]["drain"])
             # balancers hear of the end before there is nobody
             assert int(pause) >= 2 * container["readinessProbe"]["periodSeconds"]
         elif command == "serve":
@@ -459,10 +460,10 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
         "replicas": "auto",
     }
     big = {"checkpoint": "meta-llama/Llama-3.1-405B", "build": {"target": "tensorrt", "tp": 8, "pp": 2}, "replicas": 3}
-    described = {"models": {"llama-8b": model, "big": big}, "gateway": {"timeouts": {"idle": 90}, "port": 9777}}
+    described = {"models": {"llama-8b": model, "big": big}, "gateway": {"timeouts": {"idle": "90s"}, "port": 9777}}
     file.write_text(yaml.safe_dump(described))
     # this machine's, and none of the cluster's
-    monkeypatch.setenv("LLMOPS_TIMEOUTS__DRAIN", "7")
+    monkeypatch.setenv("LLMOPS_TIMEOUTS__DRAIN", "7s")
     result = CliRunner().invoke(cli, ["chart", "-f", str(file), "-o", str(output)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     values = yaml.safe_load(output.read_text())
@@ -483,10 +484,10 @@ def test_a_description_becomes_values_that_the_chart_takes(tmp_path, monkeypatch
     )  # fmt: skip
     assert parsed(build["repo"])["engines"] == ("llama-8b=/models/llama-8b/engine",)
     settings = values["gateway"]["settings"]
-    assert settings["timeouts"] == {"idle": 90}
+    assert settings["timeouts"] == {"idle": "90s"}
     # the chart's own
     assert "port" not in settings
-    assert settings["models"]["llama-8b"]["slo"] == {"ttft_p95": 0.5, "tpot_p95": 0.05}
+    assert settings["models"]["llama-8b"]["slo"] == {"ttft_p95": "500ms", "tpot_p95": "50ms"}
     # what a step of the planned one reads and computes, for where there is no DCGM
     (group,) = values["monitoring"]["groups"]
     assert {rule["record"] for rule in group["rules"]} == {"gpu_arithmetic_intensity", "gpu_hbm_bandwidth_utilization"}

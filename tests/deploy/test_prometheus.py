@@ -61,7 +61,7 @@ def test_no_panel_is_empty(promtool, engine_dir, monkeypatch):
 def top(stack) -> dict:
     """What `llmops top` says of the same stack, as soon as an answer came to its end between its two looks."""
     engine = urlsplit(stack.triton.metrics).netloc
-    command = ["top", "--once", "--json", "--interval", "3", "--url", stack.gateway.address, "--engine", engine]
+    command = ["top", "--once", "--json", "--interval", "3s", "--url", stack.gateway.address, "--engine", engine]
     for _ in range(20):
         done = CliRunner().invoke(cli, command, catch_exceptions=False)
         assert done.exit_code == 0, done.output

@@ -81,7 +81,7 @@ async def busy(client: httpx.AsyncClient) -> asyncio.Task[np.ndarray]:
 async def test_servers_that_die_or_hang_cost_no_vector(servers: list[Serve]) -> None:
     dies, hangs, stays = servers
     settings = GatewaySettings(
-        replicas=[one.address for one in servers], refresh_seconds=0.5, timeouts={"connect": 1.0, "idle": 20.0}
+        replicas=[one.address for one in servers], refresh="0.5s", timeouts={"connect": "1.0s", "idle": "20.0s"}
     )
     async with serving(settings) as (client, _):
         await become(client, "ready", "ready", "ready")

@@ -102,7 +102,7 @@ async def texts(tasks: list[asyncio.Task[httpx.Response]]) -> set[str]:
 async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
     first, second = await asyncio.gather(asyncio.to_thread(serve), asyncio.to_thread(serve))
     a, b = first.address, second.address
-    settings = GatewaySettings(replicas=[a, b, "127.0.0.1:9"], refresh_seconds=0.5)
+    settings = GatewaySettings(replicas=[a, b, "127.0.0.1:9"], refresh="0.5s")
     async with serving(settings) as (client, _):
         await become(client, {a: "ready", b: "ready"})
         found = await model(client)

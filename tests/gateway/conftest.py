@@ -152,7 +152,7 @@ async def running(card: dict, tokenizer: TextTokenizer, checks=(), **settings):
     triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
     await triton.start()
     try:
-        given = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh_seconds=0.1, **settings)
+        given = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="0.1s", **settings)
         async with serving(given, checks) as (client, server):
             yield Stack(triton, client, tokenizer, server)
     finally:

@@ -274,7 +274,7 @@ async def test_the_real_sdks_know_their_errors(stack_with_keys):
 @pytest.fixture
 async def stack_with_keys(card, tokenizer, accounts):
     secret = await accounts.key(scopes=ALL_SCOPES)
-    async with running(card, tokenizer, store=accounts.url, lookups={"fresh": 0.3}) as stack:
+    async with running(card, tokenizer, store=accounts.url, lookups={"fresh": "0.3s"}) as stack:
         stack.client.headers.update(bearer(secret))
         stack.say("Hello world!")
         yield stack, accounts

@@ -44,7 +44,7 @@ async def beside(card: dict, other: dict | str):
     triton = TwoModels(card, other)
     await triton.start()
     try:
-        async with serving(GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh_seconds=0.05)) as (client, _):
+        async with serving(GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="0.05s")) as (client, _):
             yield client, triton
     finally:
         await triton.stop()
@@ -187,7 +187,7 @@ async def test_a_gateway_whose_only_model_is_broken_is_not_ready(card, tokenizer
     triton = ScriptedTriton({**card, "tokenizer_dir": str(folder)}, lambda tensors: [])
     await triton.start()
     try:
-        settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh_seconds=0.05)
+        settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="0.05s")
         from llmops.gateway.app import create_app
 
         app = create_app(settings)

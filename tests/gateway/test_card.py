@@ -39,11 +39,11 @@ def test_parts_are_read_and_what_is_unknown_is_kept_or_left_out():
 @pytest.mark.parametrize(
     ("said", "fault"),
     [
-        ({"max_seq_len": 1}, r"cannot be used \(max_seq_len: Input should be greater than 1\)"),
-        ({"vocab_size": 0}, r"cannot be used \(vocab_size: Input should be greater than 0\)"),
-        ({"capabilities": {"n": 0}}, r"capabilities\.n: Input should be greater than or equal to 1"),
-        ({"sampling": {"top_p": 0}}, r"sampling\.top_p: Input should be greater than 0"),
-        ({"end_ids": "two"}, r"end_ids: Input should be a valid tuple"),
+        ({"max_seq_len": 1}, r"cannot be used \(max_seq_len: it must be greater than 1\)"),
+        ({"vocab_size": 0}, r"cannot be used \(vocab_size: it must be greater than 0\)"),
+        ({"capabilities": {"n": 0}}, r"capabilities\.n: it must be at least 1"),
+        ({"sampling": {"top_p": 0}}, r"sampling\.top_p: it must be greater than 0"),
+        ({"end_ids": "two"}, r"end_ids: it must be a list"),
         ({"contract": 1}, r"speaks contract 1, this gateway 2; use the same llmops version"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from scripted_triton import ScriptedTriton, Step
 from tritonclient.grpc import service_pb2
 
+from llmops.durations import Seconds
 from llmops.gateway.errors import ModelNotFoundError, UnavailableError
 from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
 from llmops.gateway.fleet.kinds import Kind
@@ -47,7 +48,7 @@ class Shared(ScriptedTriton):
 async def watching(*tritons: ScriptedTriton, catalogue=None):
     for triton in tritons:
         await triton.start()
-    settings = GatewaySettings(refresh_seconds=NEVER)
+    settings = GatewaySettings(refresh=Seconds(NEVER))
     made = (catalogue or catalogue_of)(settings, [f"127.0.0.1:{triton.port}" for triton in tritons])
     await made.start()
     try:

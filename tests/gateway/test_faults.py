@@ -56,12 +56,12 @@ async def test_a_lost_connection_in_mid_stream(stack):
 
 
 async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"first_token": 0.3}) as stack:
+    async with running(card, tokenizer, timeouts={"first_token": "0.3s"}) as stack:
         stack.steps(Step(hang=True))
         response = await stack.chat()
         assert (response.status_code, response.json()["error"]["code"]) == (504, "engine_timeout")
         await stack.idle()
-    async with running(card, tokenizer, timeouts={"idle": 0.2}) as stack:
+    async with running(card, tokenizer, timeouts={"idle": "0.2s"}) as stack:
         stack.steps(Step(tuple(tokenizer.encode("Hello"))), Step(hang=True))
         events = await stack.events()
         assert events[-1]["error"]["code"] == "engine_timeout"
@@ -69,7 +69,7 @@ async def test_an_engine_that_hangs_ends_at_the_timeouts(card, tokenizer):
 
 
 async def test_slow_but_steady_streams_are_not_cut(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"first_token": 8, "idle": 2}) as stack:
+    async with running(card, tokenizer, timeouts={"first_token": "8s", "idle": "2s"}) as stack:
         stack.say("Hello world!", wait=0.3)
         events = await stack.events()
         assert text_of(events) == "Hello world!"
@@ -77,7 +77,7 @@ async def test_slow_but_steady_streams_are_not_cut(card, tokenizer):
 
 
 async def test_a_gateway_that_stood_still_ends_no_stream_for_it(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"idle": 0.3}) as stack:
+    async with running(card, tokenizer, timeouts={"idle": "0.3s"}) as stack:
         ids = tokenizer.encode("Hello world!")
         stack.steps(Step((ids[0],)), *(Step((one,), wait=0.05) for one in ids[1:]), Step((END,)), Step(final=True))
         events = []

@@ -166,7 +166,7 @@ async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name)
     holders: list[Holding] = []
     take = Holding.take
     monkeypatch.setattr(Holding, "take", lambda self, *given: (holders.append(self), take(self, *given))[1])
-    async with running(card, tokenizer, timeouts={"body": 0.3}) as stack:
+    async with running(card, tokenizer, timeouts={"body": "0.3s"}) as stack:
         answer = await answer_to(stack, SLOW[name])
         assert error_in(answer) == (408, "request_timeout")
         assert b"connection: close" in answer
@@ -191,7 +191,7 @@ UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n"
 )
 async def test_an_answer_that_nobody_reads_is_dropped(card, tokenizer, monkeypatch, sent):
     monkeypatch.setattr("llmops.gateway.http.serving.SEND_BUFFER", 4096)
-    async with running(card, tokenizer, timeouts={"client": 0.3}) as stack:
+    async with running(card, tokenizer, timeouts={"client": "0.3s"}) as stack:
         with socket.socket() as silent:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             silent.connect((stack.client.base_url.host, stack.client.base_url.port))
@@ -510,7 +510,7 @@ async def test_places_come_back_however_a_request_ends(card, tokenizer):
 @pytest.fixture
 async def slow(card, tokenizer):
     """A gateway that breaks a stream's silence after a tenth of a second, and an engine that waits to be let go."""
-    async with running(card, tokenizer, timeouts={"keepalive": 0.1}) as stack:
+    async with running(card, tokenizer, timeouts={"keepalive": "0.1s"}) as stack:
         go = asyncio.Event()
 
         async def script(tensors):

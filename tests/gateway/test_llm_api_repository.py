@@ -91,7 +91,7 @@ def server(request: pytest.FixtureRequest, made: Path, tmp_path_factory: pytest.
 
 @pytest.fixture
 async def client(server):
-    async with serving(GatewaySettings(triton=server.grpc_address, refresh_seconds=0.5)) as (client, _):
+    async with serving(GatewaySettings(triton=server.grpc_address, refresh="0.5s")) as (client, _):
         yield client
 
 
@@ -153,7 +153,7 @@ def test_what_the_llm_is_made_with_is_in_the_configuration(made):
 @pytest.mark.parametrize("place", PLACES, ids=str)
 async def test_an_engine_that_dies_is_told_to_everybody(made, tmp_path, place):
     with running(made, tmp_path / "repository", *place) as server:
-        settings = GatewaySettings(triton=server.grpc_address, refresh_seconds=0.5)
+        settings = GatewaySettings(triton=server.grpc_address, refresh="0.5s")
         async with serving(settings) as (client, _):
             # the token 510 kills the stand-in's worker
             slow = {"model": "tiny", "prompt": [40, 60], "max_tokens": 400, "temperature": 0, "ignore_eos": True}

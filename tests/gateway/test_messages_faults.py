@@ -61,7 +61,7 @@ async def test_triton_is_gone(plain):
 
 
 async def test_a_silent_stream_pings(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"keepalive": 0.05}) as stack:
+    async with running(card, tokenizer, timeouts={"keepalive": "0.05s"}) as stack:
         go = asyncio.Event()
 
         async def script(tensors):

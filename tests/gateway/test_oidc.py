@@ -233,7 +233,7 @@ async def test_claims_may_have_other_names_and_be_within_others(issuer):
 
 async def test_a_new_key_is_taken_at_once_and_an_old_one_is_not_for_long(issuer):
     clock = Clock()
-    async with tokens_of(issuer, clock, refresh=300) as tokens:
+    async with tokens_of(issuer, clock, refresh="5m") as tokens:
         await tokens.find(issuer.token("rsa"))
         issuer.published = ["ec"]
         clock.now += COOLDOWN
@@ -257,7 +257,7 @@ async def test_unknown_keys_cost_one_reading_per_while(issuer):
 
 async def test_an_issuer_that_is_away_leaves_its_keys(issuer, caplog):
     clock = Clock()
-    async with tokens_of(issuer, clock, refresh=60) as tokens:
+    async with tokens_of(issuer, clock, refresh="1m") as tokens:
         await tokens.find(issuer.token())
         issuer.status = 500
         for clock.now in (100, 1000, 10_000):

@@ -21,7 +21,7 @@ GREEDY = {"model": "smollm2", "messages": QUESTION, "temperature": 0}
 
 @pytest.fixture
 async def client(triton):
-    settings = GatewaySettings(triton=triton.grpc_address, refresh_seconds=0.5)
+    settings = GatewaySettings(triton=triton.grpc_address, refresh="0.5s")
     async with serving(settings) as (client, _):
         yield client
 

@@ -36,7 +36,7 @@ async def gateway(*tritons: ScriptedTriton, **settings):
             await triton.start()
     replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
     try:
-        async with serving(GatewaySettings(replicas=replicas, refresh_seconds=0.1, **settings)) as (client, _):
+        async with serving(GatewaySettings(replicas=replicas, refresh="0.1s", **settings)) as (client, _):
             yield client
     finally:
         for triton in tritons:
@@ -186,7 +186,7 @@ async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, m
         await triton.start()
     known["llamas"] = [first]
     try:
-        async with serving(GatewaySettings(replicas=["dns:llamas:1"], refresh_seconds=0.1)) as (client, _):
+        async with serving(GatewaySettings(replicas=["dns:llamas:1"], refresh="0.1s")) as (client, _):
             await become(client, **{str(first.port): "ready"})
             known["llamas"] = [first, second]
             await become(client, **{str(first.port): "ready", str(second.port): "ready"})

@@ -42,7 +42,7 @@ async def two(card, engine):
         await triton.start()
     replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
     try:
-        async with serving(GatewaySettings(replicas=replicas, refresh_seconds=0.1)) as (client, _):
+        async with serving(GatewaySettings(replicas=replicas, refresh="0.1s")) as (client, _):
 
             async def ready() -> bool:
                 (one,) = (await client.get("/replicas")).json()["gateways"]

@@ -11,12 +11,12 @@ from llmops.gateway.settings import load_settings
 def test_order(tmp_path, monkeypatch):
     config = tmp_path / "gateway.yaml"
     config.write_text(
-        "triton: file:1\nhost: 0.0.0.0\nport: 1111\ntimeouts: {idle: 5, total: 6}\n"
+        "triton: file:1\nhost: 0.0.0.0\nport: 1111\ntimeouts: {idle: 5s, total: 6s}\n"
         "models: {smollm2: {tokenizer_dir: /srv/tokenizer}}\n"
     )
     monkeypatch.setenv("LLMOPS_PORT", "2222")
     monkeypatch.setenv("LLMOPS_TRITON", "env:2")
-    monkeypatch.setenv("LLMOPS_TIMEOUTS__IDLE", "7")
+    monkeypatch.setenv("LLMOPS_TIMEOUTS__IDLE", "7s")
     monkeypatch.delenv("LLMOPS_TIMEOUTS__CONNECT", raising=False)
     settings = load_settings(config, triton="flag:3", port=None)
     assert settings.triton == "flag:3"
@@ -42,10 +42,10 @@ def test_a_file_that_holds_nothing(tmp_path):
 
 
 def test_what_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match=r"The configuration .* cannot be read: Is a directory\."):
+    with pytest.raises(InputError, match=r" cannot be read \(Is a directory\)\."):
         load_settings(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"host: \xff\xe9")
-    with pytest.raises(InputError, match="is not valid YAML"):
+    with pytest.raises(InputError, match="is not text in UTF-8"):
         load_settings(tmp_path / "latin.yaml")
 
 
@@ -62,7 +62,7 @@ def test_sections_of_file_and_environment_are_laid_over_each_other(tmp_path, mon
 
 def test_an_environment_variable_that_is_not_json(monkeypatch):
     monkeypatch.setenv("LLMOPS_LIMITS", "{many")
-    with pytest.raises(InputError, match=r"environment variable.*limits"):
+    with pytest.raises(InputError, match="The environment variable LLMOPS_LIMITS is not JSON"):
         load_settings()
 
 

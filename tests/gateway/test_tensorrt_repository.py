@@ -173,7 +173,7 @@ def test_the_ensemble_streams(server, expected: str) -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_the_gateway_answers_with_the_models_text(server, expected: str, streaming: bool) -> None:
-    settings = GatewaySettings(triton=server.grpc_address, refresh_seconds=0.5)
+    settings = GatewaySettings(triton=server.grpc_address, refresh="0.5s")
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": streaming}
     async with serving(settings) as (client, _):
         card = (await client.get("/v1/models/tiny")).json()

@@ -255,7 +255,7 @@ async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(token
             stack.push_async_callback(triton.stop)
         addresses = [f"127.0.0.1:{triton.port}" for triton in tritons]
         traces = {"endpoint": receiver.url, "ratio": 0.0}
-        settings = GatewaySettings(replicas=addresses, refresh_seconds=0.1, traces=traces)
+        settings = GatewaySettings(replicas=addresses, refresh="0.1s", traces=traces)
         client, _ = await stack.enter_async_context(serving(settings))
 
         async def ready() -> bool:

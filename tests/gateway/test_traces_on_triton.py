@@ -33,7 +33,7 @@ def telling_triton(engine_dir, receiver, tmp_path_factory):
 
 def traced(triton, receiver):
     traces = {"endpoint": receiver.url, "ratio": 0.0}
-    return serving(GatewaySettings(triton=triton.grpc_address, refresh_seconds=0.5, traces=traces))
+    return serving(GatewaySettings(triton=triton.grpc_address, refresh="0.5s", traces=traces))
 
 
 async def test_a_trace_goes_through_gateway_and_triton(telling_triton, receiver):

@@ -179,7 +179,7 @@ class Turn:
 
 @pytest.fixture
 async def busy(card, tokenizer, monkeypatch):
-    async with running({**card, "max_seq_len": 3000}, tokenizer, timeouts={"keepalive": 0.05}) as stack:
+    async with running({**card, "max_seq_len": 3000}, tokenizer, timeouts={"keepalive": "0.05s"}) as stack:
         stack.say("Hello")
         stack.turn = Turn(monkeypatch)
         yield stack

@@ -260,6 +260,6 @@ def test_an_engine_for_1_3_is_served_in_an_image_of_our_own(tmp_path: Path) -> N
     command = shlex.split(text.splitlines()[-1])
     assert command[:3] == ["docker", "run", "--rm"]
     assert command[command.index("llmops:trtllm-1.3") + 1 :] == [
-        "serve", str(repository), "--host", "0.0.0.0", "--grpc-port", "8001", "--exit-timeout", "60", "--no-metrics",
+        "serve", str(repository), "--host", "0.0.0.0", "--grpc-port", "8001", "--exit-timeout", "60s", "--no-metrics",
         "--traces", "http://c:4318",
     ]  # fmt: skip

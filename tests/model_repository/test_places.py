@@ -35,8 +35,16 @@ def test_the_first_that_can_be_written_is_taken(places: Path, monkeypatch: pytes
     assert cache_dir() == places / "xdg" / "llmops"
     monkeypatch.setenv("LLMOPS_CACHE", str(places / "own"))
     assert cache_dir() == places / "own"
-    monkeypatch.setenv("LLMOPS_CACHE", NOWHERE)
-    assert cache_dir() == places / "xdg" / "llmops"
+
+
+@pytest.mark.parametrize("folder", [NOWHERE, "{file}", "{file}/below"])
+def test_a_folder_that_was_asked_for_is_not_replaced_by_another(places, monkeypatch, folder) -> None:
+    (places / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(places / "xdg"))
+    monkeypatch.setenv("LLMOPS_CACHE", folder.format(file=places / "file"))
+    with pytest.raises(ResourceError, match=r"^The folder .* that LLMOPS_CACHE names cannot be used \(.*\); make it"):
+        cache_dir()
+    assert not (places / "xdg").exists()
 
 
 def test_a_folder_that_others_may_write_is_not_used(places: Path) -> None:

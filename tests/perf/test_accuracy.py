@@ -97,7 +97,7 @@ async def test_a_cancelled_request_leaves_and_is_counted_apart():
 
 
 async def test_goodput_counts_requests_that_hold_every_objective():
-    slos = [parse_slo("ttft:1000"), parse_slo("e2e:50")]
+    slos = [parse_slo("ttft:1000ms"), parse_slo("e2e:50ms")]
     document, _ = await measure(Delays(ttft=0.1, itl=0), concurrency=4, slos=slos)
     assert document.summary.goodput_share == 0
     document, _ = await measure(Delays(ttft=0.1, itl=0), concurrency=4, slos=slos[:1])
@@ -105,6 +105,6 @@ async def test_goodput_counts_requests_that_hold_every_objective():
 
 
 async def test_a_report_survives_the_file(tmp_path):
-    document, _ = await measure(Delays(ttft=0, itl=0.001), concurrency=4, slos=[parse_slo("ttft:500")])
+    document, _ = await measure(Delays(ttft=0, itl=0.001), concurrency=4, slos=[parse_slo("ttft:500ms")])
     document.write(tmp_path / "run.json")
     assert read_document(tmp_path / "run.json").to_json() == document.to_json()

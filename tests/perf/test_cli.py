@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_a_run_writes_json_and_a_page_that_compare_reads(tmp_path):
     with delay_server(ttft=0.02, itl=0.002) as server:
         for name in ("a", "b"):
             files = ["--json", tmp_path / f"{name}.json", "--html", tmp_path / f"{name}.html"]
-            result = bench(server.url, "-c", 4, "-n", 12, "-o", 8, "--slo", "ttft:500", *files)
+            result = bench(server.url, "-c", 4, "-n", 12, "-o", 8, "--slo", "ttft:500ms", *files)
             assert result.returncode == 0, result.stderr
     assert "TTFT" in result.stdout
     assert "100.0 %" in result.stdout
@@ -96,12 +97,15 @@ def test_secrets_stay_out_of_the_report(tmp_path):
         (["http://127.0.0.1:1/v1", "-m", "m", "-c", 2, "-r", 3], "--rate (open loop) and --concurrency"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--sweep"], "give at least one --slo"),
         (["http://127.0.0.1:1/v1", "-m", "m", "-i", "lots"], "Length 'lots' is invalid"),
-        (["http://127.0.0.1:1/v1", "-m", "m", "--slo", "ttft"], "SLO 'ttft' is invalid"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--slo", "ttft"], "The objective 'ttft' is not usable"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--extra", "[1]"], "--extra must be a JSON object"),
-        (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/nowhere/at/all.json"], "does not exist; create it first"),
+        (
+            ["http://127.0.0.1:1/v1", "-m", "m", "--json", "/nowhere/at/all.json"],
+            "directory); create the folder first",
+        ),
         (["http://127.0.0.1:1/v1", "-m", "m", "--trace", "/nowhere.jsonl"], "cannot be read"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--via", "engine"], "does not fit http://127.0.0.1:1/v1"),
-        (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/"], "is a folder; give a file in it"),
+        (["http://127.0.0.1:1/v1", "-m", "m", "--json", "/"], "cannot be written (Is a directory); name a file in it"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--max-concurrency", 3], "--max-concurrency bounds an open loop"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--cancel", 0.1, "--no-stream"], "not with --no-stream"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--tools", 2, "--prompts", "p"], "--tools shape made-up prompts"),
@@ -117,12 +121,56 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, message):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("arguments", [("-r", -1), ("-d", -1), ("--timeout", 0), ("--think-time", -1), ("-c", 0)])
+@pytest.mark.parametrize("arguments", [("-r", -1), ("-c", 0)])
 def test_numbers_out_of_range_are_refused_by_their_option(arguments):
     result = bench("http://127.0.0.1:1/v1", "-m", "m", *arguments)
     assert result.returncode == 2
     assert f"Invalid value for '{arguments[0]}'" in result.stderr
     assert "is not in the range" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-d", "60"), "60 has no unit; write 60ms or 60s."),
+        (("--timeout", "0s"), "it must be above zero."),
+        (("--think-time", "soon"), "'soon' is not a duration; write 500ms or 0.5s."),
+        (("--slo", "ttft:500"), "The objective 'ttft:500' is not usable: 500 has no unit; write 500ms or 500s"),
+    ],
+)
+def test_a_duration_without_its_unit_is_refused_with_both_spellings(arguments, said):
+    result = bench("http://127.0.0.1:1/v1", "-m", "m", *arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+@pytest.mark.parametrize("path", ["/proc/x", "/nowhere/x", "/"])
+def test_output_files_are_checked_before_the_load(option, path):
+    with delay_server(ttft=0, itl=0) as server:
+        result = bench(server.url, "-n", 1, option, path)
+        assert result.returncode == 2
+        assert f"{path} cannot be written (" in result.stderr
+        assert not server.served
+
+
+def test_a_device_is_written_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with delay_server(ttft=0, itl=0) as server, ThreadPoolExecutor() as threads:
+        read = threads.submit(pipe.read_text)
+        assert bench(server.url, "-n", 1, "-o", 2, "--json", pipe).returncode == 0
+        assert json.loads(read.result(60))["summary"]["completed"] == 1
+
+
+@pytest.mark.parametrize(("objective", "code"), [("ttft:9s", 0), ("ttft:20ms", 1)])
+def test_objectives_that_are_missed_are_the_exit_code(objective, code):
+    with delay_server(ttft=0.1, itl=0) as server:
+        result = bench(server.url, "-n", 3, "-o", 2, "--slo", objective)
+        assert result.returncode == code
+        missed = "Error: 0.0 % of the requests met ttft:20ms, and --fail-under asks for 99 %; lower the load"
+        assert (missed in result.stderr) == bool(code)
+        assert bench(server.url, "-n", 3, "-o", 2, "--slo", objective, "--fail-under", 0).returncode == 0
 
 
 def test_an_address_without_its_v1(tmp_path):
@@ -146,7 +194,7 @@ def test_a_server_that_is_not_there_is_said_before_the_load():
 
 def test_ctrl_c_ends_a_run_at_once_and_writes_nothing(tmp_path):
     with delay_server(ttft=0.05, itl=0.05) as server:
-        command = [str(LLMOPS), "bench", server.url, "-d", "60", "-c", "4", "--json", str(tmp_path / "r.json")]
+        command = [str(LLMOPS), "bench", server.url, "-d", "60s", "-c", "4", "--json", str(tmp_path / "r.json")]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 120
         while len(server.served) < 6 and time.monotonic() < deadline:

@@ -341,7 +341,7 @@ def test_a_trace_is_replayed_and_reported_as_a_benchmark(plan: Path, tmp_path: P
         for at in range(40)
     ]
     trace.write_text("\n".join(map(json.dumps, rows)))
-    options = ("--trace", str(trace), "--replicas", "2", "--slo", "ttft:500", "--fail", "1@5s+3s")
+    options = ("--trace", str(trace), "--replicas", "2", "--slo", "ttft:500ms", "--fail", "1@5s+3s")
     output = simulated(plan, *options, "--json", str(report), "--html", str(page))
     assert "40 completed, 0 failed" in output
     data = json.loads(report.read_text())
@@ -372,11 +372,11 @@ def test_a_block_of_a_trace_is_found_only_after_what_came_before_it(tmp_path: Pa
 
 def test_what_the_way_adds_comes_to_first_tokens_and_not_to_the_pace(plan: Path, tmp_path: Path) -> None:
     said = {}
-    for added in ("0", "50"):
-        simulated(plan, "--rate", "2", "-d", "5", "--replicas", "1", "--added", added, "--json", str(tmp_path / added))
+    for added in ("0ms", "50ms"):
+        simulated(plan, "--rate", "2", "-d", "5s", "--replicas", "1", "--added", added, "--json", str(tmp_path / added))
         said[added] = json.loads((tmp_path / added).read_text())["summary"]
     for metric, more in (("ttft", 50), ("e2e", 50), ("tpot", 0)):
-        assert said["50"][metric]["p95"] == pytest.approx(said["0"][metric]["p95"] + more, abs=1e-3)
+        assert said["50ms"][metric]["p95"] == pytest.approx(said["0ms"][metric]["p95"] + more, abs=1e-3)
 
 
 def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
         "--rate",
         "20",
         "-d",
-        "20",
+        "20s",
         "--replicas",
         "70",
         "--cells",
@@ -411,10 +411,10 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
         (("--rate", "1", "--policy", "best"), "take one of cheapest, least-loaded"),
         (("--rate", "1", "--compare", "cheapest+fast"), "after + only no-gate"),
         (("--rate", "1", "--compare", "cheapest,best"), "--compare best: take some of cheapest, least-loaded"),
-        (("--rate", "1", "--replicas", "128", "--cells", "1", "--fail", "64@5"), "with N from 0 to 63"),
-        (("--rate", "1", "--replicas", "2", "--fail", "2@5"), "with N from 0 to 1"),
+        (("--rate", "1", "--replicas", "128", "--cells", "1", "--fail", "64@5s"), "replicas are numbered from 0 to 63"),
+        (("--rate", "1", "--replicas", "2", "--fail", "2@5s"), "replicas are numbered from 0 to 1"),
         (("--rate", "1", "--tier", "batch"), "NAME=SHARE"),
-        (("--rate", "5", "-d", "5", "--replicas", "1", "--skip", "9"), "--skip 9: all requests came before that"),
+        (("--rate", "5", "-d", "5s", "--replicas", "1", "--skip", "9s"), "--skip 9: all requests came before that"),
     ],
 )
 def test_what_cannot_be_simulated_is_said_in_a_sentence(plan: Path, options: tuple[str, ...], said: str) -> None:

@@ -125,7 +125,7 @@ def test_bad_input_is_one_sentence(config, arguments, words):
     assert "\n" not in result.exception.message
 
 
-@pytest.mark.parametrize("value", ["fast", "0ms", "-5ms", "5 minutes"])
+@pytest.mark.parametrize("value", ["fast", "-5ms", "5 minutes"])
 def test_a_duration_that_is_none(config, value):
     result = CliRunner().invoke(command, [str(config), f"--ttft-p95={value}"])
     assert result.exit_code == 2

@@ -79,7 +79,7 @@ def test_the_whole_file_is_wrong(tmp_path):
         Measured.load(tmp_path / "none.json")
     with pytest.raises(InputError, match=r"is not JSON \(.*Is a directory"):
         Measured.load(tmp_path)
-    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); name a file in a folder"):
+    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\); create the folder first"):
         Measured(**FILE).save(tmp_path / "no folder" / "host.json")
 
 

@@ -26,7 +26,7 @@ class Serve:
 
     def __init__(self, repository: Path, folder: Path, exit_timeout: int) -> None:
         self._log = folder / "serve.log"
-        ports = ["--grpc-port", "0", "--metrics-port", "0", "--exit-timeout", str(exit_timeout)]
+        ports = ["--grpc-port", "0", "--metrics-port", "0", "--exit-timeout", f"{exit_timeout}s"]
         command = [sys.executable, "-m", "llmops.cli", "serve", str(repository), *ports]
         with self._log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)

@@ -97,7 +97,7 @@ async def test_a_slow_client_gets_every_token_late_and_in_fewer_events(mock_engi
 
 
 async def test_a_client_that_reads_nothing_for_too_long_is_dropped(mock_engine, start_gateway):
-    gateway = await asyncio.to_thread(start_gateway, mock_engine.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1")
+    gateway = await asyncio.to_thread(start_gateway, mock_engine.grpc_address, LLMOPS_TIMEOUTS__CLIENT="1s")
     client = Client(gateway.url, 200_000)
     await until(gateway.url, "llmops_active_streams", 1)
     await until(gateway.url, "llmops_active_streams", 0)

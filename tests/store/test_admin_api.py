@@ -99,7 +99,7 @@ BAD = [
     ("POST", "/tenants", b"{", 400, "The body is not valid JSON."),
     ("POST", "/tenants", b"[]", 400, "The body must be a JSON object."),
     ("POST", "/tenants", {}, 400, "Missing required parameter: 'id'."),
-    ("POST", "/tenants", {"id": "zeta", "rmp": 5}, 400, "Invalid value for 'rmp': Extra inputs are not permitted."),
+    ("POST", "/tenants", {"id": "zeta", "rmp": 5}, 400, "Invalid value for 'rmp': it is unknown."),
     ("POST", "/tenants", {"id": "zeta", "rpm": -1}, 400, "rpm -1: a limit is 1 to 1,000,000,000;"),
     ("POST", "/tenants", {"id": "zeta", "rpm": 0}, 400, "rpm 0: a limit is 1 to"),
     ("POST", "/tenants", {"id": "zeta", "tpm": 10**30}, 400, "a limit is 1 to"),

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmops.errors import InputError, first_fault
+from llmops.output_files import write_text
 
 FORMAT: Literal[1] = 1
 Phase = Literal["prefill", "decode"]
@@ -63,12 +64,7 @@ class Measured(_Part):
 
     def save(self, path: Path) -> None:
         """Raises InputError when the file cannot be written."""
-        try:
-            path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(
-                f"{path} cannot be written ({error.strerror}); name a file in a folder that exists."
-            ) from error
+        write_text(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Measured:

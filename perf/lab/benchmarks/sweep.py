@@ -12,7 +12,7 @@ from llmops.perf.lab.harness.script import script
 from llmops.perf.load.slo import parse_slo
 from llmops.perf.report.statistics import Summary
 
-SLOS = ("ttft:500", "tpot:100")
+SLOS = ("ttft:500ms", "tpot:100ms")
 SHARE = 0.95
 STEP_SECONDS = 6.0
 TOKENS = 32
@@ -21,7 +21,7 @@ TOKENS = 32
 def measure(engine: Path) -> Section:
     """The rate, and what the answers were like at it."""
     command = (
-        f"llmops bench URL --sweep -o {TOKENS} -d {STEP_SECONDS:g} --slo {' --slo '.join(SLOS)} --slo-share {SHARE}"
+        f"llmops bench URL --sweep -o {TOKENS} -d {STEP_SECONDS:g}s --slo {' --slo '.join(SLOS)} --fail-under {SHARE}"
     )
     text = f"The embedded engine, 64 tokens in, {TOKENS} out, Poisson arrivals, {STEP_SECONDS:g} s a step."
     section = Section("Highest rate within an objective", command, text)
@@ -31,7 +31,7 @@ def measure(engine: Path) -> Section:
         load: dict[str, Any] = {"sweep": True, "slos": slos, "slo_share": SHARE, "duration": STEP_SECONDS, "rate": 4.0}
         document = run(front.address, output=TOKENS, **load)
         best = max((step.rate for step in document.sweep if step.holds), default=0.0)
-        section.add(f"highest rate with {SHARE:.0%} of requests within {', '.join(SLOS)} (ms)", best, "requests/s")
+        section.add(f"highest rate with {SHARE:.0%} of requests within {', '.join(SLOS)}", best, "requests/s")
         _at(document.summary, section)
         section.note(f"Tried: {', '.join(f'{step.rate:g}' for step in document.sweep)} requests/s.")
     return section

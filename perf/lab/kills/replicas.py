@@ -38,7 +38,7 @@ class Replica:
     def start(self) -> None:
         """Returns at once; the gateway says when it is ready."""
         ports = ["--grpc-port", self.address.rpartition(":")[2], "--metrics-port", "0"]
-        more = ["--exit-timeout", str(self._exit_timeout)]
+        more = ["--exit-timeout", f"{self._exit_timeout}s"]
         command = [sys.executable, "-m", "llmops.cli", "serve", str(self._repository), *ports, *more]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)

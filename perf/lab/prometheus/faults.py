@@ -97,7 +97,7 @@ def watched(engine: Path) -> Iterator[Watched]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         faults, settings = folder / "faults.json", folder / "gateway.yaml"
-        settings.write_text("slo: {ttft_p95: 500ms, tpot_p95: 250ms}\nrefresh_seconds: 0.5\n")
+        settings.write_text("slo: {ttft_p95: 500ms, tpot_p95: 250ms}\nrefresh: 0.5s\n")
         paged = constant(STEP, READ, BLOCKS)
         triton = stack.enter_context(served_mock_engine(engine, STEP, paged=paged, faults=faults))
         front = stack.enter_context(gateway(triton.address, "--config", str(settings)))

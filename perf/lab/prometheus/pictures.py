@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from llmops.pages.page import STYLE, write
+from llmops.output_files import write_text
+from llmops.pages.page import STYLE
 from llmops.pages.svg import HEIGHT, WIDTH, Plot, Points, Series
 from llmops.perf.lab.mock_engine.llmops_engine.runtimes.faults import command_faults
 from llmops.perf.lab.prometheus.faults import PLAYED, SLOW, Watched, watched
@@ -55,7 +56,7 @@ def main(engine: Path, folder: Path) -> None:
         ended = time.time()
         for path in sorted(DASHBOARDS.glob("*.json")):
             found = picture(json.loads(path.read_text()), _asking(stack.prometheus, begun, ended), begun)
-            write(folder / f"{path.stem}.svg", found)
+            write_text(folder / f"{path.stem}.svg", found)
             click.echo(f"Wrote {folder / path.stem}.svg")
 
 

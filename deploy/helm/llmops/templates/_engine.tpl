@@ -23,7 +23,7 @@ spec:
       image: "{{ $values.image.engine.repository }}:{{ $values.image.engine.tag }}"
       imagePullPolicy: {{ $values.image.pullPolicy }}
       {{- if eq .role "single" }}
-      args: [serve, {{ .pool.repository }}, --host, 0.0.0.0, --exit-timeout, {{ $drain | quote }}]
+      args: [serve, {{ .pool.repository }}, --host, 0.0.0.0, --exit-timeout, {{ printf "%ds" (int $drain) }}]
       {{- else if eq .role "leader" }}
       command: [/bin/bash, /llmops/leader.sh]
       {{- else }}

@@ -1,0 +1,83 @@
+"""YAML files that a person wrote: read strictly, and refused in a sentence that names the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmops.errors import InputError
+
+
+def read_yaml(path: Path, advice: str = "") -> Any:
+    """Return what is in a YAML file.
+
+    Args:
+        path: The file.
+        advice: A clause for when it cannot be read, such as "`llmops init` writes one".
+
+    Raises:
+        InputError: The file cannot be read, is not YAML, or has a key twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        advice = f"; {advice}" if advice else ""
+        raise InputError(f"{path} cannot be read ({error.strerror or error}){advice}.") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{path} is not text in UTF-8 (line {line}); save it as UTF-8.") from error
+    try:
+        return yaml.load(text, _Strict)
+    except _TwiceError as error:
+        raise InputError(f"{path} has the key {error.problem}; keep one of them.") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not valid YAML{_explained(error, text)}.") from error
+
+
+class _Strict(yaml.SafeLoader):
+    """A safe loader that refuses a mapping with the same key twice. PyYAML lets the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            name, line = self.construct_object(key), key.start_mark.line + 1
+            if name in lines:
+                raise _TwiceError(None, None, f"`{name}` twice, in lines {lines[name]} and {line}", key.start_mark)
+            lines[name] = line
+        return super().construct_mapping(node, deep)
+
+
+class _TwiceError(yaml.constructor.ConstructorError):
+    """A key that a mapping has twice."""
+
+
+def _explained(error: yaml.YAMLError, text: str) -> str:
+    """Return where and why PyYAML stopped, in our words for the usual mistakes."""
+    mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or "")
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text[: error.position].count("\n") + 1
+        return f" (line {line}): a character there cannot be printed; remove it"
+    if mark is None:
+        return ""
+    at = f" (line {mark.line + 1}, column {mark.column + 1})"
+    advice = next((said for part, said in _MISTAKES if part in problem), "check the indentation and the colons there")
+    return f"{at}: {advice}"
+
+
+_MISTAKES = (
+    ("'\\t'", "a tab cannot indent YAML; use spaces"),
+    (
+        "mapping values are not allowed",
+        "a colon with a space begins a value there, where none fits; quote the text, or look at the line before it",
+    ),
+    ("could not find expected ':'", "a key there has no colon"),
+    ("undefined alias", "*NAME refers to an anchor that the file does not have; quote a text that begins with *"),
+    ("could not determine a constructor", "a tag (!NAME) there is not allowed; quote a text that begins with !"),
+    ("found unexpected end of stream", "a quote or bracket is never closed"),
+    ("expected ',' or", "a bracket is never closed, or a comma is missing"),
+    ("cannot start any token", "quote a text that begins with @, ` or %"),
+)

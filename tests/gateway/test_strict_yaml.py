@@ -1,0 +1,82 @@
+"""What is refused in YAML files, with the line and what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmops.errors import InputError
+from llmops.gateway.settings import GatewaySettings, load_settings
+from llmops.yaml_files import read_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("port: 1\nhost: x\nport: 2\n", "has the key `port` twice, in lines 1 and 3; keep one of them."),
+        ("limits:\n  tools: 1\n  tools: 2\n", "has the key `tools` twice, in lines 2 and 3; keep one of them."),
+        ("a: b: c", "is not valid YAML (line 1, column 5): a colon with a space begins a value there"),
+        ("\ta: 1", "is not valid YAML (line 1, column 1): a tab cannot indent YAML; use spaces."),
+        ("a: [1", "is not valid YAML (line 1, column 6): a bracket is never closed, or a comma is missing."),
+        ("a: 'x", "is not valid YAML (line 1, column 6): a quote or bracket is never closed."),
+        ("a: *b", "is not valid YAML (line 1, column 4): *NAME refers to an anchor that the file does not have;"),
+        ("a: !b 1", "is not valid YAML (line 1, column 4): a tag (!NAME) there is not allowed;"),
+        ("a: @b", "is not valid YAML (line 1, column 4): quote a text that begins with @, ` or %."),
+        ("a: \0", "is not valid YAML (line 1): a character there cannot be printed; remove it."),
+        ("- a\nb: 1", "is not valid YAML (line 2, column 1): check the indentation and the colons there."),
+        (b"a: 1\nb: \xff", "is not text in UTF-8 (line 2); save it as UTF-8."),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_refused_with_its_line(tmp_path, text, said):
+    path = tmp_path / "gateway.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for read in (read_yaml, load_settings):
+        with pytest.raises(InputError) as refused:
+            read(path)
+        assert refused.value.message.startswith(f"{path} {said}")
+        assert refused.value.message.endswith(".")
+        assert "unicode string" not in refused.value.message
+
+
+def test_merged_keys_may_be_overwritten(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("base: &b {x: 1}\nown: {<<: *b, x: 2}\n")
+    assert read_yaml(path)["own"] == {"x": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("timeouts: {idle: 60}", "`timeouts.idle`", "60 has no unit; write 60ms or 60s"),
+        ("timeouts: {idle: 0.5}", "`timeouts.idle`", "0.5 has no unit; write 0.5ms or 0.5s"),
+        ("slo: {ttft_p95: 500}", "`slo.ttft_p95`", "500 has no unit; write 500ms or 500s"),
+        ("timeouts: {idle: 0}", "`timeouts.idle`", "it must be above zero, such as 500ms or 0.5s"),
+        ("oidc: {issuer: 'https://a.b', audience: a, leeway: 10m}", "`oidc.leeway`", "it must be at most 300"),
+        ("tiers: {a: {max_wait: 5}}", "`tiers.a.max_wait`", "5 has no unit; write 5ms or 5s"),
+        ("port: 70000", "`port`", "it must be at most 65535"),
+        ("quotas: {each: {rpm: many}}", "`quotas.each.rpm`", "it must be a whole number"),
+        ("usage: {when_full: wait}", "`usage.when_full`", "it must be 'refuse' or 'serve'"),
+        ("open: perhaps", "`open`", "it must be true or false"),
+        ("limits: 5", "`limits`", "it must be a mapping of names to values"),
+        ("triton: nowhere", "`triton`", "'nowhere' is not HOST:PORT of Triton's gRPC endpoint"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused_in_our_words(tmp_path, text, place, said):
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        load_settings(path)
+    assert refused.value.message.startswith(f"The setting {place} (flags, environment or {path}) is not usable: {said}")
+
+
+def test_durations_have_a_unit_and_zero_needs_none():
+    timeouts = GatewaySettings(timeouts={"keepalive": 0, "idle": "1.5m", "drain": "0s"}).timeouts
+    assert (timeouts.keepalive, timeouts.idle, timeouts.drain) == (0, 90, 0)
+    kept = GatewaySettings(timeouts={"idle": "250ms"}).model_dump(mode="json", exclude_defaults=True)
+    assert kept["timeouts"]["idle"] == "250ms"
+    assert GatewaySettings(**kept).timeouts.idle == 0.25
+
+
+def test_a_variable_that_is_no_json_is_named(monkeypatch):
+    monkeypatch.setenv("LLMOPS_MODELS", "[")
+    with pytest.raises(InputError, match="The environment variable LLMOPS_MODELS is not JSON"):
+        load_settings()
