@@ -4,6 +4,7 @@ VENV   ?= .venv
 PYTHON312 ?= python3.12
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.installed
+SCHEMA := deploy/helm/llmops/values.schema.json
 LOG    := $(VENV)/install.log
 # pip's warnings fill pages and concern nobody who only wants to serve; they are in the log, which is named on failure
 PIP    := .ci/quietly $(LOG) $(BIN)/python -m pip --disable-pip-version-check --no-color
@@ -47,13 +48,15 @@ lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the co
 	for model in .cache/inside/*; do (cd $$model && $(abspath $(BIN))/mypy --config-file $(CURDIR)/stubs/mypy.ini --cache-dir ../../mypy .) || exit 1; done
 	cd .cache/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-logo
 	$(BIN)/cog --check docs/*.md README.md
+	$(BIN)/llmops chart --schema-only | cmp - $(SCHEMA) || { echo "$(SCHEMA) is old: make docs"; exit 1; }
 
 fmt: $(STAMPS)/lint ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMPS)/lint ## Rewrite the parts of docs/ that come from the code
+docs: $(STAMPS)/lint ## Rewrite the parts of docs/, and the schema of the chart's values, that come from the code
 	$(BIN)/cog -r docs/*.md README.md
+	$(BIN)/llmops chart --schema-only -o $(SCHEMA)
 
 bench: $(STAMPS)/test ## All benchmarks; writes docs/performance.md
 	$(BIN)/python -m llmops.perf.lab.suite

@@ -1,7 +1,8 @@
-"""`llmops chart`: values for the Helm chart from llmops.yaml."""
+"""`llmops chart`: values for the Helm chart from llmops.yaml, and the schema of its values."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,31 +17,69 @@ if TYPE_CHECKING:
 
 
 @click.command("chart")
-@click.option("-f", "--file", type=click.Path(path_type=Path, dir_okay=False), default="llmops.yaml", show_default=True)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="llmops.yaml",
+    show_default=True,
+    help="The description of the service.",
+)
 @click.option("--profile", help="A profile of the file.")
-@click.option("--mounted", default="/models", show_default=True, help="Where the chart mounts its claim of engines.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write here.  [default: stdout]")
-def command(file: Path, profile: str | None, mounted: str, output: Path | None) -> None:
-    """Values for deploy/helm/llmops: a pool of engines and a build for each model, and the gateway's settings.
+@click.option("--gateway-image", metavar="REF", help="The pushed image of Dockerfile.gateway, with its digest.")
+@click.option("--engine-image", metavar="REF", help="The pushed image of Dockerfile.trtllm, with its digest.")
+@click.option("--build-image", metavar="REF", help="The pushed image of Dockerfile.build, with its digest.")
+@click.option("--claim", default="llmops-models", show_default=True, help="The PersistentVolumeClaim of engines.")
+@click.option("--mounted", default="/models", show_default=True, help="The path at which pods mount the claim.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.  [default: stdout]"
+)
+@click.option("--schema-only", is_flag=True, help="Write the JSON Schema of the chart's values instead.")
+def command(
+    file: Path,
+    profile: str | None,
+    gateway_image: str | None,
+    engine_image: str | None,
+    build_image: str | None,
+    claim: str,
+    mounted: str,
+    output: Path | None,
+    schema_only: bool,
+) -> None:
+    """Write values for deploy/helm/llmops: pools, builds, the gateway's settings and what pods may connect to.
 
-    `replicas: auto` is planned. Secrets, claims and what a cluster has otherwise are yours to add: see the chart's
-    values.yaml.
+    `replicas: auto` is planned. What is left to do before `helm install` is printed to standard error.
+    docs/kubernetes.md goes through the installation.
     """
-    from llmops.cli.service.chart import values_of
+    from llmops.cli.service.chart import Cluster, chart_of
+    from llmops.cli.service.chart_values import chart_schema
     from llmops.cli.service.description import read
 
+    if schema_only:
+        _write(json.dumps(chart_schema(), indent=1) + "\n", output)
+        return
     described = read(file, profile)
-    values = values_of(described, mounted, lambda model: _planned(described, model))
-    text = yaml.safe_dump(values, sort_keys=False, width=120)
+    images = {"gateway": gateway_image, "engine": engine_image, "build": build_image}
+    named = {name: reference for name, reference in images.items() if reference is not None}
+    cluster = Cluster(named, claim, mounted.rstrip("/"))
+    chart = chart_of(described, cluster, lambda model: _planned(described, model))
+    _write(yaml.safe_dump(chart.values, sort_keys=False, width=120), output)
+    for note in chart.notes:
+        click.echo(note, err=True)
+    if output is not None:
+        click.echo(f"Next: helm install NAME deploy/helm/llmops -f {output}")
+
+
+def _write(text: str, output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
     write_text(output, text)
-    click.echo(f"Wrote {output}. Next: helm install NAME deploy/helm/llmops -f {output}")
+    click.echo(f"Wrote {output}.")
 
 
 def _planned(described: Described, model: str) -> Planned:
-    """How many the plan has of the layout that the file has, and what each keeps up with."""
+    """Return the plan's replicas for the layout that the file has, and the rate that each keeps up with."""
     from llmops.build.plan.report.rules import rules
     from llmops.cli import plan
     from llmops.cli.service.chart import Planned

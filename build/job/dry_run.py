@@ -50,8 +50,8 @@ def dry_run(spec: BuildSpec) -> DryRun:
 
     Tokenizer and weights are not looked at: config.json is enough (but not for an encoder).
     """
-    checkpoint = _with_size(open_any(spec.checkpoint, weights=False))
-    job = prepare(spec, checkpoint)
+    job = prepared(spec)
+    checkpoint = job.checkpoint
     return DryRun(
         checkpoint=checkpoint.ref,
         architecture=checkpoint.hf_class,
@@ -67,6 +67,15 @@ def dry_run(spec: BuildSpec) -> DryRun:
         missing=_missing(job),
         steps=job.lines,
     )
+
+
+def prepared(spec: BuildSpec) -> Job[Any]:
+    """Return the job of this build. It knows what its stages need; its checkpoint may be config.json alone.
+
+    Raises:
+        LlmopsError: What the build itself would raise for a spec or a checkpoint that it refuses.
+    """
+    return prepare(spec, _with_size(open_any(spec.checkpoint, weights=False)))
 
 
 def _count(parameters: int) -> str:

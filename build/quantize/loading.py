@@ -14,6 +14,7 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.weights import open_weights
+from llmops.build.installed import installed_version
 from llmops.build.tokenizer import write_tokenizer
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError
@@ -42,13 +43,28 @@ def quiet() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
+#: The release of ModelOpt whose exports this package checks and corrects; others write other files.
+MODELOPT = "0.47"
+
+
 def require_quantize_extra() -> None:
-    """Raises MissingDependencyError unless torch, transformers and ModelOpt are there."""
+    """Check that torch, transformers and the right ModelOpt are installed.
+
+    Raises:
+        MissingDependencyError: One of them is missing, or ModelOpt is another release than MODELOPT.
+    """
     from importlib.util import find_spec
 
     missing = [name for name in ("torch", "transformers", "modelopt") if find_spec(name) is None]
     if missing:
         raise missing_extra(f"Quantising needs {', '.join(missing)}, which is not installed", "quantize")
+    found = installed_version("nvidia-modelopt")
+    if found.split(".")[:2] != MODELOPT.split("."):
+        raise missing_extra(
+            f"Quantising needs ModelOpt {MODELOPT}, and {found or 'another one'} is installed, as in NVIDIA's images "
+            "(Dockerfile.build makes an image with the right one)",
+            "quantize",
+        )
 
 
 def import_libraries() -> None:

@@ -30,7 +30,12 @@ def lws_manifests(cluster: Cluster, claim: str) -> str:
         folders = " and ".join(str(folder) for folder in cluster.folders)
         raise InputError(f"{folders} have no common parent folder that could be one volume: put them under one.")
     name = _dns_name(cluster.name)
-    documents = [*_rights(name), _scripts(name, cluster), _group(name, cluster, claim), _service(name, cluster)]
+    documents = [
+        *_rights(name, cluster),
+        _scripts(name, cluster),
+        _group(name, cluster, claim),
+        _service(name, cluster),
+    ]
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
 
 
@@ -54,10 +59,15 @@ def _dns_name(name: str) -> str:
     return plain if plain[:1].isalpha() else f"llm-{plain}"
 
 
-def _rights(name: str) -> list[dict[str, Any]]:
+def _rights(name: str, cluster: Cluster) -> list[dict[str, Any]]:
+    """Return a service account for the leader and its rights, which name the pods of this group."""
+    workers = [f"{name}-0-{index}" for index in range(1, cluster.nodes)]
+    resources = {"pods": ["get", "list", "watch"], "pods/exec": ["create", "get"]}
     rules = [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]},
+        {"apiGroups": [""], "resources": [resource], "verbs": verbs, "resourceNames": workers}
+        for resource, verbs in resources.items()
+        # an empty list of names would mean every pod
+        if workers
     ]
     group = "rbac.authorization.k8s.io"
     return [
@@ -129,7 +139,8 @@ def _pod(name: str, role: str, container: dict[str, Any], cluster: Cluster, clai
     return {
         "metadata": {"labels": {"app": name, "role": role}},
         "spec": {
-            "serviceAccountName": name,
+            # only the leader speaks to the API server
+            **({"serviceAccountName": name} if role == "leader" else {"automountServiceAccountToken": False}),
             "terminationGracePeriodSeconds": cluster.exit_timeout + 30,
             "containers": [container],
             "volumes": [

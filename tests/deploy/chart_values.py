@@ -1,28 +1,39 @@
-"""Twelve ways to install the chart, each named by what is special about it."""
+"""Twelve sets of values of the chart, each named after its special part."""
 
 from __future__ import annotations
 
-ONE = {"repository": "/models/one/repository"}
+DIGEST = "@sha256:" + "0123456789abcdef" * 4
+IMAGES = {name: f"registry.example/llmops/{name}{DIGEST}" for name in ("gateway", "engine", "build")}
+BASE = {"image": IMAGES, "storage": {"claim": "llmops-models"}}
+RESOURCES = {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"memory": "128Gi"}}
+ONE = {"repository": "/models/one/repository", "resources": RESOURCES}
 SEVERAL = {
     "repository": "/models/big/repository",
+    "resources": RESOURCES,
     "gpus": 8,
     "nodes": 2,
     "leaderScript": "#!/bin/bash\nexec mpirun true\n",
     "replicas": 2,
 }
 STORE = {"store": {"name": "llmops-store"}}
-KEYS = {"secrets": STORE, "engines": {"one": ONE}}
+POSTGRES = [{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 5432}]}]
+NETWORK = {"network": {"backends": {"store": POSTGRES}}}
+KEYS = {**BASE, **NETWORK, "secrets": STORE, "engines": {"one": ONE}}
 SCALED = {"enabled": True, "min": 1, "max": 3}
 REQUESTS = 5.5
-POSTGRES = [{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 5432}]}]
+RUNBOOKS = "https://wiki.example/llmops/runbooks"
+VALKEY = [{"ports": [{"port": 6379}]}]
+KAFKA = [{"ports": [{"port": 9092}]}]
 BUILD = ["build", "meta-llama/Llama-3.3-70B-Instruct", "-o", "/models/one/engine", "--target", "tensorrt", "--tp", "8"]
 REPO = ["repo", "one=/models/one/engine", "-o", "/models/one/repository"]
 
 VALUES: dict[str, dict] = {
-    "open": {"open": True, "control": {"enabled": False}, "engines": {"one": ONE}},
+    "open": {**BASE, "open": True, "control": {"enabled": False}, "engines": {"one": ONE}},
     "keys": KEYS,
     "limits shared, usage by Kafka": {
-        **KEYS, "secrets": {**STORE, "redis": {"name": "valkey", "key": "address"}}, "kafka": {"servers": "kafka:9092"},
+        **KEYS, "secrets": {**STORE, "redis": {"name": "valkey", "key": "address"}, "kafka": {"name": "kafka"}},
+        "kafka": {"servers": "kafka:9092", "user": "llmops", "tls": True},
+        "network": {"backends": {"store": POSTGRES, "redis": VALKEY, "kafka": KAFKA}},
     },
     "several pools": {
         **KEYS, "engines": {"one": {**ONE, "gpus": 4}, "two": {**ONE, "replicas": 3, "models": ["a", "b"]}},
@@ -35,28 +46,34 @@ VALUES: dict[str, dict] = {
             "one": {**ONE, "autoscaling": {**SCALED, "requests": REQUESTS}}, "big": {**SEVERAL, "autoscaling": SCALED},
         },
     },
-    "watched": {**KEYS, "monitoring": {"enabled": True, "labels": {"release": "p"}, "key": {"name": "metrics"}}},
+    "watched": {
+        **KEYS,
+        "monitoring": {"enabled": True, "runbooks": RUNBOOKS, "labels": {"release": "p"}, "key": {"name": "metrics"}},
+    },
     "closed": {
-        **KEYS, "monitoring": {"enabled": True},
+        **KEYS, "monitoring": {"enabled": True, "runbooks": RUNBOOKS},
         "network": {
             "clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}],
             "admins": [{"podSelector": {"matchLabels": {"app": "console"}}}],
-            "backends": POSTGRES,
+            "backends": {"store": POSTGRES},
         },
         "engines": {"one": ONE, "big": SEVERAL},
         "builds": {
-            "one": {"args": BUILD, "repo": REPO, "gpus": 8, "token": {"name": "hub", "key": "token"}},
-            "two": {"args": BUILD},
+            "one": {
+                "args": BUILD, "finish": ["build", "--resume", "/models/one/engine"], "repo": REPO, "gpus": 8,
+                "token": {"name": "hub", "key": "token"}, "resources": RESOURCES,
+            },
+            "two": {"args": BUILD, "resources": RESOURCES},
         },
     },
     "without policies": {**KEYS, "network": {"enabled": False}},
     "placed": {
         **KEYS,
-        "image": {"pullSecrets": ["registry"], "engine": {"repository": "registry.example/llmops", "tag": "1"}},
+        "image": {**IMAGES, "pullSecrets": ["registry"], "engine": f"registry.example:5000/llmops:1{DIGEST}"},
         "engines": {
             "one": {
-                **ONE, "nodeSelector": {"gpu": "h100"}, "resources": {"requests": {"cpu": "8"}},
-                "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+                **ONE, "nodeSelector": {"gpu": "h100"},
+                "tolerations": [{"key": "reserved", "operator": "Exists", "effect": "NoSchedule"}],
             }
         },
     },

@@ -105,7 +105,11 @@ def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: 
         assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
         assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
         assert container["volumeMounts"][0]["mountPath"] == str(tmp_path)
-        assert pod["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
+    leader, worker = (template[part]["spec"] for part in ("leaderTemplate", "workerTemplate"))
+    assert leader["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
+    assert worker["automountServiceAccountToken"] is False
+    # one other pod, and no pod of another application
+    assert [rule["resourceNames"] for rule in objects["Role"]["rules"]] == [["tiny-0-1"]] * 2
     labels = template["leaderTemplate"]["metadata"]["labels"]
     selector = objects["Service"]["spec"]["selector"]
     assert selector == {"leaderworkerset.sigs.k8s.io/name": group["metadata"]["name"], "role": labels["role"]}

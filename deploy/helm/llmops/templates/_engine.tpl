@@ -1,8 +1,9 @@
 {{- /* a pod that serves, or a worker of its group: (dict "root" $ "name" … "pool" … "role" "single|leader|worker") */ -}}
 {{- define "llmops.engine.template" -}}
 {{- $values := .root.Values }}
-{{- $gpus := default 1 .pool.gpus | quote }}
-{{- $drain := default 60 .pool.drainSeconds }}
+{{- $drain := ternary .pool.drainSeconds 60 (hasKey .pool "drainSeconds") }}
+{{- /* the time that models may take to load, for the server and for the probe that waits for it */ -}}
+{{- $startup := mul (default 60 .pool.startupMinutes) 60 }}
 metadata:
   labels:
     {{- include "llmops.selector" (dict "root" .root "part" "engine") | nindent 4 }}
@@ -16,14 +17,27 @@ spec:
   serviceAccountName: {{ include "llmops.name" .root }}-{{ .name }}
   {{- end }}
   {{- toYaml $pod | nindent 2 }}
-  {{- include "llmops.place" .pool | nindent 2 }}
+  {{- include "llmops.place.gpu" .pool | nindent 2 }}
   terminationGracePeriodSeconds: {{ add $drain 30 }}
+  {{- if ne .role "worker" }}
+  initContainers:
+    # engines may be built by a Job of the same release
+    - name: wait
+      image: {{ $values.image.engine }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      command: [python3, -m, llmops.model_repository.wait, {{ .pool.repository }}]
+      securityContext: {{- include "llmops.container" .root | nindent 8 }}
+      resources: {requests: {cpu: 100m, memory: 128Mi}, limits: {memory: 512Mi}}
+      volumeMounts:
+        - {name: models, mountPath: {{ $values.storage.mountPath }}, readOnly: true}
+        - {name: tmp, mountPath: /tmp}
+  {{- end }}
   containers:
     - name: engine
-      image: "{{ $values.image.engine.repository }}:{{ $values.image.engine.tag }}"
+      image: {{ $values.image.engine }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       {{- if eq .role "single" }}
-      args: [serve, {{ .pool.repository }}, --host, 0.0.0.0, --exit-timeout, {{ printf "%ds" (int $drain) }}]
+      args: [serve, {{ .pool.repository }}, --host, 0.0.0.0, --exit-timeout, {{ printf "%ds" (int $drain) }}, --ready-timeout, {{ printf "%ds" $startup }}]
       {{- else if eq .role "leader" }}
       command: [/bin/bash, /llmops/leader.sh]
       {{- else }}
@@ -33,10 +47,14 @@ spec:
         - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
         - {name: HOME, value: /tmp}
         - {name: LLMOPS_CACHE, value: /tmp/llmops}
+        {{- if eq .role "leader" }}
+        # leader.sh waits for the group's other pods as long
+        - {name: GROUP_TIMEOUT, value: {{ printf "%ds" $startup | quote }}}
+        {{- end }}
       {{- if ne .role "worker" }}
       ports: [{name: grpc, containerPort: 8001}, {name: metrics, containerPort: 8002}]
-      # an engine of many GPUs loads for minutes; until then nothing is killed
-      startupProbe: {grpc: {port: 8001}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: {{ mul (default 60 .pool.startupMinutes) 6 }}}
+      # a minute longer than --ready-timeout: the server itself says what did not load
+      startupProbe: {grpc: {port: 8001}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: {{ add (div $startup 10) 6 }}}
       readinessProbe: {grpc: {port: 8001}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 3}
       livenessProbe: {grpc: {port: 8001}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}
       {{- end }}

@@ -65,19 +65,78 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{- /* GPUs are on nodes that keep other pods away */ -}}
+{{- define "llmops.place.gpu" -}}
+{{- $gpu := dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule" }}
+{{- include "llmops.place" (dict "nodeSelector" .nodeSelector "tolerations" (prepend (default list .tolerations) $gpu)) }}
+{{- end }}
+
+{{- /* the settings `kafka` that are given, as a dict; a default is left to the gateway */ -}}
+{{- define "llmops.kafka" -}}
+{{- $given := dict }}
+{{- if .Values.kafka.servers }}
+{{- range $name, $value := .Values.kafka }}{{ if $value }}{{ $_ := set $given $name $value }}{{ end }}{{ end }}
+{{- end }}
+{{- $given | toYaml }}
+{{- end }}
+
+{{- define "llmops.image" -}}
+{{- $pattern := "^([a-zA-Z0-9-]+([.][a-zA-Z0-9-]+)+(:[0-9]+)?|[a-zA-Z0-9-]+:[0-9]+)(/[a-z0-9._-]+)+(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?@sha256:[0-9a-f]{64}$" }}
+{{- if not (regexMatch $pattern .reference) }}
+{{- fail (printf "image.%s is %q, which is not a full reference: push the image of %s to a registry that the nodes reach, and give REGISTRY/NAME[:TAG]@sha256:DIGEST" .name .reference .file) }}
+{{- end }}
+{{- end }}
+
+{{- define "llmops.requests" -}}
+{{- range $name := list "cpu" "memory" }}
+{{- if not (dig "resources" "requests" $name "" $.part) }}
+{{- fail (printf "%s needs resources.requests.%s, or its pods start on nodes without room for them: `llmops chart` writes what the model needs" $.place $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "llmops.checks" -}}
+{{- $root := . }}
+{{- $release := include "llmops.name" . }}
 {{- if and .Values.control.enabled (not .Values.secrets.store.name) }}{{ fail "control keeps everything in the store: set secrets.store.name, or control.enabled=false" }}{{ end }}
 {{- if and (not .Values.secrets.store.name) (not .Values.open) }}{{ fail "without secrets.store.name there are no keys, and gateways ask for them: set it, or open=true" }}{{ end }}
 {{- if not .Values.engines }}{{ fail "there is nothing to serve: name a pool in engines" }}{{ end }}
+{{- include "llmops.image" (dict "name" "gateway" "reference" .Values.image.gateway "file" "Dockerfile.gateway") }}
+{{- include "llmops.image" (dict "name" "engine" "reference" .Values.image.engine "file" "Dockerfile.trtllm") }}
+{{- if .Values.builds }}{{ include "llmops.image" (dict "name" "build" "reference" .Values.image.build "file" "Dockerfile.build") }}{{ end }}
+{{- if not .Values.storage.claim }}{{ fail "storage.claim is empty: create a PersistentVolumeClaim that many pods may mount, and name it here" }}{{ end }}
 {{- range $name, $pool := .Values.engines }}
-{{- if not $pool.repository }}{{ fail (printf "engines.%s needs its repository" $name) }}{{ end }}
-{{- if and (gt (int (default 1 $pool.nodes)) 1) (not $pool.leaderScript) }}{{ fail (printf "engines.%s has several nodes: set leaderScript" $name) }}{{ end }}
+{{- $place := printf "engines.%s" $name }}
+{{- if not (hasPrefix (printf "%s/" $root.Values.storage.mountPath) $pool.repository) }}{{ fail (printf "%s.repository is %s, and pods have only what is below storage.mountPath (%s)" $place $pool.repository $root.Values.storage.mountPath) }}{{ end }}
+{{- if and (gt (int (default 1 $pool.nodes)) 1) (not $pool.leaderScript) }}{{ fail (printf "%s has several nodes: set leaderScript" $place) }}{{ end }}
+{{- include "llmops.requests" (dict "place" $place "part" $pool) }}
+{{- /* a StatefulSet's pods have its name and ten characters of a hash in a label */ -}}
+{{- if gt (len (printf "%s-%s" $release $name)) 52 }}{{ fail (printf "%s: with the release's name that is more than the 52 characters which a StatefulSet may have; shorten one of the two" $place) }}{{ end }}
+{{- end }}
+{{- range $name, $build := .Values.builds }}
+{{- include "llmops.requests" (dict "place" (printf "builds.%s" $name) "part" $build) }}
+{{- if gt (len (printf "%s-build-%s" $release $name)) 54 }}{{ fail (printf "builds.%s: with the release's name that is more than the 63 characters which a Job may have; shorten one of the two" $name) }}{{ end }}
+{{- end }}
+{{- if and .Values.kafka.user (not .Values.secrets.kafka.name) }}{{ fail "kafka.user needs a password: set secrets.kafka.name" }}{{ end }}
+{{- if and .Values.monitoring.enabled (not .Values.monitoring.runbooks) }}{{ fail "alerts link to their runbooks: publish deploy/runbooks.md and set monitoring.runbooks to its URL" }}{{ end }}
+{{- if .Values.network.enabled }}
+{{- $needed := dict "store" .Values.secrets.store.name "redis" .Values.secrets.redis.name "kafka" .Values.kafka.servers "oidc" .Values.gateway.settings.oidc "traces" .Values.gateway.settings.traces "hub" .Values.builds }}
+{{- range $name, $wanted := $needed }}
+{{- if and $wanted (not (get $root.Values.network.backends $name)) }}{{ fail (printf "pods may reach only what network policies name, and network.backends.%s names nothing: add an egress rule (`llmops chart` writes it from llmops.yaml), or set network.enabled=false" $name) }}{{ end }}
+{{- end }}
+{{- if not .Values.network.dns }}{{ fail "network.dns is empty: pods find nothing without an egress rule to the cluster's DNS" }}{{ end }}
 {{- end }}
 {{- end }}
 
 {{- define "llmops.dns" -}}
-- to: [{namespaceSelector: {}, podSelector: {matchLabels: {k8s-app: kube-dns}}}]
-  ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+{{- toYaml .Values.network.dns }}
+{{- end }}
+{{- define "llmops.backends" -}}
+{{- range $name := .names }}
+{{- with get $.root.Values.network.backends $name }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- define "llmops.scraped" -}}
 {{- if .root.Values.monitoring.enabled }}

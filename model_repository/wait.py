@@ -1,0 +1,69 @@
+"""Wait until a model repository and its engines are complete, as an init container does before a server starts.
+
+A release can build its engines itself, for hours. A server that started meanwhile would end at once, again and again.
+
+    python3 -m llmops.model_repository.wait REPOSITORY
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.errors import InputError, LlmopsError
+from llmops.model_repository.repository.check import check_repository
+from llmops.model_repository.repository.marker import Marker
+from llmops.model_repository.repository.match import check_engines
+
+#: Seconds between two looks at the repository. Small beside the minutes that an engine loads.
+INTERVAL = 5.0
+
+#: Seconds after which an unchanged reason is printed again, so that the end of the log is never old.
+REMINDER = 60.0
+
+
+def missing(repository: Path) -> str | None:
+    """Return the reason why the repository cannot be served yet, or None if it is complete."""
+    try:
+        check_repository(repository)
+        marker = Marker.load(repository)
+        check_engines(marker)
+        for name, engine in marker.engines.items():
+            manifest = EngineManifest.load(Path(engine.directory))
+            if not manifest.complete:
+                raise InputError(f"the engine of {name} in {engine.directory} is still being built.")
+            if manifest.key != engine.key:
+                raise InputError(
+                    f"the engine of {name} in {engine.directory} is another than the repository was made of; "
+                    "`llmops repo` makes the repository again."
+                )
+    except (LlmopsError, OSError) as error:
+        return str(error)
+    return None
+
+
+def reports(repository: Path, interval: float = INTERVAL) -> Iterator[str]:
+    """Yield a line when waiting starts, when its reason changes, and each minute; end when nothing is missing."""
+    said, at = "", 0.0
+    while reason := missing(repository):
+        now = time.monotonic()
+        if reason != said or now - at >= REMINDER:
+            yield f"Waiting for {repository}: {reason}"
+            said, at = reason, now
+        time.sleep(interval)
+    yield f"{repository} is complete."
+
+
+def _end(_signal: int, _frame: object) -> None:
+    sys.exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    # the first process of a container has no default handlers
+    signal.signal(signal.SIGTERM, _end)
+    for line in reports(Path(sys.argv[1])):
+        print(line, flush=True)

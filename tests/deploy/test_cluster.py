@@ -1,0 +1,351 @@
+"""The chart with the values that `llmops chart` writes for docs/kubernetes.md: would a cluster run it?
+
+No API server takes part. Each mutation puts a fault back that the chart once had; helm or the walk must notice it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from llmops.cli.main import cli
+from llmops.errors import InputError
+from tests.deploy.test_chart import CHART, ROOT, helm
+from tests.deploy.walk import DNS, Connection, Existing, Pod, faults
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+DIGEST = "@sha256:" + "0123456789abcdef" * 4
+IMAGES = [word for name, tag in (("gateway", "gateway"), ("engine", "trtllm"), ("build", "build"))
+          for word in (f"--{name}-image", f"registry.example/llmops/{tag}{DIGEST}")]  # fmt: skip
+OUTSIDE = Pod({}, ip="203.0.113.7")
+
+
+def fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def existing() -> Existing:
+    """What "Before you install" has its reader make."""
+    (claim,) = [one for one in map(yaml.safe_load, fenced(PAGE, "yaml")) if one.get("kind") == "PersistentVolumeClaim"]
+    made = re.findall(r"kubectl create secret generic (\S+) --from-literal (\w+)=", PAGE)
+    return Existing({claim["metadata"]["name"]: claim["spec"]["accessModes"]}, {name: {key} for name, key in made})
+
+
+def connections() -> list[Connection]:
+    """What the settings of the page's profile have pods connect to."""
+
+    def service(name: str, namespace: str) -> Pod:
+        return Pod({"app": name}, namespace)
+
+    postgres, valkey, kafka = service("pg", "databases"), service("valkey", "databases"), service("kafka", "streams")
+    gateway, engine = Pod(labels("gateway")), Pod({**labels("engine"), "llmops/pool": "llama-70b"})
+    return [
+        *DNS,
+        Connection("gateway", postgres, 5432, what="PostgreSQL"),
+        Connection("control", postgres, 5432, what="PostgreSQL"),
+        Connection("gateway", valkey, 6379, what="Valkey"),
+        Connection("gateway", kafka, 9092, what="Kafka"),
+        Connection("control", kafka, 9092, what="Kafka"),
+        Connection("gateway", OUTSIDE, 443, what="the identity provider"),
+        Connection("build", OUTSIDE, 443, what="the Hugging Face hub"),
+        Connection("gateway", engine, 8001, what="engines"),
+        Connection("control", gateway, 9000, what="gateways"),
+    ]
+
+
+def labels(part: str) -> dict:
+    return {
+        "app.kubernetes.io/name": "llmops", "app.kubernetes.io/instance": "llm", "app.kubernetes.io/component": part,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> tuple[dict, str]:
+    """The values that `llmops chart` writes, and what it says is left to do."""
+    (sample,) = [one for one in fenced((ROOT / "docs" / "operate.md").read_text(), "yaml") if "llama-70b:" in one]
+    described = yaml.safe_load(sample)
+    (profile,) = [one for one in map(yaml.safe_load, fenced(PAGE, "yaml")) if "profiles" in one]
+    described["profiles"] |= profile["profiles"]
+    folder = tmp_path_factory.mktemp("described")
+    (folder / "llmops.yaml").write_text(yaml.safe_dump(described))
+    command = ["chart", "-f", str(folder / "llmops.yaml"), "--profile", "cluster", *IMAGES]
+    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return yaml.safe_load(done.stdout), done.stderr
+
+
+def rendered(values: dict, chart: Path = CHART) -> list[dict]:
+    """All objects of a release. Raises AssertionError with helm's message where it refuses the values."""
+    done = helm("template", "llm", str(chart), "--namespace", "serving", values=values)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def walked(values: dict, chart: Path = CHART) -> list[str]:
+    """What helm or the walk finds."""
+    try:
+        objects = rendered(values, chart)
+    except AssertionError as refused:
+        return [" ".join(str(refused).split())]
+    return faults(objects, existing(), connections())
+
+
+def test_a_cluster_would_run_it(written):
+    values, notes = written
+    assert walked(values) == []
+    assert "Create the Secret llmops-store" in notes
+    assert "If a checkpoint is gated, create the Secret llmops-hub" in notes
+    space = int(re.search(r"The claim needs about (\d+) GiB", notes)[1])
+    # 141 GB of checkpoint, two copies of 71 GB in FP8 and what the gate records
+    assert 260 < space < 300
+    assert values["builds"]["llama-70b"]["gpus"] * 80e9 > 141e9 * 1.3 > values["engines"]["llama-70b"]["gpus"] * 80e9
+
+
+def test_no_password_is_written(written):
+    assert not re.search("password:|PASSWORD|hf_", yaml.safe_dump(written[0]))
+
+
+def test_a_startup_of_an_hour_is_an_hour_for_the_server_and_the_probe(written):
+    values = copy.deepcopy(written[0])
+    for minutes in (60, 90):
+        values["engines"]["llama-70b"]["startupMinutes"] = minutes
+        (engine,) = [one for one in rendered(values) if one["kind"] == "StatefulSet"]
+        (server,) = engine["spec"]["template"]["spec"]["containers"]
+        assert server["args"][server["args"].index("--ready-timeout") + 1] == f"{minutes * 60}s"
+        assert server["startupProbe"]["failureThreshold"] * server["startupProbe"]["periodSeconds"] == minutes * 60 + 60
+
+
+def changed(*path: str, to: object = None) -> Callable[[dict], None]:
+    """A change of the values; without `to` the key is removed."""
+
+    def change(values: dict) -> None:
+        *parents, last = path
+        for name in parents:
+            values = values.setdefault(name, {})
+        if to is None:
+            del values[last]
+        else:
+            values[last] = to
+
+    return change
+
+
+POOL, BUILD = ("engines", "llama-70b"), ("builds", "llama-70b")
+# row, change of the values, what is said
+VALUES = [
+    (2, changed("network"), "network.backends.kafka names nothing"),
+    (2, changed("network", "backends", "store"), "network.backends.store names nothing"),
+    (2, changed("network", "backends", "oidc"), "network.backends.oidc names nothing"),
+    (2, changed("network", "backends", "hub", to=[]), "network.backends.hub names nothing"),
+    (2, changed("network", "backends", "redis", to=[{"ports": [{"port": 1}]}]), "gateway cannot reach Valkey"),
+    (2, changed("network", "dns", to=[]), "network.dns is empty"),
+    (3, changed(*BUILD, "token"), "no token of the hub"),
+    (3, changed(*BUILD, "resources"), "builds.llama-70b needs resources.requests.cpu"),
+    (22, changed("gateway", "autoscaling", "enabeld", to=True), "enabeld"),
+    (22, changed("gateway", "settings", "slo", "ttft_p59", to="1s"), "ttft_p59"),
+    (22, changed("gateway", "settings", "port", to=9001), "port"),
+    (22, changed(*POOL, "gpus", to=0), "gpus"),
+    (22, changed(*POOL, "replicas", to=-1), "replicas"),
+    (22, changed("engines", "Big_Model", to={"repository": "/models/b"}), "Big_Model"),
+    (22, changed("engines", "gateway", to={"repository": "/models/b"}), "gateway"),
+    (22, changed("builds", "-x", to={"args": ["build"]}), "-x"),
+    (22, changed("engines", "a" * 40 + "b", to={"repository": "/models/b"}), "a" * 40),
+    (23, changed("image", "gateway", to="llmops:gateway"), "image.gateway is \"llmops:gateway\", which is not a full"),
+    (23, changed("image", "engine", to="registry.example/llmops:1"), "image.engine"),
+    (23, changed("image", "build"), "image.build"),
+    (23, changed("image"), "image.gateway"),
+    (23, changed("storage", "claim"), "storage.claim is empty"),
+    (23, changed("storage", "claim", to="llmops-model"), "the claim 'llmops-model' does not exist"),
+    (23, changed(*POOL, "resources"), "engines.llama-70b needs resources.requests.cpu"),
+    (23, changed("secrets", "store", "name", to="store"), "the Secret store has no key url"),
+    (23, changed(*POOL, "repository", to="/srv/r"), "pods have only what is below storage.mountPath"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "change", "said"), VALUES)
+def test_values_that_are_wrong_again_are_noticed(written, row, change, said):
+    values = copy.deepcopy(written[0])
+    change(values)
+    found = walked(values)
+    assert any(said in fault for fault in found), found
+
+
+# a named template, to the beginning of the next one
+CHECK = r'(?s)(\{\{- define "llmops.%s" -\}\}).*?\{\{- define'
+# row, file of the chart, what is replaced by what, what is said
+CHARTS = [
+    (2, "network.yaml", r'"names" \(list "store" "redis".*?\)', '"names" list', "gateway cannot reach PostgreSQL"),
+    (2, "network.yaml", r'"store" "kafka" "extra"', '"extra"', "control cannot reach Kafka"),
+    (2, "network.yaml", r'\(list "hub"\)', "list", "build cannot reach the Hugging Face hub"),
+    (2, "../values.yaml", r"    - \{to.*?5353.*?\n", "", "cannot reach OpenShift's DNS"),
+    (2, "../values.yaml", r"    - \{to.*?169.*?\n", "", "cannot reach NodeLocal DNSCache"),
+    (3, "builds.yaml", r"  - \{name: HF_HOME.*\n", "", "HF_HOME is not on the claim"),
+    (3, "builds.yaml", r'dict "ephemeral-storage" \(.*?\)', "dict", "no request for disk"),
+    (3, "builds.yaml", r"  - \{name: HF_TOKEN.*\n", "", "no token of the hub"),
+    (3, "builds.yaml", r"image\.build ", "image.engine ", "has another ModelOpt"),
+    (4, "_engine.tpl", r"(?s)  initContainers:.*?mountPath: /tmp\}\n", "", "nothing waits for the repository"),
+    (5, "_engine.tpl", r', --ready-timeout, \{\{.*?\}\}', "", "gives up after its own 30 minutes"),
+    (5, "_engine.tpl", r"add \(div \$startup 10\) 6", "180", "the startup probe kills after 1800 s"),
+    (23, "_engine.tpl", r"llmops\.place\.gpu", "llmops.place", "no toleration"),
+    (23, "_helpers.tpl", CHECK % "image", r"\1{{- end }}{{- define", "no full"),
+    (23, "_helpers.tpl", CHECK % "requests", r"\1{{- end }}{{- define", "no req"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "file", "old", "new", "said"), CHARTS)
+def test_a_chart_that_is_wrong_again_is_noticed(written, tmp_path, row, file, old, new, said):
+    values = copy.deepcopy(written[0])
+    if said == "no full":
+        values["image"]["gateway"] = "llmops:gateway"
+    if said == "no req":
+        del values["engines"]["llama-70b"]["resources"]["requests"]["cpu"]
+    shutil.copytree(CHART, tmp_path / "chart")
+    place = tmp_path / "chart" / "templates" / file
+    text, count = re.subn(old, new, place.read_text())
+    assert count
+    place.write_text(text)
+    found = walked(values, tmp_path / "chart")
+    assert any(said in fault for fault in found), found
+
+
+def test_without_the_schema_wrong_values_would_be_taken(written, tmp_path):
+    """Row 22: only the schema notices them."""
+    shutil.copytree(CHART, tmp_path / "chart")
+    (tmp_path / "chart" / "values.schema.json").unlink()
+    values = copy.deepcopy(written[0])
+    changed("gateway", "autoscaling", "enabeld", to=True)(values)
+    assert walked(values, tmp_path / "chart") == []
+
+
+def test_the_commands_of_the_notes_work_in_their_order(written, tmp_path, monkeypatch):
+    """Row 21: a key needs its tenant."""
+    # `helm template` leaves the notes out, and `helm install --dry-run` asks a cluster
+    shutil.copytree(CHART, tmp_path / "chart")
+    place = tmp_path / "chart" / "templates" / "NOTES.txt"
+    kept = 'kind: ConfigMap\nmetadata: {name: notes}\ndata: {notes: {{ include "notes" . | quote }}}\n'
+    text = f'{{{{ define "notes" }}}}{place.read_text()}{{{{ end }}}}{kept}'
+    place.with_name("notes.yaml").write_text(text)
+    made = {one["metadata"]["name"]: one for one in rendered(written[0], tmp_path / "chart")}
+    notes = made["notes"]["data"]["notes"]
+    monkeypatch.setenv("LLMOPS_STORE", f"sqlite:///{tmp_path / 'store.db'}")
+    commands = re.findall(r"kubectl .* -- llmops (.*)", notes)
+    assert [one.split()[:2] for one in commands] == [["tenant", "create"], ["key", "create"]]
+    for one in commands:
+        words = shlex.split(one.replace("TENANT", "acme").replace("EMAIL", "me@acme.example"))
+        result = CliRunner().invoke(cli, words)
+        assert result.exit_code == 0, result.output
+
+
+def test_the_schema_is_the_one_that_the_command_writes(tmp_path):
+    result = CliRunner().invoke(cli, ["chart", "--schema-only"], catch_exceptions=False)
+    wanted = "run `make docs`"
+    assert (CHART / "values.schema.json").read_text() == result.stdout, wanted
+
+
+def test_the_models_of_the_values_have_the_charts_defaults():
+    from llmops.cli.service.chart_values import ChartValues
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert len(values["network"].pop("dns")) == 3
+    model = ChartValues().model_dump(by_alias=True)
+    assert model["network"].pop("dns") == []
+    assert values == model
+
+
+def test_the_waiting_container_says_what_it_waits_for(engine_dir, tmp_path):
+    """Row 4: no repository, then an engine that is being built, then a complete one."""
+    from llmops.model_repository.wait import missing, reports
+
+    engine, repository = tmp_path / "engine", tmp_path / "repository"
+    said = reports(repository, interval=0.0)
+    assert "there is no such folder" in next(said)
+    shutil.copytree(engine_dir, engine)
+    done = CliRunner().invoke(cli, ["repo", f"m={engine}", "-o", str(repository)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    manifest = engine / "engine.json"
+    whole = manifest.read_text()
+    manifest.write_text(whole.replace('"complete": true', '"complete": false'))
+    assert "is still being built" in next(said)
+    manifest.unlink()
+    assert missing(repository)
+    manifest.write_text(whole)
+    assert list(said) == [f"{repository} is complete."]
+
+
+def test_the_waiting_container_ends_on_sigterm(tmp_path):
+    import sys
+
+    command = [sys.executable, "-m", "llmops.model_repository.wait", str(tmp_path / "none")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("Waiting for")
+    process.terminate()
+    assert process.wait(timeout=10) == 143
+
+
+def test_a_build_with_another_modelopt_ends_before_it_starts(monkeypatch):
+    """Row 3: NVIDIA's images have one whose exports differ."""
+    import importlib.util
+
+    from llmops.build.quantize import loading
+    from llmops.errors import MissingDependencyError
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(loading, "installed_version", lambda name: "0.44.1")
+    with pytest.raises(MissingDependencyError, match=r"needs ModelOpt 0\.47, and 0\.44\.1 is installed"):
+        loading.require_quantize_extra()
+    (bounds,) = re.findall(r'"nvidia-modelopt>=([\d.]+),<', (ROOT / "pyproject.toml").read_text())
+    assert bounds == loading.MODELOPT
+
+
+@pytest.mark.parametrize(
+    ("gateway", "said"),
+    [
+        ({"store": "sqlite:////srv/store.db"}, "gateway.store is a file or socket of one machine"),
+        ({"redis": "unix:///run/valkey.sock"}, "gateway.redis is a file or socket of one machine"),
+    ],
+)
+def test_addresses_of_one_machine_are_refused(tmp_path, gateway, said):
+    model = {"checkpoint": "Qwen/Qwen3-8B", "build": {"target": "pytorch"}}
+    result = chart_of(tmp_path, {"models": {"m": model}, "gateway": gateway})
+    assert isinstance(result.exception, InputError)
+    assert said in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ({"a.b": {}, "a-b": {}}, "The models a-b and a.b would both be the pool a-b"),
+        ({"llama 8b": {}}, "The model llama 8b would be the pool 'llama 8b'"),
+        ({"control": {}}, "other than gateway and control"),
+        ({"m": {"build": {"target": "openvino"}}}, "m has the build target openvino"),
+    ],
+)
+def test_models_that_a_cluster_cannot_have_are_refused(tmp_path, models, said):
+    usual = {"checkpoint": "Qwen/Qwen3-8B", "build": {"target": "pytorch"}}
+    result = chart_of(tmp_path, {"models": {name: {**usual, **model} for name, model in models.items()}})
+    assert isinstance(result.exception, InputError)
+    assert said in str(result.exception)
+
+
+def test_a_checkpoint_that_cannot_be_read_here_is_left_to_its_owner(tmp_path):
+    result = chart_of(tmp_path, {"models": {"m": {"checkpoint": "/models/own", "build": {"target": "pytorch"}}}})
+    assert result.exit_code == 0, result.output
+    values = yaml.safe_load(result.stdout)
+    assert "resources" not in values["engines"]["m"]
+    assert "token" not in values["builds"]["m"]
+    assert "set resources of its pool and its build" in result.stderr
+
+
+def chart_of(folder: Path, described: dict):
+    (folder / "llmops.yaml").write_text(yaml.safe_dump(described))
+    return CliRunner().invoke(cli, ["chart", "-f", str(folder / "llmops.yaml")])
