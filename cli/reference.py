@@ -1,30 +1,47 @@
-"""The command reference of docs/cli.md, from the commands' own help."""
+"""The list of commands of docs/cli.md, from the commands themselves."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import click
 
 from llmops.cli.main import COMMANDS, cli
 
-WIDTH = 110
-
 
 def markdown() -> str:
-    """One section per command: its one-line summary, then `--help` as a user sees it at 110 columns."""
-    return "\n".join(_section(name) for name in COMMANDS)
+    """Return one section per command: its summary, its usage and the names of its options."""
+    group = click.Context(cli, info_name="llmops")
+    return "".join(_section(name, group) for name in COMMANDS)
 
 
-def _section(name: str) -> str:
-    group = click.Context(cli, info_name="llmops", terminal_width=WIDTH, max_content_width=WIDTH)
+def _section(name: str, group: click.Context) -> str:
     command = cli.get_command(group, name)
     if command is None:
         raise LookupError(name)
-    return f"\n## `llmops {name}`\n\n{COMMANDS[name]}\n{_help(command, name, group)}"
+    return f"\n## {name}\n\n{COMMANDS[name]}\n\n" + "\n".join(_usages(command, name, group)) + "\n"
 
 
-def _help(command: click.Command, name: str, parent: click.Context) -> str:
-    """Its help, then that of its own commands."""
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
-    text = f"\n```\n{command.get_help(context)}\n```\n"
-    inner = command.commands.items() if isinstance(command, click.Group) else ()
-    return text + "".join(_help(one, inner_name, context) for inner_name, one in inner)
+def _usages(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    """Yield a line of a list for a command, or for each of its own commands."""
+    context = click.Context(command, info_name=name, parent=parent)
+    if isinstance(command, click.Group):
+        for inner, one in command.commands.items():
+            yield from _usages(one, inner, context)
+        return
+    shown = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
+    arguments = [one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)]
+    options = [max(one.opts, key=len).lstrip("-") for one in shown if "--help" not in one.opts]
+    yield f"- `{' '.join([context.command_path, *arguments])}`" + (":" + _wrapped(options) if options else "")
+
+
+def _wrapped(names: list[str]) -> str:
+    """Return the names in lines of at most 100 characters, the first one after what precedes it."""
+    lines, line = [], ""
+    for at, name in enumerate(names):
+        word = name + ("" if at == len(names) - 1 else ",")
+        if len(line) + len(word) > 96:
+            lines.append(line.rstrip())
+            line = ""
+        line += word + " "
+    return "\n  " + "\n  ".join([*lines, line.rstrip()])

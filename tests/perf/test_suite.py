@@ -12,7 +12,7 @@ from llmops.perf.lab.benchmarks import engine_path
 from llmops.perf.lab.harness.figures import Figure, Section
 from llmops.perf.lab.suite import __main__ as suite
 from llmops.perf.lab.suite import results
-from llmops.perf.lab.suite.page import page
+from llmops.perf.lab.suite.page import page, table
 from llmops.perf.lab.suite.parts import Part
 
 # the part measures one figure, says that it is half done, and is ended as a limit ends it
@@ -69,13 +69,32 @@ def test_a_page_keeps_what_parts_said_that_did_not_run_here(folder):
         results.path(other)
     )
     text = page([PART, other, third], earlier)
-    assert "| cost | 60 us | at most 5 us |" in text
+    assert "| cost | 60 us | **≤ 5: not reached** |" in text
     assert "2026-01-01 10:00 UTC on 64 cores of Engine path, 0 s;" in text
     assert "- Engine path: cost is 60 us, the aim at most 5" in text
     assert "7 us" not in text, "what ran now takes the place of what it said before"
     assert text.count("## What a store costs") == 1
     assert "full soak: did not run (was not run)" in text
     assert page([PART, other, third], text) == text
+
+
+def test_the_table_has_all_figures_and_keeps_those_of_parts_that_did_not_run_here(folder):
+    section = Section("Engine path", "command", "text", when="2026-01-01 10:00")
+    section.figures += [Figure("cost", 60.0, "us", 5.0), Figure("compared, by others", 61.5, "us")]
+    section.write_json(results.path(PART))
+    assert "compared" not in page([PART])
+    rows = [
+        "Engine path,cost,60.0,us,≤ 5,2026-01-01 10:00",
+        'Engine path,"compared, by others",61.5,us,,2026-01-01 10:00',
+    ]
+    first = table([PART])
+    assert first.splitlines() == ["section,figure,value,unit,aim,measured", *rows]
+    section.title = "What a store costs"
+    section.write_json(results.path(PART))
+    assert table([PART], first).splitlines()[1:] == [
+        *rows,
+        *(row.replace("Engine path", section.title) for row in rows),
+    ]
 
 
 def test_a_part_that_is_ended_before_its_first_figure_is_missing(folder):

@@ -110,13 +110,20 @@ class Section:
         return [figure for figure in self.figures if figure.reached is False]
 
     def markdown(self) -> str:
+        """Return the section of the page: figures that have an aim, or all of them where none has."""
         lines = [f"## {self.title}", "", self.text, "", f"`{self.command}`", "", self._circumstances(), ""]
         if self.figures:
-            lines += ["| | measured | aimed at | |", "|---|---|---|---|"]
-            lines += [_row(figure) for figure in self.figures]
+            lines += ["| | measured | aim |", "|---|---|---|"]
+            lines += [_row(figure) for figure in self.figures if figure.target is not None] or [
+                _row(figure) for figure in self.figures
+            ]
         remarks = [*self.lacks, *self.notes]
         lines += ["", *(f"- {remark}" for remark in remarks)] if remarks else []
         return "\n".join(lines) + "\n"
+
+    def rows(self) -> list[list[str]]:
+        """Return all figures as rows of a table: section, figure, value, unit, aim, when it was measured."""
+        return [[self.title, one.name, repr(one.value), one.unit, _aim(one), self.when] for one in self.figures]
 
     def _circumstances(self) -> str:
         where = f" on {self.where}" if self.where else ""
@@ -143,8 +150,12 @@ def missed_line(section: Section, figure: Figure) -> str:
 
 
 def _row(figure: Figure) -> str:
-    aim = "" if figure.target is None else f"at {figure.at} {_number(figure.target)} {figure.unit}"
-    return f"| {figure.name} | {_number(figure.value)} {figure.unit} | {aim} | {_verdict(figure)} |"
+    aim = _aim(figure) if figure.reached is not False else f"**{_aim(figure)}: not reached**"
+    return f"| {figure.name} | {_number(figure.value)} {figure.unit} | {aim} |"
+
+
+def _aim(figure: Figure) -> str:
+    return "" if figure.target is None else f"{'≤' if figure.at == 'most' else '≥'} {_number(figure.target)}"
 
 
 def _verdict(figure: Figure) -> str:

@@ -22,7 +22,7 @@ from llmops.perf.lab.harness.figures import keep
 from llmops.perf.lab.harness.processes import descendants
 from llmops.perf.lab.peers.environment import install
 from llmops.perf.lab.suite import results
-from llmops.perf.lab.suite.page import page
+from llmops.perf.lab.suite.page import page, table
 from llmops.perf.lab.suite.parts import Part, parts
 
 ENGINE = Path(".cache/bench/smollm2-int8")
@@ -47,11 +47,14 @@ def main(engine: Path, output: Path, only: tuple[str, ...], child: str | None) -
     chosen = [part for part in known.values() if (part.name in only if only else part.included)]
     _prepare(engine, {part.peer for part in chosen if part.peer})
     earlier = output.read_text("utf-8") if output.is_file() else ""
+    figures = output.with_suffix(".csv")
+    before = figures.read_text("utf-8") if figures.is_file() else ""
     deadline = time.monotonic() + (sum(part.seconds for part in chosen) if only else WHOLE_SECONDS)
     for part in chosen:
         # a part that takes longer on this machine takes no time from the others
         deadline += max(0.0, _run(part, engine, deadline) - part.seconds)
         output.write_text(page(list(known.values()), earlier), "utf-8")
+        figures.write_text(table(list(known.values()), before), "utf-8")
     print(f"Wrote {output}")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
+import io
 import re
 
 from llmops.perf.lab.harness.figures import Section, missed_line
@@ -11,12 +13,14 @@ from llmops.perf.lab.suite.parts import Part
 from llmops.perf.report.document import machine
 
 PACKAGES = ("openvino", "openvino-genai", "nvidia-pytriton", "grpcio", "uvicorn", "fastapi", "uvloop", "tokenizers")
+COLUMNS = ("section", "figure", "value", "unit", "aim", "measured")
 INTRODUCTION = """\
 # Performance
 
 Written by `make bench`; every figure below was measured by the command above it, none was typed in. A part by itself:
 `python -m llmops.perf.lab.suite --only "hot path"`. CPU figures are what the processes themselves used; where other
-processes took much of the machine meanwhile, the part says so.
+processes took much of the machine meanwhile, the part says so. A part that has aims shows the figures that have one;
+all figures are in [performance.csv](performance.csv).
 """
 
 
@@ -39,6 +43,16 @@ def page(parts: list[Part], earlier: str = "") -> str:
         "",
         *(f"{_mark(part.name)}\n{texts[part.name]}" for part in parts if part.name in texts),
     ])  # fmt: skip
+
+
+def table(parts: list[Part], earlier: str = "") -> str:
+    """Return all figures as CSV. A part that did not run here has its rows of `earlier`, the table before."""
+    measured = [row for part in parts if (section := results.section(part)) for row in section.rows()]
+    titles = {row[0] for row in measured}
+    kept = [row for row in list(csv.reader(earlier.splitlines()))[1:] if row[0] not in titles]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *kept, *measured])
+    return text.getvalue()
 
 
 def _mark(name: str) -> str:
