@@ -12,9 +12,9 @@ from llmops.errors import ResourceError
 
 # protocol.py overrides the methods and reads the rest; chunked.py writes streams past `send`; body.py looks ahead
 PROTOCOL = (
-    *("connection_made", "connection_lost", "data_received", "pause_writing", "send_400_response"),
+    *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
     *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
-    *("client", "cycle", "loop", "transport"),
+    *("client", "cycle", "flow", "headers", "loop", "parser", "transport", "_unset_keepalive_if_required"),
 )
 CYCLE = ("send", "flow", "transport", "disconnected", "chunked_encoding", "response_complete",
          "response_started", "message_event", "more_body")  # fmt: skip

@@ -1,19 +1,26 @@
 """uvicorn's HTTP protocol with bounds on what a client can send, and hold, before any request of its exists.
 
 The parser keeps an unfinished header in memory and looks at all of it with each piece, so it must not get more than a
-header may have. The rest is time: for a header, between requests, after an answer to a request that goes on.
+header may have. It makes an object for each request, so it gets one request at a time: bytes behind a request that is
+being answered stay unparsed, and the connection is read again when the answer is complete. The rest is time: for a
+header, between requests, after an answer to a request that goes on.
+
+When all connections are in use, those without a whole request make room for new ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import resource
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmops.gateway.errors import (
@@ -39,12 +46,30 @@ MOST_REFUSED = 64
 # descriptors that are kept for Triton, workers, files; what is above that is not for clients
 RESERVED = 64
 
+END_OF_HEADER = b"\r\n\r\n"
+#: Bytes of a chunked body, at least, that the parser gets at once: a blank line within it may be its end.
+CHUNKED_PIECE = 1024
+#: Bytes behind a request that is being answered, per connection, before it is no longer read. A
+#: connection that is read shows that its client left, and some clients send a blank line.
+MAX_AHEAD = 4096
+#: Bytes that wait behind requests of all connections. One reading of a socket brings up to 256 KiB.
+MAX_AHEAD_OF_ALL = 16 * 2**20
+#: Bytes of answers that their clients do not read, of all connections. Only what is above 64 KiB
+#: per connection counts.
+MAX_UNREAD_OF_ALL = 64 * 2**20
+#: Share of all connections that is closed at once to make room, so that the search is rare.
+ROOM_SHARE = 64
+#: Seconds without another search for connections to close after a search without a result.
+NO_ROOM_SECONDS = 0.1
+
 
 @dataclass(slots=True)
 class Bounds:
     """What all connections of one worker keep to, and how many there are. Times in seconds.
 
-    `per_client`: connections that one address may have, 0 for any number; `clients`: those that each has.
+    `per_client`: connections that one address may have, 0 for any number; `clients`: those that each has, the oldest
+    first. `ahead`: bytes that wait behind requests of all connections; `unread`: connections whose clients do not read
+    their answers, with the bytes that each had when its buffer was full.
     """
 
     header_bytes: int
@@ -54,30 +79,78 @@ class Bounds:
     client_seconds: float
     metrics: Metrics | None = None
     open: int = 0
-    clients: Counter[str] = field(default_factory=Counter)
+    clients: dict[str, dict[BoundedProtocol, None]] = field(default_factory=dict)
     refused: int = 0
+    ahead: int = 0
+    unread: dict[BoundedProtocol, int] = field(default_factory=dict)
     descriptors: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _logged: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _no_room_until: float = 0.0
 
     def full(self, descriptor: int, address: str) -> str | None:
         """Why another connection cannot be accepted; its `descriptor` is always the lowest free one."""
-        if descriptor >= self.descriptors - RESERVED:
-            return f"the process has nearly all of its {self.descriptors} file descriptors in use"
-        if self.open >= self.connections:
-            return f"{self.connections} connections are open, as many as limits.connections allows"
-        if self.per_client and self.clients[address] >= self.per_client:
+        if self.per_client and len(self.clients.get(address, ())) >= self.per_client:
             return f"{address} has {self.per_client}, as many as limits.connections_per_client allows"
+        if descriptor >= self.descriptors - RESERVED and not self._make_room():
+            return f"the process has nearly all of its {self.descriptors} file descriptors in use"
+        if self.open >= self.connections and not self._make_room():
+            return f"{self.connections} connections are open, as many as limits.connections allows"
         return None
 
-    def enter(self, address: str) -> None:
+    def enter(self, address: str, connection: BoundedProtocol) -> None:
         self.open += 1
-        self.clients[address] += 1
+        self.clients.setdefault(address, {})[connection] = None
 
-    def leave(self, address: str) -> None:
+    def leave(self, address: str, connection: BoundedProtocol) -> None:
         self.open -= 1
-        self.clients[address] -= 1
-        if not self.clients[address]:
+        own = self.clients[address]
+        del own[connection]
+        if not own:
             del self.clients[address]
+
+    def _make_room(self) -> bool:
+        """Close some of the connections without a whole request. Return False if there are none.
+
+        Connections that never had a request go first, then idle ones, then those whose request's body is not complete;
+        of each kind those of the address with the most connections, the oldest first.
+        """
+        if monotonic() < self._no_room_until:
+            return False
+        found = heapq.nsmallest(max(self.connections // ROOM_SHARE, 1), self._closable())
+        for *_, connection in found:
+            connection.make_room()
+        if not found:
+            self._no_room_until = monotonic() + NO_ROOM_SECONDS
+        return bool(found)
+
+    def _closable(self) -> Iterator[tuple[int, int, int, BoundedProtocol]]:
+        # the number is unique, so that connections themselves are never compared
+        number = 0
+        for own in self.clients.values():
+            for connection in own:
+                number += 1
+                progress = connection.progress
+                if progress is not None:
+                    yield progress, -len(own), number, connection
+
+    def hold_ahead(self, size: int) -> bool:
+        """Count bytes that wait behind a request. Return False if all connections together hold too many."""
+        self.ahead += size
+        return self.ahead <= MAX_AHEAD_OF_ALL
+
+    def hold_unread(self, connection: BoundedProtocol, size: int) -> None:
+        """Note that a client does not read its answer. Beyond the bound, drop the largest answer of the address that
+        holds the most."""
+        self.unread[connection] = size
+        if sum(self.unread.values()) <= MAX_UNREAD_OF_ALL:
+            return
+        totals: dict[str | None, int] = {}
+        for one, held in self.unread.items():
+            totals[one.address] = totals.get(one.address, 0) + held
+        worst = max(self.unread, key=lambda one: (totals[one.address], self.unread[one]))
+        self.note("unread", f"{worst.address} left {totals[worst.address]} bytes of answers unread; one was dropped.")
+        del self.unread[worst]
+        worst.transport.abort()
 
     def note(self, reason: str, text: str) -> None:
         """Count it, and say it in the log, but not every time."""
@@ -103,20 +176,38 @@ def protocol_of(bounds: Bounds) -> type[BoundedProtocol]:
     return type("Bounded", (BoundedProtocol,), {"bounds": bounds})
 
 
+class _Flow(FlowControl):
+    """uvicorn's flow control, which does not resume reading while `held`."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. `_head`: bytes since the last request was complete, -1 inside of a request's body."""
+    """One connection. `address` is its client, None for a worker's own socket.
+
+    `_head`: bytes since the last request was complete, -1 inside of a request's body. `_ahead`: bytes behind a request
+    that is being answered.
+    """
 
     bounds: Bounds
+    flow: _Flow
+    address: str | None = None
     _head = 0
+    _ahead = b""
+    _length: int | None = None
     _body = 0
     _overhead = 0
     _closing = False
-    _address: str | None = None
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         bounds = self.bounds
         # the sockets on which workers ask each other are not for clients
         if self.client is not None:
@@ -125,30 +216,99 @@ class BoundedProtocol(HttpToolsProtocol):
             if why is not None:
                 self._turn_away(why)
                 return
-            self._address = address
-            bounds.enter(address)
+            self.address = address
+            bounds.enter(address, self)
         self._wait_for_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._address is not None:
-            self.bounds.leave(self._address)
-            self._address = None
+        self._leave()
         self._stop_waiting()
         self._stop_looking()
         super().connection_lost(exc)
 
+    def _leave(self) -> None:
+        if self.address is not None:
+            self.bounds.leave(self.address, self)
+            self.address = None
+        self.bounds.unread.pop(self, None)
+        self._take_ahead()
+
+    @property
+    def progress(self) -> int | None:
+        """Return how far the current request has come, from 0 (there never was one) to 2 (its body is not complete).
+
+        None: the request is complete and its answer is not.
+        """
+        if self.cycle is None:
+            return 0
+        if self.cycle.response_complete:
+            return 1
+        return 2 if self._head < 0 else None
+
+    def make_room(self) -> None:
+        """Close the connection, which counts no longer."""
+        self.bounds.note("room", f"An idle connection from {self.address} was closed to make room for a new one.")
+        self._leave()
+        self._closing = True
+        self._leave_answering()
+        self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        while self._head >= 0 and len(data) > (room := self.bounds.header_bytes - self._head):
-            if not self._feed_head(data[:room]):
+        if self._ahead:
+            self._keep_ahead(self._take_ahead() + data)
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Feed the parser request by request, until one is complete and its answer is not."""
+        at, size = 0, len(data)
+        while at < size:
+            if self.progress is None:
+                self._keep_ahead(data[at:] if at else data)
                 return
-            data = data[room:]
-        if self._head >= 0:
-            self._head += len(data)
-        self._feed(data)
+            end = self._end_of_piece(data, at)
+            piece = data if end - at == size else data[at:end]
+            if self._head < 0:
+                self._feed(piece)
+            elif not self._feed_head(piece, end < size):
+                return
+            at = end
+            if self._closing or self.transport.is_closing():
+                return
         if self._head > 0 and self._timer is None:
             self._wait_for_header()
+
+    def _end_of_piece(self, data: bytes, at: int) -> int:
+        """Return the offset in `data` up to which the parser finds at most one request, or little more."""
+        size = len(data)
+        if self._head >= 0:
+            end = data.find(END_OF_HEADER, at) + len(END_OF_HEADER)
+            return min(end if end > at else size, at + max(self.bounds.header_bytes - self._head, 1))
+        if self._length is None:
+            given = next((value for name, value in self.headers if name == b"content-length"), b"")
+            self._length = int(given) if given.isdigit() else 0
+        if self._length:
+            return min(size, at + max(self._length - self._body, 1))
+        end = data.find(END_OF_HEADER, at + CHUNKED_PIECE)
+        return size if end < 0 else end + len(END_OF_HEADER)
+
+    def _keep_ahead(self, data: bytes) -> None:
+        self._ahead = data
+        if not self.bounds.hold_ahead(len(data)):
+            self.bounds.note("pipeline", "Too many requests wait behind others of their connections; one was dropped.")
+            self._closing = True
+            self._leave_answering()
+            self.transport.abort()
+        elif len(data) > MAX_AHEAD:
+            self.flow.pause_reading()
+            self.flow.held = True
+
+    def _take_ahead(self) -> bytes:
+        data, self._ahead = self._ahead, b""
+        self.bounds.ahead -= len(data)
+        return data
 
     def on_message_begin(self) -> None:
         self._head = self._head or 1
@@ -157,6 +317,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head = -1
         self._body = self._overhead = 0
+        self._length = None
         if self._timer is not None:
             self._stop_waiting()
         super().on_headers_complete()
@@ -177,10 +338,20 @@ class BoundedProtocol(HttpToolsProtocol):
             # closing at once would take the answer from a client that is still sending
             self._timer = self.loop.call_later(LINGER, self.transport.close)
         self._look_whether_it_reads()
+        if self._ahead and not self.transport.is_closing():
+            self.flow.held = False
+            self._take(self._take_ahead())
+            self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._look_whether_it_reads()
+        if self.address is not None:
+            self.bounds.hold_unread(self, self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.bounds.unread.pop(self, None)
 
     def _look_whether_it_reads(self) -> None:
         """An answer that is not taken stays in memory, and keeps even a connection open that was closed."""
@@ -202,25 +373,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unread.cancel()
             self._unread = None
 
-    def _feed_head(self, data: bytes) -> bool:
-        """As much as a header may have; whether what follows is to be parsed as well."""
-        self._head += len(data)
-        self._feed(data)
-        if self._closing or self.transport.is_closing():
-            return False
+    def _feed_head(self, data: bytes, more: bool) -> bool:
+        """As much as a header may have; whether what follows (`more`) is to be parsed as well."""
         limit = self.bounds.header_bytes
-        if self._head < limit:  # it was complete, or many were
-            return True
+        if self._head < limit:
+            self._head += len(data)
+            self._feed(data)
+            if self._closing or self.transport.is_closing():
+                return False
+            if self._head < limit or not more:  # it was complete, or it may end here
+                return True
         self._refuse("header_bytes", HeaderTooLargeError(f"The request's header has more than {limit} bytes."))
         return False
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse("invalid", InvalidRequestError("This is not a valid HTTP request."))
 
     def _feed(self, data: bytes) -> None:
         """A chunked body's framing and trailer are headers too: they must not go on without any of the body."""
         before = self._body
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse("invalid", InvalidRequestError("This is not a valid HTTP request."))
+            return
+        except httptools.HttpParserUpgrade:
+            # the request is answered as if it had not asked for another protocol
+            pass
         if self._head >= 0 or self._body != before:
             self._overhead = 0
             return

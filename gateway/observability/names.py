@@ -90,7 +90,8 @@ IGNORED = _g.counter("llmops_ignored_fields_total", "Request fields accepted and
 REFUSED = _g.counter(
     "llmops_refused_connections_total",
     "Connections closed because a client exceeded a bound, or because there was no place: client (its answer was not "
-    "read), connections, header, header_bytes, invalid.",
+    "read), connections, header, header_bytes, invalid, pipeline (too many requests wait behind others), room (idle "
+    "when a new connection needed its place), unread (all unread answers hold too much).",
     "reason",
 )
 MISROUTED = _g.counter(

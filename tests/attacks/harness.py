@@ -212,6 +212,7 @@ class Neighbour(threading.Thread):
         return self
 
     def __exit__(self, *_: object) -> None:
+        eventually(lambda: len(self.seconds) + self.failures > 9, "ten requests of a neighbour")
         self._over.set()
         self.join()
 

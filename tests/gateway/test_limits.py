@@ -220,16 +220,21 @@ async def test_what_is_not_http_gets_the_envelope(stack):
 async def test_connections_over_the_limit_are_told_and_logged(card, tokenizer, caplog):
     limits = {"connections": 4, "connections_per_client": 0}
     async with running(card, tokenizer, limits=limits) as stack:
-        held = [await connect(stack) for _ in range(3)]  # and the client's own
+        stack.steps(Step(hang=True))
+        body = json.dumps(stack.chat_body).encode()
+        held = []
+        for busy in range(1, 5):  # the last takes the place of the client's own, which is idle
+            held.append(await connect(stack))
+            held[-1][1].write(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+            await eventually(lambda busy=busy: stack.triton.active == busy)
         status, code = error_in(await answer_to(stack))
         assert (status, code) == (503, "overloaded")
-        assert (await stack.client.get("/health/live")).status_code == 200
         assert "4 connections are open" in caplog.text
         for _, writer in held:
             writer.close()
             await writer.wait_closed()
         bounds = stack.server.config.http_protocol_class.bounds
-        await eventually(lambda: bounds.open == 1)
+        await eventually(lambda: bounds.open == 0)
         assert (await answer_to(stack, LAST)).startswith(b"HTTP/1.1 200 ")
     assert bounds.open == 0
     assert not bounds.clients
@@ -266,8 +271,14 @@ async def test_descriptors_that_run_out_are_told_in_the_log(card, tokenizer, cap
 
     async with running(card, tokenizer) as stack:
         monkeypatch.setattr(protocol, "RESERVED", 2**40)
+        stack.steps(Step(hang=True))
+        body = json.dumps(stack.chat_body).encode()
+        _, busy = await connect(stack)  # takes the place of the client's own, which is idle
+        busy.write(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        await eventually(lambda: stack.triton.active == 1)
         assert error_in(await answer_to(stack))[0] == 503
         assert "file descriptors in use" in caplog.text
+        busy.close()
 
 
 # -- bodies ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""Attack: connections that cost their owner nothing keep others out."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import threading
+import time
+
+from tests.attacks.harness import LIVE, MIB, Engine, Neighbour, connect, record, scaled, status
+
+#: Bytes that a connection may cost which has sent no whole request.
+PER_CONNECTION = 24 * 1024
+
+
+def hold(stack: contextlib.ExitStack, gateway, count: int, addresses: int, sent: bytes = b"") -> list[socket.socket]:
+    """Open `count` connections from `addresses` addresses, send `sent` on each, and keep those that are taken."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    held = []
+    for number in range(count):
+        with contextlib.suppress(OSError):
+            made = stack.enter_context(connect(gateway, f"127.0.1.{number % addresses + 1}"))
+            made.sendall(sent)
+            held.append(made)
+    return held
+
+
+def test_idle_connections_keep_nobody_out(start):
+    limit = scaled(300, 4096)
+    gateway = start(limits={"connections": limit})
+    assert status(gateway, LIVE) == 200
+    with contextlib.ExitStack() as stack:
+        for sent in (b"", b"GET /health/live HTTP/1.1\r\nhost: ", LIVE):
+            hold(stack, gateway, limit, 3, sent)
+            with Neighbour(gateway) as other:
+                time.sleep(1)
+            record(f"{len(other.seconds)} answered, {other.failures} failed, after {sent[:20]!r}")
+            assert other.failures == 0
+            assert other.seconds
+
+
+def test_one_connection_of_each_of_many_addresses(start):
+    """As from a large IPv6 network: no address has more connections than another."""
+    limit = scaled(200, 2000)
+    gateway = start(limits={"connections": limit})
+    with contextlib.ExitStack() as stack:
+        hold(stack, gateway, limit, 250)
+        with Neighbour(gateway) as other:
+            time.sleep(1)
+    record(f"{len(other.seconds)} answered, {other.failures} failed")
+    assert other.failures == 0
+
+
+def test_twenty_thousand_connections(start):
+    """More than the limit: the gateway stays small, and others are served."""
+    count = scaled(2000, 19_000)
+    gateway = start(limits={"connections": count // 2, "connections_per_client": 0})
+    before = gateway.memory()
+    with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
+        held = hold(stack, gateway, count, 200)
+        grown = gateway.peak() - before
+    record(
+        f"{len(held)} connections, {grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms, "
+        f"{other.failures} failed"
+    )
+    assert grown < count * PER_CONNECTION
+    assert other.failures == 0
+
+
+def test_clients_that_come_back_at_once(start, programs, tmp_path, card):
+    """All connections are busy; those that are refused connect again without a pause."""
+    limit = 40
+    engine = Engine(tmp_path / "engine", card, tokens=1000, seconds_per_token=0.2)
+    programs.callback(engine.stop)
+    gateway = start(engine.address, limits={"connections": limit, "connections_per_client": 0})
+    gateway.ready()
+    body = b'{"model":"tiny","prompt":"Hello","max_tokens":200,"stream":true}'
+    busy = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    over = threading.Event()
+    refused = [0]
+    with contextlib.ExitStack() as stack:
+        held = hold(stack, gateway, limit, 4, busy)
+        for one in held:
+            assert one.recv(12) == b"HTTP/1.1 200"
+        watched = held[0]
+
+        def come_back() -> None:
+            while not over.is_set():
+                refused[0] += status(gateway, LIVE, "127.0.2.1") != 200
+
+        attackers = [threading.Thread(target=come_back, daemon=True) for _ in range(4)]
+        for one in attackers:
+            one.start()
+        cpu, start_of, seconds = gateway.cpu(), time.monotonic(), []
+        while time.monotonic() - start_of < scaled(3, 20):
+            began = time.perf_counter()
+            assert watched.recv(65536)
+            seconds.append(time.perf_counter() - began)
+        used = gateway.cpu() - cpu
+        over.set()
+        for one in attackers:
+            one.join()
+    p95 = sorted(seconds)[int(len(seconds) * 0.95)]
+    record(
+        f"{refused[0]} refused, {used:.2f} s of CPU in {scaled(3, 20)} s, p95 of an open connection {p95 * 1e3:.0f} ms"
+    )
+    assert p95 < 0.3
+    assert gateway.log_bytes < 16_384

@@ -1,0 +1,104 @@
+"""Attack: a client makes the gateway hold what it sent, or what it does not read.
+
+One connection sends requests without waiting for their answers, in all the forms that a parser might take ahead of
+time; many connections ask for large answers and do not read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+
+from tests.attacks.harness import GENEROUS, LIVE, MIB, Engine, Neighbour, connect, record, scaled
+
+#: Bytes that one connection may make the gateway hold, whatever it sends.
+MEMORY = 16 * MIB
+
+#: Bytes that all answers together may hold that no client reads, above what the gateway uses by itself.
+UNREAD = 112 * MIB
+
+#: Seconds within which 95 of 100 requests of other clients are answered while the attack lasts.
+OTHERS_P95 = 0.25
+
+STREAM = {"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True}
+FORMS = {
+    "small requests": (b"", LIVE),
+    "requests without lines between": (b"", b"GET / HTTP/1.1\r\n\r\n"),
+    "large headers": (b"", b"GET /health/live HTTP/1.1\r\nhost: x\r\nx-pad: %b\r\n\r\n" % (b"p" * 60_000)),
+    "behind a running answer": (b"stream", LIVE),
+    "large bodies behind a running answer": (
+        b"stream",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b" " * 1_000_000,
+    ),
+    "after a body": (
+        b"",
+        b"POST /none HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n" + b" " * 5000 + LIVE * 2000,
+    ),
+    "after a chunked body": (
+        b"",
+        b"POST /none HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n" + LIVE * 2000,
+    ),
+}
+
+
+def pour(made: socket.socket, piece: bytes, total: int, seconds: float) -> int:
+    """Send `piece` again and again until `total` bytes are sent or the gateway takes nothing for a second."""
+    sent, deadline = 0, time.monotonic() + seconds
+    piece *= max(1, 16384 // len(piece))
+    made.settimeout(1.0)
+    with contextlib.suppress(OSError):
+        while sent < total and time.monotonic() < deadline:
+            sent += made.send(piece)
+    made.settimeout(GENEROUS)
+    return sent
+
+
+def posted(path: bytes, body: dict) -> bytes:
+    data = json.dumps(body).encode()
+    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(data), data)
+
+
+@pytest.fixture
+def slow_engine(tmp_path, card, programs):
+    """An engine that takes 100 ms for each token."""
+    made = Engine(tmp_path / "engine", card, tokens=200, seconds_per_token=0.1)
+    programs.callback(made.stop)
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_pipeline_without_end_is_not_held(start, slow_engine, form):
+    first, piece = FORMS[form]
+    gateway = start(slow_engine.address)
+    gateway.ready()
+    before = gateway.memory()
+    with connect(gateway) as made, Neighbour(gateway) as other:
+        if first:
+            made.sendall(posted(b"/v1/completions", STREAM))
+            assert made.recv(100).startswith(b"HTTP/1.1 200")
+        sent = pour(made, piece, scaled(4 * MIB, 45 * MIB), scaled(2, 60))
+        grown = gateway.peak() - before
+    record(f"{form}: {sent / MIB:.1f} MiB sent, {grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms")
+    assert grown < MEMORY
+    assert other.failures == 0
+    assert other.quantile(0.95) < OTHERS_P95
+
+
+def test_answers_that_nobody_reads_are_bounded_together(start):
+    gateway = start()
+    before = gateway.memory()
+    asked = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 40
+    with contextlib.ExitStack() as stack, Neighbour(gateway) as other:
+        for number in range(scaled(300, 3000)):
+            with contextlib.suppress(OSError):
+                made = stack.enter_context(connect(gateway, f"127.0.1.{number % 3 + 1}", receive_buffer=4096))
+                made.sendall(asked)
+        time.sleep(scaled(2, 20))
+        grown = gateway.peak() - before
+    record(f"{grown / MIB:.1f} MiB grown, p95 {other.quantile(0.95) * 1e3:.0f} ms, {other.failures} failures")
+    assert grown < UNREAD
+    assert other.failures == 0
