@@ -543,7 +543,7 @@ BODIES = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-async def test_what_is_not_http_behind_a_request_ends_both_and_is_no_fault_of_ours(slow, caplog, path, stream):
+async def test_what_is_not_http_behind_a_request_is_refused_after_its_answer(slow, caplog, path, stream):
     """The nonsense comes while the first request waits for the engine."""
     body = json.dumps(BODIES[path] | {"model": "tiny", "stream": stream}).encode()
     reader, writer = await connect(slow)
@@ -551,9 +551,11 @@ async def test_what_is_not_http_behind_a_request_ends_both_and_is_no_fault_of_ou
     if stream:  # the answer has begun: nothing can be said inside of it
         assert await asyncio.wait_for(reader.readuntil(b": "), GENEROUS)
     writer.write(b"nonsense\r\n\r\n")
-    rest = await asyncio.wait_for(reader.read(), GENEROUS)
-    assert b"not a valid HTTP" not in rest if stream else error_in(rest)[0] == 400
     slow.go.set()
+    rest = await asyncio.wait_for(reader.read(), GENEROUS)
+    answer, status, refusal = rest.partition(b"HTTP/1.1 400 ")
+    assert b"Hello" in answer
+    assert error_in(status + refusal)[0] == 400
     await slow.client.get("/health/live")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     writer.close()
