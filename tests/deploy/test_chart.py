@@ -18,7 +18,7 @@ import yaml
 
 from llmops.durations import seconds
 from llmops.gateway.settings import load_settings
-from tests.deploy.chart_values import BASE, KEYS, ONE, REQUESTS, VALUES
+from tests.deploy.chart_values import BASE, KEYS, ONE, REQUESTS, RUNBOOKS, VALUES
 from tests.deploy.test_compose import files_there, parsed
 from tests.deploy.walk import NAMESPACE, Pod, allowed, matches
 
@@ -345,7 +345,10 @@ def test_the_rules_and_dashboards_are_those_of_deploy():
     files = [
         yaml.safe_load((ROOT / "deploy" / "alerts" / f"{one}.yaml").read_text()) for one in ("recording", "alerts")
     ]
-    assert rule["spec"]["groups"] == [group for file in files for group in file["groups"]]
+    groups = json.dumps([group for file in files for group in file["groups"]])
+    assert rule["spec"]["groups"] == json.loads(groups.replace("https://llmops.example/runbooks", RUNBOOKS))
+    links = [one["annotations"]["runbook_url"] for one in rule["spec"]["groups"][-1]["rules"]]
+    assert all(link.startswith(f"{RUNBOOKS}#") for link in links)
     (dashboards,) = [one for one in kind("watched", "ConfigMap") if "grafana_dashboard" in one["metadata"]["labels"]]
     shipped = {f"llmops-{path.name}": path.read_text() for path in (ROOT / "deploy" / "dashboards").glob("*.json")}
     assert dashboards["data"] == shipped

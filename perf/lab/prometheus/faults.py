@@ -1,4 +1,4 @@
-"""Plants what the eight alerts are about and sees them fire: `python -m llmops.perf.lab.prometheus ENGINE`."""
+"""Plant the faults behind eight alerts and watch these fire: `python -m llmops.perf.lab.prometheus ENGINE`."""
 
 from __future__ import annotations
 
