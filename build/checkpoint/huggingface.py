@@ -92,16 +92,18 @@ def _text(path: Path) -> str:
 def _special_tokens(
     folder: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer: dict[str, Any]
 ) -> SpecialTokens:
-    """generation_config rules; the tokenizer's own eos ends a chat turn and is often missing there."""
+    """Return the special tokens as generation_config.json has them, the tokenizer's own eos first.
+
+    It ends a chat turn, is often missing in generation_config.json, and is the one token that TensorRT-LLM withholds
+    until `min_tokens`.
+    """
     lookup = _TokenIds(folder)
     text_config = config.get("text_config")
     sources = [generation, config, text_config if isinstance(text_config, dict) else {}]
-    end = list(_ids(_first(sources, "eos_token_id")))
-    for extra in lookup(tokenizer.get("eos_token")):
-        if extra not in end:
-            end.append(extra)
+    listed = _ids(_first(sources, "eos_token_id"))
+    end = list(dict.fromkeys([*lookup(tokenizer.get("eos_token")), *listed]))
     bos = _ids(_first(sources, "bos_token_id")) or lookup(tokenizer.get("bos_token"))
-    pad = _ids(_first(sources, "pad_token_id")) or lookup(tokenizer.get("pad_token")) or end[:1]
+    pad = _ids(_first(sources, "pad_token_id")) or lookup(tokenizer.get("pad_token")) or listed[:1] or end[:1]
     return SpecialTokens(bos=bos[0] if bos else None, end=tuple(end), pad=pad[0] if pad else None)
 
 

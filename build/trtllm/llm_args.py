@@ -84,7 +84,6 @@ def make_llm_args(
         "enable_chunked_prefill": serving.chunked_prefill,
         "guided_decoding_backend": "xgrammar",
         "skip_tokenizer_init": False,
-        "enable_iter_perf_stats": True,
     }
     if parallel.moe:
         arguments["moe_expert_parallel_size"] = parallel.ep

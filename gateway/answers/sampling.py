@@ -30,6 +30,8 @@ FIELD_OF_TENSOR = {
     contract.BAD_WORDS_LIST.name: "bad_words",
     contract.STOP_WORDS_LIST.name: "stop_token_ids",
     contract.END_ID.name: "ignore_eos",
+    contract.TEMPERATURE.name: "temperature",
+    contract.MIN_TOKENS.name: "min_tokens",
     contract.GUIDE.name: "response_format",
     contract.GUIDE_TYPE.name: "response_format",
     contract.LORA_TASK_ID.name: "model",
@@ -116,6 +118,12 @@ def first_of(asked: T | None, own: T | None, neutral: T) -> T:
 
 def endings_of(body: SamplingFields, card: ModelCard, limits: RequestLimits) -> Endings:
     ids = () if body.ignore_eos else card.end_ids
+    if body.stop_token_ids and body.min_tokens and contract.STEP not in card.transports:
+        # NVIDIA's C++ backend withholds one token; the model's other end tokens can be banned, these cannot
+        raise UnsupportedError(
+            f"min_tokens does not hold for stop_token_ids with target {card.target}: leave one of them out.",
+            param="min_tokens",
+        )
     if body.stop_token_ids:
         ids = tuple(dict.fromkeys((*ids, *_stop_ids_of(body.stop_token_ids, card, limits))))
     return Endings(ids, _stops_of(body.stop, limits))

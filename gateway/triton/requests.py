@@ -71,11 +71,14 @@ class RequestWriter:
         tensors.scalar(contract.END_ID, request.end_ids[0] if request.end_ids else -1)
         if self._pad_id is not None:
             tensors.scalar(contract.PAD_ID, self._pad_id)
-        stop_words = [(i,) for i in request.end_ids[1:]] + list(request.stop_words)
-        if stop_words:
+        others = [(token,) for token in request.end_ids[1:]]
+        # NVIDIA's C++ backend withholds END_ID alone until min_tokens (its minimum-length penalty masks
+        # that one token), so a model's other end tokens are not to come at all
+        banned = others if request.min_tokens and self._unknown else []
+        if stop_words := [*(() if banned else others), *request.stop_words]:
             tensors.words(contract.STOP_WORDS_LIST, stop_words)
-        if request.bad_words:
-            tensors.words(contract.BAD_WORDS_LIST, request.bad_words)
+        if bad_words := [*banned, *request.bad_words]:
+            tensors.words(contract.BAD_WORDS_LIST, bad_words)
         if request.min_tokens:
             tensors.scalar(contract.MIN_TOKENS, request.min_tokens)
 

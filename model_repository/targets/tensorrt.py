@@ -182,6 +182,7 @@ def llm_arguments(manifest: EngineManifest, directory: Path) -> dict[str, Any]:
         "kv_cache_config": cache,
         "scheduler_config": {"capacity_scheduler_policy": chosen["batch_scheduler_policy"].upper()},
         "enable_chunked_prefill": chosen["enable_chunked_context"] == "true",
+        "normalize_log_probs": chosen["normalize_log_probs"] == "true",
     }
     if _built(manifest).guided:
         arguments["guided_decoding_backend"] = "xgrammar"

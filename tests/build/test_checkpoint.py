@@ -178,7 +178,8 @@ def test_damaged_config(copy_of_tiny: Path) -> None:
 def test_end_tokens_are_those_of_generation_config_and_tokenizer(copy_of_tiny: Path) -> None:
     (copy_of_tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     special = open_checkpoint(str(copy_of_tiny)).special_tokens
-    assert special.end == (7, 9, 1)  # 1 is the tokenizer's own </s>
+    # 1 is the tokenizer's own </s>, the one end token that TensorRT-LLM withholds until min_tokens
+    assert special.end == (1, 7, 9)
     assert special.bos == 0
 
 

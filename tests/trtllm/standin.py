@@ -1,18 +1,22 @@
-"""A stand-in for `tensorrt_llm`, as strict as 1.2.1 or as 1.3: what does not exist there, or does nothing, fails here.
+"""A stand-in for `tensorrt_llm`, as strict as 1.2.1 or as 1.3, and nothing kinder.
 
-`VERSION` beside this file, or `api(version)`, chooses which. It generates prompt[-1]+1, +2, … so that expected tokens
-can be written down; with an adapter +2, +4, …; a token of 666 fails the request and 510 kills the engine.
+docs/tensorrt-llm-calls.md is its specification: each call that llmops makes, with upstream's file.
+What does not exist there, or does nothing, fails here. `VERSION` beside this file, or
+`api(version)`, chooses the release. It generates prompt[-1]+1, +2, … so that expected tokens can be
+written down; with an adapter +2, +4, …; a token of 666 fails the request and 510 kills the engine.
+Where upstream would draw, a temperature above 1.5 moves each token by 0 to 4.
 
-Facts, read on 2026-11-22. 1.2.1: NVIDIA/TensorRT-LLM branch gh-pages `1.2.1/_modules/tensorrt_llm/` (`sampling_params`,
-`executor/result`, `llmapi/llm`, `llmapi/llm_args`: the speculation classes field by field). 1.3: the tree after
-1.3.0rc29, `tensorrt_llm/usage/llm_args_golden_manifest.json` and `llmapi/llm_args.py`.
+Facts, read on 2026-11-22 and 2026-11-23. 1.2.1: NVIDIA/TensorRT-LLM branch gh-pages
+`1.2.1/_modules/tensorrt_llm/` (`sampling_params`, `executor/result`, `llmapi/llm`,
+`llmapi/llm_args`). 1.3: the tree after 1.3.0rc29. The proxy's reads (`executor/proxy.py`,
+`executor/rpc_worker_mixin.py`) are alike in the stored versions of both.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,10 +119,6 @@ class CompletionOutput:
     stop_reason: Any = None
 
 
-class MixedSyncAsyncAPIError(Exception):
-    """tensorrt_llm/llmapi/utils.py: one of both ways was used before."""
-
-
 class RequestOutput:
     """Cumulative outputs; iterated on the loop that was running when it was made, as the real one."""
 
@@ -127,6 +127,8 @@ class RequestOutput:
         self.step = 2 if lora_request is not None else 1
         self.loop = asyncio.get_running_loop()
         self.prompt_token_ids, self.params = prompt, params
+        self.greedy = llm.takes_the_most_likely(params)
+        self._draw = random.Random(params.seed)
         self.outputs = [CompletionOutput(0, [], [])]
         self.cached_tokens = 0
         self.finished = self.aborted_ = False
@@ -147,6 +149,8 @@ class RequestOutput:
             raise StopAsyncIteration
         await asyncio.sleep(0.002)
         token = self.prompt_token_ids[-1] + self.step * (len(completion.token_ids) + 1)
+        if not self.greedy and (self.params.temperature or 1.0) > 1.5:
+            token += self._draw.randrange(5)
         if token == 666:
             raise RuntimeError("cuda error")
         if token == 510 or self.llm.dead:
@@ -160,7 +164,9 @@ class RequestOutput:
         return self
 
     def _log_prob(self, completion: CompletionOutput, token: int) -> None:
-        """1.2.1: 0 means none, else the most likely, of which an odd token is not one. 1.3: 0 means the sampled one."""
+        """1.2.1: 0 means none, else the most likely, of which an odd token is not one. 1.3: 0 means
+        the sampled one.
+        """
         wanted = self.params.logprobs
         if wanted is None or (wanted == 0 and not self.llm.later):
             return
@@ -168,12 +174,17 @@ class RequestOutput:
         completion.logprobs.append({token + 1 if missed else token: Logprob(-token / 100)})
 
     def _end(self, completion: CompletionOutput, token: int) -> None:
-        """A stop word is cut off unless it is asked for; the end of text stays."""
+        """A stop word is cut off unless it is asked for; the end of text stays.
+
+        The minimum-length penalty masks `end_id` and nothing else
+        (cpp/tensorrt_llm/kernels/penaltyKernels.cu, `logits[endIds[batchSlot]] = MASK_VAL`): stop
+        words end a sequence at any length.
+        """
         params = self.params
         enough = len(completion.token_ids) >= (params.min_tokens or 0)
         if enough and not params.ignore_eos and token == params.end_id:
             completion.finish_reason = "stop"
-        elif enough and token in (params.stop_token_ids or []):
+        elif token in (params.stop_token_ids or []):
             completion.finish_reason = "stop"
             if not params.include_stop_str_in_output:
                 del completion.token_ids[-1:], completion.logprobs[len(completion.token_ids) :]
@@ -366,7 +377,9 @@ def update_llm_args_with_extra_dict(llm_args: dict[str, Any], extra: dict[str, A
 
 
 class LLM:
-    """`later`: as 1.3. `asked_too_early` counts how often statistics were asked for before the first prompt."""
+    """`later`: as 1.3. `events` wait for the next read; `kept` is what the first rank and the
+    others hold of each step's statistics.
+    """
 
     made: ClassVar[list[LLM]] = []
     version: ClassVar[str] = __version__
@@ -382,10 +395,11 @@ class LLM:
         self.results: list[RequestOutput] = []
         self.salts: list[str | None] = []
         self.down = self.dead = False
-        self.asked_too_early = 0
+        self.world = tensor_parallel_size * (kwargs.get("pipeline_parallel_size") or 1)
         self.events: list[dict[str, Any]] = []
-        self._stats: asyncio.Queue[str] | None = None
+        self.kept: tuple[list[int], list[int]] = ([], [])
         self._iteration = 0
+        self.used = 7
         LLM.made.append(self)
 
     def generate_async(
@@ -399,16 +413,42 @@ class LLM:
         if len(inputs) > 100:
             raise ValueError("the prompt is longer than max_input_len")
         self._refuse_what_would_be_ignored(sampling_params)
-        if self._stats is None:
-            self._stats = asyncio.Queue()
         self.results.append(RequestOutput(self, inputs, sampling_params, lora_request))
         return self.results[-1]
 
-    async def get_kv_cache_events_async(self, timeout: float | None = 2) -> Any:
-        """Whole blocks of prompts, with hashes that mean nothing elsewhere; `tensorrt_llm/_utils.py` has the format."""
-        assert self.arguments.kv_cache_config["event_buffer_max_size"] > 0
-        while self.events:
-            yield self.events.pop(0)
+    def takes_the_most_likely(self, params: SamplingParams) -> bool:
+        """1.2's TRTLLMSampler hands None on (sampling_params.py, `_get_sampling_config`), and both
+        defaults are 0 (layers/defaultDecodingParams.h), which is greedy
+        (kernels/samplingTopKKernels.h, `regularizeTopKTopP`).
+
+        Its speculation inside the model takes the argmax unless `allow_advanced_sampling`
+        (speculative/interface.py).
+        """
+        speculative = self.arguments.speculative_config
+        if not self.later and isinstance(speculative, (MTPDecodingConfig, EagleDecodingConfig)):
+            if not speculative.allow_advanced_sampling:
+                return True
+        elif not self.later and self.sampler == "TRTLLMSampler":
+            top_k, top_p = params.top_k or 0, params.top_p or 0.0
+            return top_k == 1 or (top_k == 0 and top_p == 0.0)
+        return _implies_greedy(params)
+
+    def get_kv_cache_events(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """One round trip to the worker, which blocks this thread (proxy.py, `get_kv_events`): what
+        is there by then.
+        """
+        _off_the_loop()
+        assert self.arguments.kv_cache_config.event_buffer_max_size > 0
+        events, self.events = self.events, []
+        return events
+
+    def get_kv_cache_events_async(self, timeout: float | None = 2) -> Any:
+        """One round trip, then an iteration over what it brought (executor/result.py,
+        IterationResult).
+        """
+        assert self.arguments.kv_cache_config.event_buffer_max_size > 0
+        events, self.events = self.events, []
+        return _iteration(events, timeout)
 
     def _refuse_what_would_be_ignored(self, params: SamplingParams) -> None:
         """The real ones ignore these without a word, or refuse them."""
@@ -426,46 +466,72 @@ class LLM:
         assert not ignored, f"{ignored} would be ignored"
 
     def iterate(self) -> None:
+        """A step. Each rank keeps its statistics until they are read, and only the first rank's
+        ever are (issue #10447; limited from 1.3 on, #10569).
+        """
         self._iteration += 1
-        cache = {"maxNumBlocks": 100, "usedNumBlocks": 7, "tokensPerBlock": 32, "reusedBlocks": 3}
-        stats = {"iter": self._iteration, "kvCacheStats": cache, "gpuMemUsage": 5000, "cpuMemUsage": 600,
-                 "pinnedMemUsage": 70, "inflightBatchingStats": {"numPausedRequests": 2}}  # fmt: skip
-        if self._stats is not None:
-            self._stats.put_nowait(json.dumps(stats))
+        if not getattr(self.arguments, "enable_iter_perf_stats", None):
+            return
+        first, others = self.kept
+        first.append(self._iteration)
+        if not self.later:
+            others.extend([self._iteration] * (self.world - 1))
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        if self._stats is None:
-            self.asked_too_early += 1
-            return []
-        # requests are tied to a running loop, so its queue is asynchronous, and the synchronous side gives None
-        return [json.loads(None)]  # type: ignore[arg-type]
+        """One round trip to the worker, which blocks this thread (proxy.py, `get_stats`): what is
+        there by then.
+        """
+        _off_the_loop()
+        return self._fetched()
 
     def get_stats_async(self, timeout: float | None = 2) -> Any:
-        if self._stats is None:
-            self.asked_too_early += 1
-            return _nothing()
-        return self._iterations(timeout)
+        """One round trip, then an iteration over what it brought (proxy.py, `aget_stats`)."""
+        return _iteration(self._fetched(), timeout)
 
-    async def _iterations(self, timeout: float | None) -> Any:
-        if asyncio.get_running_loop() is not self.results[0].loop:
-            raise MixedSyncAsyncAPIError
-        while True:
-            try:
-                yield json.loads(await asyncio.wait_for(self._stats.get(), timeout))
-            except asyncio.TimeoutError:
-                return
+    def _fetched(self) -> list[dict[str, Any]]:
+        iterations = self.kept[0][:]
+        del self.kept[0][: len(iterations)]
+        cache = {"maxNumBlocks": 100, "usedNumBlocks": self.used, "tokensPerBlock": 32, "reusedBlocks": 3}
+        return [
+            {"iter": one, "kvCacheStats": cache, "gpuMemUsage": 5000,
+             "cpuMemUsage": 600, "pinnedMemUsage": 70, "inflightBatchingStats": {"numPausedRequests": 2}}
+            for one in iterations
+        ]  # fmt: skip
 
     def shutdown(self) -> None:
         self.down = True
 
 
-async def _nothing() -> Any:
-    for never in ():
-        yield never
+def _implies_greedy(params: SamplingParams) -> bool:
+    """1.2.1 sampling_params.py, `params_imply_greedy_decoding`."""
+    unset = params.temperature is None and params.top_p is None and params.top_k is None
+    return unset or params.top_k == 1 or params.top_p == 0.0 or params.temperature == 0
+
+
+def _off_the_loop() -> None:
+    """A round trip on an event loop's thread would hold every request up."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise AssertionError("a blocking call on the thread of an event loop")
+
+
+async def _iteration(entries: list[dict[str, Any]], timeout: float | None) -> Any:
+    """IterationResult.__anext__ ends on TimeoutError only. AsyncQueue.get (llmapi/utils.py) raises
+    QueueEmpty for a timeout of 0 and waits forever without one.
+    """
+    for entry in entries:
+        yield entry
+    if timeout is not None and timeout <= 0:
+        raise asyncio.QueueEmpty
+    await asyncio.sleep(timeout if timeout is not None else 1e9)
 
 
 def api(version: str = __version__) -> SimpleNamespace:
-    """The names of the library as of a version, as `llmops_engine.runtimes.trtllm_library.Library` has them."""
+    """The names of the library as of a version, as `llmops_engine.runtimes.trtllm_library.Library`
+    has them.
+    """
     later = not version.startswith("1.2")
     return SimpleNamespace(
         version=version,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
+from llmops import contract
 from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.errors import InputError
+from llmops.gateway.messages import EngineRequest, Sampling
+from llmops.gateway.triton.requests import RequestWriter
 from llmops.model_repository.generate import EngineEntry, model_folders
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
@@ -93,6 +97,44 @@ def test_settings_reach_the_backend_as_they_were_meant(tmp_path: Path) -> None:
 def test_what_it_would_only_warn_about_is_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         checked_parameters(given)
+
+
+def test_a_greedy_log_probability_is_a_real_number(tmp_path: Path) -> None:
+    read = loaded(make_engine(tmp_path / "e"))
+    assert cpp_backend.log_prob_of_the_chosen(read, log_prob=-0.7, kept=math.exp(-0.7)) == -0.7
+    told = loaded(make_engine(tmp_path / "f", serve={"normalize_log_probs": True}))
+    assert cpp_backend.log_prob_of_the_chosen(told, log_prob=-0.7, kept=math.exp(-0.7)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "least", "stop", "bad"),
+    [(False, 5, [], [[7], [8]]), (False, 0, [[7], [8]], []), (True, 5, [[7], [8]], [])],
+)
+def test_min_tokens_holds_for_every_end_token(
+    ours: bool, least: int, stop: list[list[int]], bad: list[list[int]]
+) -> None:
+    """The backend's minimum-length penalty masks END_ID alone; our model withholds the others by itself."""
+    writer = RequestWriter("m", vocab_size=100, pad_id=None, ours=ours)
+    request = EngineRequest("", [1], 9, Sampling(temperature=0.0), end_ids=(2, 7, 8), min_tokens=least)
+    tensors = Written()
+    writer.write_rest(request, tensors)
+    assert tensors.scalars[contract.END_ID.name] == 2
+    assert tensors.lists.get(contract.STOP_WORDS_LIST.name, []) == stop
+    assert tensors.lists.get(contract.BAD_WORDS_LIST.name, []) == bad
+
+
+class Written:
+    """What a RequestWriter wrote."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, object] = {}
+        self.lists: dict[str, list[list[int]]] = {}
+
+    def scalar(self, tensor: contract.Tensor, value: object) -> None:
+        self.scalars[tensor.name] = value
+
+    def words(self, tensor: contract.Tensor, words: list[tuple[int, ...]]) -> None:
+        self.lists[tensor.name] = [list(word) for word in words]
 
 
 def test_an_engine_without_paged_context_is_served_without_what_needs_it(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
 import importlib.util
 import os
@@ -120,12 +122,17 @@ def test_a_failing_request_fails_alone(engine, runtime):
 
 
 def test_sampling_is_handed_over(engine):
-    request = ask(engine, [1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]], min_tokens=3)
+    request = ask(engine, [1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]])
     request.sampling.temperature, request.sampling.top_p, request.sampling.seed = 0.7, 0.9, 41
     request.sampling.repetition_penalty = 1.2
     made = engine.sampling_params(standin, request, 1, 1)
-    assert (made.max_tokens, made.min_tokens, made.end_id, made.stop_token_ids) == (7, 3, 2, [9, 4])
-    assert (made.temperature, made.top_p, made.seed, made.repetition_penalty) == (0.7, 0.9, 42, 1.2)
+    assert (made.max_tokens, made.min_tokens, made.end_id, made.stop_token_ids) == (7, None, 2, [9, 4])
+    assert (made.temperature, made.top_p, made.top_k, made.seed) == (0.7, 0.9, 0, 42)
+    assert made.repetition_penalty == 1.2
+    request.min_tokens = 3
+    made = engine.sampling_params(standin, request, 1, 1, (9, 2))
+    # the model's own end comes first, and stop words are withheld with it
+    assert (made.min_tokens, made.end_id, made.stop_token_ids) == (3, 9, [2])
     assert (made.detokenize, made.add_special_tokens, made.ignore_eos, made.logprobs) == (False, False, False, None)
 
 
@@ -164,26 +171,44 @@ def test_prefixes_of_different_salts_are_kept_apart_by_the_library(engine, runti
     assert standin.LLM.made[-1].salts == ["9223372036854775808", None]
 
 
-def test_statistics_come_from_the_loop_of_the_requests(engine, runtime):
+def until(condition, seconds=90.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def quick(engine, monkeypatch):
+    """Reads of statistics and events that follow each other at once."""
+    monkeypatch.setattr(engine, "_STATS_PERIOD", 0.001)
+    monkeypatch.setattr(engine, "_EVENTS_PERIOD", 0.001)
+
+
+def test_statistics_are_read_as_long_as_the_runtime_lives(engine, quick, runtime):
+    """1.2.1's proxy asks its worker once per call (executor/proxy.py, aget_stats): the gauges froze
+    after the first.
+    """
     library = standin.LLM.made[-1]
     first = runtime.stats()
     assert (first.kv_blocks_max, first.kv_blocks_reused, first.memory) == (0, None, ())
     runtime.submit(1, ask(engine, [10, 11, 12], 10_000), 0)
     stats = runtime.stats()
     assert (stats.active, stats.context_tokens, stats.max_requests) == (1, 3, 4)
-    deadline = time.monotonic() + 90
-    while not stats.kv_blocks_max and time.monotonic() < deadline:
-        list(runtime.step())
-        stats = runtime.stats()
-    assert (stats.kv_blocks_max, stats.kv_blocks_used, stats.tokens_per_block) == (100, 7, 32)
-    assert (stats.kv_blocks_reused, stats.paused) == (3, 2)
+    until(lambda: runtime.stats().kv_blocks_max)
+    stats = runtime.stats()
+    assert (stats.kv_blocks_max, stats.tokens_per_block, stats.kv_blocks_reused, stats.paused) == (100, 32, 3, 2)
     assert dict(stats.memory) == {"gpu": 5000, "cpu": 600, "pinned": 70}
-    assert library.asked_too_early == 0
+    runtime.cancel(1)
+    # whether or not anything runs
+    for iteration in (1, 2, 3):  # blocks in use
+        library.used = iteration
+        library.iterate()
+        until(lambda wanted=iteration: runtime.stats().kv_blocks_used == wanted)
 
 
-def test_statistics_that_fail_are_told_once_and_asked_for_again(engine, runtime, monkeypatch, capfd):
-    library, asked, real = standin.LLM.made[-1], [], standin.LLM.made[-1].get_stats_async
-    monkeypatch.setattr(engine, "_STATS_PERIOD", 0.01)
+def test_statistics_that_fail_are_told_once_and_asked_for_again(engine, quick, runtime, monkeypatch, capfd):
+    library, asked, real = standin.LLM.made[-1], [], standin.LLM.made[-1].get_stats
 
     def failing(timeout=2):
         asked.append(timeout)
@@ -191,14 +216,177 @@ def test_statistics_that_fail_are_told_once_and_asked_for_again(engine, runtime,
             raise RuntimeError("the beta broke")
         return real(timeout)
 
-    monkeypatch.setattr(library, "get_stats_async", failing)
+    monkeypatch.setattr(library, "get_stats", failing)
     runtime.submit(1, ask(engine, [10, 11, 12], 1_000_000), 0)
-    while not runtime.stats().kv_blocks_max:
-        list(runtime.step())
+    until(lambda: runtime.stats().kv_blocks_max)
     assert len(asked) >= 3
     assert capfd.readouterr().err == (
         "TensorRT-LLM's statistics cannot be read (RuntimeError: the beta broke); they are asked for again.\n"
     )
+
+
+REUSE = {**ARGUMENTS, "kv_cache_config": {"enable_block_reuse": True, "tokens_per_block": 4}}
+
+
+def kv(kind):
+    return getattr(importlib.import_module("llmops_contract"), f"KV_{kind}")
+
+
+def stored(number, tokens):
+    block = {"block_hash": number, "tokens": [{"token_id": token} for token in tokens]}
+    return {"event_id": number, "data": {"type": "stored", "parent_hash": None, "blocks": [block]}}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_events_are_read_as_long_as_the_runtime_lives(engine, quick, version):
+    """An empty read raises asyncio.QueueEmpty (1.2.1 llmapi/utils.py, AsyncQueue.get): the reader
+    ended with the first.
+    """
+    runtime = make(engine, version, REUSE)
+    try:
+        library = standin.LLM.made[-1]
+        runtime.submit(1, ask(engine, [1, 2, 3, 4, 5], 2), 0)
+        collect(runtime)
+        names = set()
+        for number in (1, 2, 3):
+            library.events.append(stored(number, range(number, number + 4)))
+            found = []
+            until(lambda: found.extend(runtime.kv_changes()) or found)  # noqa: B023 - called within the turn
+            assert [change.kind for change in found] == [kv("STORED")]
+            names.update(found[0].names)
+        assert len(names) == 3
+    finally:
+        runtime.close()
+
+
+def test_events_that_fail_clear_what_is_known_and_go_on(engine, quick, monkeypatch, capfd):
+    runtime = make(engine, "1.2.1", REUSE)
+    try:
+        library, real = standin.LLM.made[-1], standin.LLM.made[-1].get_kv_cache_events
+        answers = [RuntimeError("the beta broke")]
+
+        def failing(timeout=2):
+            if answers:
+                raise answers.pop()
+            return real(timeout)
+
+        monkeypatch.setattr(library, "get_kv_cache_events", failing)
+        library.events.append(stored(1, range(4)))
+        runtime.submit(1, ask(engine, [1, 2, 3, 4, 5], 2), 0)
+        found = []
+        until(lambda: found.extend(runtime.kv_changes()) or len(found) == 2)
+        assert [change.kind for change in found] == [kv("CLEARED"), kv("STORED")]
+        assert capfd.readouterr().err.startswith("TensorRT-LLM's KV-cache events cannot be read (RuntimeError: the")
+    finally:
+        runtime.close()
+
+
+def resident() -> int:
+    """Memory of this process in pages, without what its allocator keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+@pytest.mark.parametrize(
+    ("version", "tp", "count"), [("1.2.1", 1, 1_000_000), ("1.2.1", 8, 1_000_000), ("1.3.0", 8, 100_000)]
+)
+def test_a_million_steps_cost_no_memory(engine, quick, version, tp, count):
+    """Issue #10447: on 1.2 every rank but the first keeps the statistics of all steps."""
+    runtime = make(engine, version, {**ARGUMENTS, "tensor_parallel_size": tp})
+    try:
+        library = standin.LLM.made[-1]
+        runtime.submit(1, ask(engine, [10], 2), 0)
+        collect(runtime)
+
+        def steps(count):
+            for _ in range(count // 500):
+                for _ in range(500):
+                    library.iterate()
+                until(lambda: len(library.kept[0]) < 500)
+
+        steps(100_000)
+        before, blocks = resident(), sys.getallocatedblocks()
+        steps(count)
+        assert sys.getallocatedblocks() <= blocks * 1.01
+        assert resident() <= before * 1.01
+        assert library.kept[1] == []
+        assert bool(runtime.stats().kv_blocks_max) is (version != "1.2.1" or tp == 1)
+    finally:
+        runtime.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("sampler", ["", "TorchSampler"])
+def test_openais_default_sampling_draws(engine, version, sampler):
+    """Temperature 1, top_p 1 and no top_k: with None for both 1.2's TRTLLMSampler takes the most
+    likely token (tensorrtllm_backend issues #221 and #528: the default is greedy).
+    """
+    if sampler and not version.startswith("1.2"):
+        pytest.skip("1.3 has no choice of samplers")
+    runtime = make(engine, version, {**ARGUMENTS, **({"sampler_type": sampler} if sampler else {})})
+    try:
+        runtime.submit(1, ask(engine, [10], 2), 0)
+        cold = ask(engine, [10], 2)
+        cold.sampling.temperature = 0
+        runtime.submit(2, cold, 0)
+        collect(runtime)
+        assert [one.greedy for one in standin.LLM.made[-1].results] == [False, True]
+    finally:
+        runtime.close()
+
+
+SPECULATING = [
+    {"decoding_type": "MTP", "num_nextn_predict_layers": 1},
+    {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/draft"},
+]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("speculative", SPECULATING)
+def test_speculation_inside_the_model_respects_the_temperature(engine, version, speculative):
+    """1.2.1 _torch/speculative/interface.py: `if spec_metadata.allow_advanced_sampling: … else
+    torch.argmax`.
+    """
+    runtime = make(engine, version, {**ARGUMENTS, "speculative_config": speculative})
+    try:
+        runtime.submit(1, ask(engine, [10], 2), 0)
+        collect(runtime)
+        assert not standin.LLM.made[-1].results[0].greedy
+    finally:
+        runtime.close()
+
+
+@pytest.mark.parametrize("speculative", SPECULATING)
+def test_a_temperature_that_would_be_ignored_is_refused(engine, speculative):
+    speculative = {**speculative, "allow_advanced_sampling": False}
+    runtime = make(engine, "1.2.1", {**ARGUMENTS, "speculative_config": speculative})
+    try:
+        with pytest.raises(
+            engine.Refused, match=r"temperature: .*always takes the most likely token; send temperature 0"
+        ):
+            runtime.submit(1, ask(engine, [10], 2), 0)
+        cold = ask(engine, [10], 2)
+        cold.sampling.temperature = 0
+        runtime.submit(2, cold, 0)
+        assert collect(runtime)[2][0] == [11, 12]
+    finally:
+        runtime.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("end", [99, 12])
+def test_min_tokens_holds_for_every_end_token(engine, version, end):
+    """The minimum-length penalty masks end_id alone, and stop words end a sequence at any length."""
+    runtime = make(engine, version)
+    try:
+        # as the gateway sends them: the first end token, and the others as stop words of one token
+        request = ask(engine, [10], 50, end_ids=frozenset({end}), stop_words=[[12], [13], [17]], min_tokens=5)
+        runtime.submit(1, request, 0)
+        ids, _, finish, _ = collect(runtime)[1]
+        assert (ids, finish) == ([11, 12, 13, 14, 15, 16, 17], "stop")
+    finally:
+        runtime.close()
 
 
 def test_the_token_that_ended_it_is_counted(engine, runtime):

@@ -165,8 +165,12 @@ def test_what_each_release_samples(arguments, version, sampling):
 
 def test_the_sampler_is_chosen_at_start_and_only_where_there_is_one():
     old, new = profiles({"backend": "pytorch"})
-    assert (old.wishes, old.log_probs) == ({"sampler_type": "TRTLLMSampler"}, 1)
-    assert (new.wishes, new.log_probs) == ({"generation_config": "trtllm"}, 0)
+    stats = {"enable_iter_perf_stats": True}
+    assert (old.wishes, old.log_probs) == ({"sampler_type": "TRTLLMSampler", **stats}, 1)
+    assert (new.wishes, new.log_probs) == ({"generation_config": "trtllm", **stats}, 0)
+    # the other ranks of 1.2 would keep the statistics of each step
+    old, new = profiles({"backend": "pytorch", "tensor_parallel_size": 8})
+    assert [stats.items() <= one.wishes.items() for one in (old, new)] == [False, True]
 
 
 def test_int8_weight_only_ends_with_1_2():

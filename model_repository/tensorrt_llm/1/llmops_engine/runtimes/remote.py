@@ -66,17 +66,25 @@ class RemoteRuntime(EngineRuntime):
         outputs: list[StepOutput] = []
         wait = _STEP_WAIT
         while self._poll(wait):
-            new, stats, changes = self._receive()
-            outputs += [StepOutput(*one) for one in new]
-            self._changes += [KvChange(*one) for one in changes]
-            self._stats, wait = EngineStats(*stats), 0.0
+            outputs += self._take(self._receive())
+            wait = 0.0
         self._running -= {one.key for one in outputs if one.finish}
         return outputs
+
+    def _take(self, message: Any) -> list[StepOutput]:
+        """Keep what a step says about the engine, and return what it says about sequences."""
+        new, stats, changes = message
+        self._changes += [KvChange(*one) for one in changes]
+        self._stats = EngineStats(*stats)
+        return [StepOutput(*one) for one in new]
 
     def stats(self) -> EngineStats:
         return self._stats if self._running else self._stats._replace(active=0, scheduled=0, waiting=0, context=0)
 
     def kv_changes(self) -> Iterable[KvChange]:
+        # the library goes on to report while nothing runs
+        while not self._running and self._poll(0.0):
+            self._take(self._receive())
         changes, self._changes = self._changes, []
         return changes
 

@@ -16,6 +16,8 @@ from .trtllm import TrtllmOptions, TrtllmRuntime
 
 # how often new requests are looked for while the library works on others (s)
 _STEP_WAIT = 0.005
+# how often news of the KV cache is looked for while nothing runs (s)
+_IDLE_WAIT = 0.1
 
 
 def main(descriptor: int) -> None:
@@ -38,13 +40,13 @@ def main(descriptor: int) -> None:
 
 
 def _turn(connection: Connection, runtime: TrtllmRuntime) -> None:
-    while connection.poll(0 if runtime.has_work() else None):
+    while connection.poll(0 if runtime.has_work() else _IDLE_WAIT):
         failed = _obey(runtime, *connection.recv())
         if failed:
             connection.send(("step", ([failed], tuple(runtime.stats()), [])))
-    outputs = list(runtime.step())
-    if outputs:
-        changes = [tuple(one) for one in runtime.kv_changes()]
+    outputs = list(runtime.step()) if runtime.has_work() else []
+    changes = [tuple(one) for one in runtime.kv_changes()]
+    if outputs or changes:
         connection.send(("step", ([tuple(one) for one in outputs], tuple(runtime.stats()), changes)))
 
 

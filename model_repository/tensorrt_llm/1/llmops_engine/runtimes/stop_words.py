@@ -1,4 +1,4 @@
-"""Stop words of several tokens, found as the tokens come."""
+"""Stop words that the library does not look for itself, found as the tokens come."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 
 class StopWordMatcher:
-    """Remembers as many tokens as the longest word has; `find` takes each step's tokens once."""
+    """Remembers as many tokens as the longest word has; `find` takes each step's tokens once.
 
-    __slots__ = ("_last", "_longest", "_words")
+    Words of one token are end tokens, and end nothing before `minimum` tokens have come.
+    """
 
-    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+    __slots__ = ("_count", "_last", "_longest", "_minimum", "_words")
+
+    def __init__(self, words: Sequence[Sequence[int]], minimum: int = 0) -> None:
         self._words = [list(word) for word in words]
+        self._minimum, self._count = minimum, 0
         self._longest = max((len(word) for word in words), default=0)
         self._last: list[int] = []
 
@@ -19,7 +23,9 @@ class StopWordMatcher:
         """How many of `token_ids` belong to the sequence when a word is complete within them (the word included)."""
         for index, token in enumerate(token_ids):
             self._last.append(token)
-            if any(self._last[-len(word) :] == word for word in self._words):
+            self._count += 1
+            enough = self._count >= self._minimum
+            if any(self._last[-len(word) :] == word for word in self._words if enough or len(word) > 1):
                 return index + 1
         del self._last[: -self._longest]
         return None

@@ -1,7 +1,9 @@
-"""TensorRT-LLM's LLM API as an engine runtime: `tensorrt_llm.LLM` for checkpoints, its twin for TensorRT engines.
+"""TensorRT-LLM's LLM API as an engine runtime: `tensorrt_llm.LLM` for checkpoints, its twin for
+TensorRT engines.
 
-The library schedules by itself and answers through asyncio; results come from its event loop into a queue, and `step`
-takes what is there. Held to what 1.2.1 and 1.3 do (tests/trtllm/standin.py); see docs/tensorrt-llm.md.
+The library schedules by itself and answers through asyncio; results come from its event loop into a
+queue, and `step` takes what is there. docs/tensorrt-llm-calls.md lists each call into the library,
+with its defaults, exceptions and threads.
 """
 
 from __future__ import annotations
@@ -30,19 +32,29 @@ if TYPE_CHECKING:
     from ..kv_names import KvNames
 
 _REASONS = {"stop": STOP, "length": LENGTH}
-# seconds between two looks at the library's statistics
+#: Seconds between two reads of the library's statistics. It keeps one entry per step until they are
+#: read, and gauges need no more.
 _STATS_PERIOD = 1.0
-# seconds between two looks at the library's KV-cache events
+#: Seconds between two reads of the library's KV-cache events: gateways route by them.
 _EVENTS_PERIOD = 0.1
+#: The timeout of both reads: take what is there, and wait for nothing.
+_AT_ONCE = 0
 # what OpenAI's API gives for a token whose log-probability was not computed
 _NOT_COMPUTED = -9999.0
+#: The reason why an engine that always takes the most likely token refuses a temperature.
+GREEDY_ONLY = (
+    "this engine's speculation always takes the most likely token; send temperature 0, or build it without "
+    "speculative_config.allow_advanced_sampling=false"
+)
 _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage"}
 
 
 @dataclass(frozen=True)
 class TrtllmOptions:
-    """`profiles`: the LLM-API arguments for each release line; `engine` says that `model` is a TensorRT engine;
-    `end_ids` are the model's own; `capabilities` what the repository announces; `adapters` have id, name and path."""
+    """`profiles`: the LLM-API arguments for each release line; `engine` says that `model` is a
+    TensorRT engine; `end_ids` are the model's own; `capabilities` what the repository announces;
+    `adapters` have id, name and path.
+    """
 
     model: str
     tokenizer: str
@@ -56,6 +68,7 @@ class TrtllmOptions:
 
 def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
     """In this process, or under the Python that has the library."""
+    take_gpus(parameters.get("gpu_device_ids", ""))
     options = TrtllmOptions(
         model=parameters["gpt_model_path"],
         tokenizer=card["tokenizer_dir"],
@@ -78,8 +91,8 @@ class _Sequence:
         self.result: Any = None
         self.prompt_tokens = int(request.input_ids.size)
         self.started = False
-        words = [word for word in request.stop_words if len(word) > 1]
-        self.matcher = StopWordMatcher(words) if words else None
+        words = _watched_words(request)
+        self.matcher = StopWordMatcher(words, request.min_tokens) if words else None
 
 
 class TrtllmRuntime(EngineRuntime):
@@ -105,28 +118,38 @@ class TrtllmRuntime(EngineRuntime):
         self._dead = ""
         self._iteration = 0
         self._latest: dict[str, Any] = {}
-        self._collector: Future[None] | None = None
-        self._events: Future[None] | None = None
+        self._readers: list[Future[None]] = []
         self._names: KvNames | None = None
         self._changes: queue.SimpleQueue[KvChange] = queue.SimpleQueue()
         self._salts = "cache_salt" in inspect.signature(self._api.LLM.generate_async).parameters
         self._tokens_per_block = _reused_blocks(arguments)
-        self._stats_failed = False
+        # engines always have them
+        self._with_stats = self._api.arguments is None or bool(arguments.get("enable_iter_perf_stats"))
+        self._failed: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
         self._thread.start()
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+        if self._profile["greedy_only"] and not request.sampling.greedy:
+            raise Refused(f"{contract.TEMPERATURE}: {GREEDY_ONLY}")
         params = sampling_params(self._api, request, sequence, self._profile["log_probs"], self._options.end_ids)
         state = _Sequence(request)
         self._sequences[key] = state
         ids = request.input_ids.reshape(-1).tolist()
-        if self._tokens_per_block and self._events is None:
-            self._names = _kv_names(self._tokens_per_block)
-        if self._names is not None and self._events is None:
-            self._events = asyncio.run_coroutine_threadsafe(self._collect_events(self._names), self._loop)
+        self._start_readers()
         generate = self._generate(key, state, request, ids, params, self._adapters.get(request.adapter))
         state.future = asyncio.run_coroutine_threadsafe(generate, self._loop)
+
+    def _start_readers(self) -> None:
+        """Read statistics and events from the first request on: before it the library has none."""
+        if self._readers:
+            return
+        self._names = _kv_names(self._tokens_per_block) if self._tokens_per_block else None
+        reads = [self._read_stats()] if self._with_stats else []
+        if self._names is not None:
+            reads.append(self._read_events(self._names))
+        self._readers = [asyncio.run_coroutine_threadsafe(read, self._loop) for read in reads]
 
     async def _generate(
         self, key: int, state: _Sequence, request: GenerationRequest, ids: list[int], params: Any, adapter: Any
@@ -165,8 +188,6 @@ class TrtllmRuntime(EngineRuntime):
         outputs = self._waiting_outputs()
         if self._dead:
             raise EngineDead(f"TensorRT-LLM: {self._dead}")
-        if outputs and (self._collector is None or self._collector.done()):
-            self._collector = asyncio.run_coroutine_threadsafe(self._collect_stats(), self._loop)
         self._iteration += bool(outputs)
         return [read for read in map(self._read, outputs) if read is not None]
 
@@ -220,59 +241,101 @@ class TrtllmRuntime(EngineRuntime):
             changes.append(self._changes.get_nowait())
         return changes
 
-    async def _collect_events(self, names: KvNames) -> None:
-        """The library keeps events in a buffer until somebody reads them; the oldest are lost when it is full."""
+    async def _read_events(self, names: KvNames) -> None:
+        """Read KV-cache events for as long as the runtime lives; the library drops the oldest of a
+        full buffer.
+
+        Its asynchronous call cannot be used: an empty read with a timeout of 0 raises
+        asyncio.QueueEmpty out of the iteration, and one that timed out stays exhausted (1.2.1
+        executor/result.py, IterationResult.__anext__).
+        """
         while True:
             try:
-                async for event in self._llm.get_kv_cache_events_async(timeout=0):
-                    for change in names.read([json.loads(event) if isinstance(event, str) else event]):
-                        self._changes.put(change)
+                events = await asyncio.to_thread(self._llm.get_kv_cache_events, _AT_ONCE)
+                for change in names.read([_parsed(event) for event in events]):
+                    self._changes.put(change)
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # noqa: BLE001 - events are beta there; without them nothing is known of it
-                print(f"TensorRT-LLM's KV-cache events cannot be read ({error}).", file=sys.stderr, flush=True)
+            except Exception as error:  # noqa: BLE001 - events are beta there; serving goes on without them
+                self._tell_once("KV-cache events", error)
+                # what was lost is unknown, and names that are gone would mislead
                 self._changes.put(KvChange(contract.KV_CLEARED))
-                return
+                await asyncio.sleep(_STATS_PERIOD)
             await asyncio.sleep(_EVENTS_PERIOD)
 
-    async def _collect_stats(self) -> None:
-        """The library keeps statistics of each iteration until somebody reads them. It has none before the first
-        prompt, prints a warning when asked too early, and gives them only to the loop that runs the requests."""
+    async def _read_stats(self) -> None:
+        """Read statistics for as long as the runtime lives: the library keeps those of every step
+        until then.
+
+        Its asynchronous call asks the worker once, and iterates over an empty queue from then on
+        (1.2.1 and 1.3 executor/proxy.py, aget_stats); the synchronous one blocks for a round trip,
+        so it has a thread.
+        """
         while True:
             try:
-                async for stats in self._llm.get_stats_async(timeout=None):
-                    self._latest = json.loads(stats) if isinstance(stats, str) else stats
+                for stats in await asyncio.to_thread(self._llm.get_stats, _AT_ONCE):
+                    self._latest = _parsed(stats)
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # noqa: BLE001 - statistics are beta there; serving goes on without them
-                self._without_stats(error)
-                await asyncio.sleep(_STATS_PERIOD)
-                return
+                # stale figures would mislead
+                self._latest = {}
+                self._tell_once("statistics", error)
             await asyncio.sleep(_STATS_PERIOD)
 
-    def _without_stats(self, error: Exception) -> None:
-        """Stale figures would mislead; a later step asks again, and only the first fault is logged."""
-        self._latest = {}
-        if not self._stats_failed:
-            self._stats_failed = True
-            text = (
-                f"TensorRT-LLM's statistics cannot be read ({type(error).__name__}: {error}); they are asked for again."
-            )
+    def _tell_once(self, what: str, error: Exception) -> None:
+        if what not in self._failed:
+            self._failed.add(what)
+            text = f"TensorRT-LLM's {what} cannot be read ({type(error).__name__}: {error}); they are asked for again."
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         for key in list(self._sequences):
             self.cancel(key)
-        for collector in (self._collector, self._events):
-            if collector is not None:
-                collector.cancel()
+        for reader in self._readers:
+            reader.cancel()
         self._llm.shutdown()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
 
 
+def take_gpus(ids: str) -> None:
+    """Let this process, and the workers that it starts, see the GPUs with these numbers only.
+
+    They count from 0 among those that the process sees already. Raises ValueError if it sees too
+    few.
+    """
+    if not ids:
+        return
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    numbers = [int(one) for one in ids.split(",")]
+    if given is not None:
+        visible = [one.strip() for one in given.split(",") if one.strip()]
+        if max(numbers) >= len(visible):
+            raise ValueError(
+                f"the model runs on GPU {max(numbers)}, and CUDA_VISIBLE_DEVICES={given} shows {len(visible)}: show "
+                "more, or make the repository again with `llmops repo --gpus`"
+            )
+        ids = ",".join(visible[number] for number in numbers)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ids
+
+
+def _parsed(entry: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(entry) if isinstance(entry, str) else entry
+    return found
+
+
+def _watched_words(request: GenerationRequest) -> list[list[int]]:
+    """The stop words that the library is not given: it has none of several tokens, and withholds
+    `end_id` alone until `min_tokens` (its minimum-length penalty masks that one token).
+    """
+    return [word for word in request.stop_words if len(word) > 1 or request.min_tokens]
+
+
 def _kv_names(tokens_per_block: int) -> KvNames | None:
-    """None where the library's Python lacks the hash that names blocks: its cache is not reported then."""
+    """None where the library's Python lacks the hash that names blocks: its cache is not reported
+    then.
+    """
     try:
         from ..kv_names import KvNames
     except ModuleNotFoundError:
@@ -305,7 +368,8 @@ def _is_dead(error: Exception) -> bool:
 
 
 def _chosen(entries: list[Any], tokens: list[int]) -> list[float]:
-    """The log-probability of each token taken; the PyTorch flow gives {id: Logprob}, the engine flow numbers.
+    """The log-probability of each token taken; the PyTorch flow gives {id: Logprob}, the engine
+    flow numbers.
 
     1.2 computes the most likely tokens, and a sampled one need not be among them.
     """
@@ -322,12 +386,17 @@ def _log_prob(entry: Any, token: int) -> float:
 def sampling_params(
     api: Any, request: GenerationRequest, sequence: int, log_probs: int, model_ends: tuple[int, ...] = ()
 ) -> Any:
-    """`SamplingParams` of one sequence; `model_ends` are what ends the model's own texts. Raises Refused for what the
-    library cannot do."""
+    """`SamplingParams` of one sequence; `model_ends` are what ends the model's own texts. Raises
+    Refused for what the library cannot do.
+    """
     sampling = request.sampling
-    single = [word[0] for word in request.stop_words if len(word) == 1]
-    # without an end of its own a sequence is given the model's, ignored: the library would compute with -1
-    ends = sorted(request.end_ids) or list(model_ends[:1])
+    single = [word[0] for word in request.stop_words if len(word) == 1 and not request.min_tokens]
+    # the tokenizer's own end of text comes first on the card, and is the one that min_tokens
+    # withholds
+    known = [one for one in model_ends if one in request.end_ids]
+    ends = [*known, *sorted(request.end_ids.difference(known))] or list(model_ends[:1])
+    # without an end of its own a sequence is given the model's, ignored: the library would compute
+    # with -1
     fields: dict[str, Any] = {
         "max_tokens": request.max_new_tokens,
         "min_tokens": request.min_tokens or None,
@@ -349,8 +418,11 @@ def sampling_params(
     else:
         fields |= {
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p if sampling.top_p < 1 else None,
-            "top_k": sampling.top_k or None,
+            # never None: the C++ sampler's defaults are 0 for both, which is the most likely token
+            # (1.2.1 layers/defaultDecodingParams.h; kernels/samplingTopKKernels.h,
+            # regularizeTopKTopP)
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
             "min_p": sampling.min_p or None,
             "seed": None if sampling.seed is None else (sampling.seed + sequence) % 2**63,
         }
