@@ -1,33 +1,61 @@
-"""The ledger: events from Kafka into the store, each once."""
+"""The ledger: events from Kafka into the store, each once.
+
+A topic has other writers than gateways, so each record passes four checks before it is on a bill: its size, its
+signature, its fields, and the tables. A record that fails is parked with the reason (`store/parked.py`), and the ledger
+goes on. A record that ends the process is stepped over at the third start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
+from pydantic_core import from_json
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.clocks import utc_now
+from llmops.control import batches
 from llmops.control.duties import Duty
 from llmops.errors import LlmopsError, ResourceError
 from llmops.gateway.callers.usage.base import pause
-from llmops.gateway.callers.usage.direct import write_events
+from llmops.gateway.callers.usage.direct import parked_event, write_events
 from llmops.gateway.callers.usage.events import from_cloud_event
 from llmops.gateway.callers.usage.kafka import connection, told
+from llmops.gateway.callers.usage.signing import is_signed, signing_keys
 from llmops.gateway.messages import UsageEvent
 from llmops.gateway.settings import KafkaSettings
 from llmops.store.database import Store
+from llmops.store.failures import is_of_values
+from llmops.store.ids import canonical
+from llmops.store.ledger_reads import begin_reading, clear_reading
 from llmops.store.open import open_store
+from llmops.store.parked import Parked, park
+from llmops.texts import shown
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 GROUP = "llmops-ledger"
 BATCH = 1000
 # after which Kafka takes a ledger for dead that it does not hear of
 SESSION_MS = 10_000
+#: Bytes of one event. A gateway writes about 700, and 5,000 with the longest names.
+MOST_BYTES = 64 * 1024
+#: Bytes of one partition, and of all, in an answer to a fetch request. The broker sends one whole batch in any case:
+#: its size is bounded by the topic's `max.message.bytes`.
+PARTITION_BYTES, FETCH_BYTES = 2**20, 8 * 2**20
+#: Processes that may end at an offset before the ledger steps over it.
+MOST_DEATHS = 2
+#: Records that are read one by one after a process ended while it read.
+CAREFUL = 2 * BATCH
 
 
 class Ledger(Duty):
@@ -38,10 +66,14 @@ class Ledger(Duty):
     name = "The ledger"
 
     def __init__(self, kafka: KafkaSettings, store: str) -> None:
-        self._kafka, self._url = kafka, store
+        """Raises InputError without a signing key."""
+        self._kafka, self._url, self._keys = kafka, store, signing_keys(kafka)
+        self._careful = 0
+        self._begun: set[TopicPartition] = set()
 
     async def run(self) -> None:
         """Raises ResourceError when Kafka is away, and as `open_store` does."""
+        batches.guard_unpacking()
         async with await open_store(self._url, pool_size=2) as store:
             consumer = AIOKafkaConsumer(
                 self._kafka.topic,
@@ -52,25 +84,105 @@ class Ledger(Duty):
                 max_poll_interval_ms=24 * 3600 * 1000,
                 session_timeout_ms=SESSION_MS,
                 heartbeat_interval_ms=SESSION_MS // 4,
+                max_partition_fetch_bytes=PARTITION_BYTES,
+                fetch_max_bytes=FETCH_BYTES,
                 **connection(self._kafka),
             )
+            self._begun.clear()
+            self._careful = 0
             try:
                 await consumer.start()
                 while True:
                     await self._batch(consumer, store)
             except (KafkaError, OSError) as error:
+                await self._ended_well(store)
                 raise ResourceError(told(self._kafka, error)) from error
+            except asyncio.CancelledError:
+                await self._ended_well(store)
+                raise
             finally:
                 # half a stop would leave it in the group, with partitions that nobody reads
                 await asyncio.shield(consumer.stop())
 
     async def _batch(self, consumer: AIOKafkaConsumer, store: Store) -> None:
-        found = await consumer.getmany(timeout_ms=1000, max_records=BATCH)
+        for partition in consumer.assignment() - self._begun:
+            await self._begin(consumer, store, partition)
+        found = await consumer.getmany(timeout_ms=1000, max_records=1 if self._careful else BATCH)
+        if batches.REFUSED:
+            await self._park(store, _refused_batches(self._kafka.topic))
         if not found:
             await _begin_again(consumer)
             return
-        await kept(store, [event for records in found.values() for event in events_of(records)])
-        await consumer.commit(_behind(found))
+        self._careful = max(self._careful - 1, 0)
+        events, refused = self._examined([one for records in found.values() for one in records])
+        await self._park(store, refused)
+        await kept(store, events)
+        behind = _behind(found)
+        if self._careful:
+            # the next offset may be the one that ends the process
+            for partition, offset in behind.items():
+                await _note(store, partition, offset)
+        await consumer.commit(behind)
+
+    async def _begin(self, consumer: AIOKafkaConsumer, store: Store, partition: TopicPartition) -> None:
+        """Note that reading begins here, and step over an offset at which `MOST_DEATHS` processes ended."""
+        self._begun.add(partition)
+        offset = await consumer.position(partition)
+        if (await consumer.end_offsets([partition]))[partition] <= offset:
+            return
+        deaths = await _note(store, partition, offset)
+        if deaths >= MOST_DEATHS:
+            source = f"{partition.topic}[{partition.partition}] at {offset}"
+            log.error("%s ended the ledger's process %d times and is stepped over.", source, deaths)
+            await self._park(store, [Parked("ended the process", source, source.encode())])
+            consumer.seek(partition, offset + 1)
+            await consumer.commit({partition: offset + 1})
+            await _note(store, partition, offset + 1)
+        if deaths:
+            self._careful = CAREFUL
+
+    async def _ended_well(self, store: Store) -> None:
+        """Forget where reading began: the process was not ended by what it read."""
+        try:
+            await store.transact(partial(clear_reading, topic=self._kafka.topic))
+        except (LlmopsError, SQLAlchemyError) as error:
+            log.warning("Where the ledger reads cannot be noted (%s).", type(error).__name__)
+
+    def _examined(self, records: Iterable[ConsumerRecord]) -> tuple[list[UsageEvent], list[Parked]]:
+        """Return the events among the records, and the records that are none."""
+        events, refused = [], []
+        for record in records:
+            one = self._examine(record)
+            if isinstance(one, UsageEvent):
+                events.append(one)
+            else:
+                refused.append(one)
+        return events, refused
+
+    def _examine(self, record: ConsumerRecord) -> UsageEvent | Parked:
+        value = record.value or b""
+        source = f"{record.topic}[{record.partition}] at {record.offset}"
+        if len(value) > MOST_BYTES:
+            return Parked("too large", source, value[:MOST_BYTES])
+        if not is_signed(self._keys, value, record.headers):
+            return Parked("not signed by a gateway", source, value)
+        try:
+            return from_cloud_event(value)
+        except (ValueError, OverflowError, RecursionError) as error:
+            fault = str(error) if isinstance(error, ValueError) else type(error).__name__
+            return Parked("not an event of usage", f"{source}: {fault}", value, _id_in(value))
+
+    async def _park(self, store: Store, refused: Sequence[Parked]) -> None:
+        if refused:
+            _log_parked(refused)
+            await _done(store, partial(park, parked=refused, at=utc_now()))
+
+
+async def _note(store: Store, partition: TopicPartition, offset: int) -> int:
+    """Note where reading begins. Return the number of processes that ended there."""
+    return await _done(
+        store, partial(begin_reading, topic=partition.topic, partition=partition.partition, offset=offset)
+    )
 
 
 async def _begin_again(consumer: AIOKafkaConsumer) -> None:
@@ -83,43 +195,65 @@ async def _begin_again(consumer: AIOKafkaConsumer) -> None:
         await consumer.seek_to_beginning(*lost)
 
 
-def events_of(records: Iterable[ConsumerRecord]) -> Iterable[UsageEvent]:
-    """Those that are events of usage; another stops nobody, and is told."""
-    for record in records:
-        try:
-            yield from_cloud_event(record.value or b"")
-        except ValueError as error:
-            log.error("%s[%d] at %d is passed over: %s.", record.topic, record.partition, record.offset, error)
-
-
 async def kept(store: Store, events: Sequence[UsageEvent]) -> None:
-    """As soon as the store is there to take them."""
-    failures = 0
-    while events:
-        try:
-            await _insert(store, events)
-            if failures:
-                log.warning("The ledger goes on.")
+    """Write the events as soon as the store is there to take them.
+
+    When writing fails for another reason, the events are halved until the one that causes it is alone; it is parked.
+    """
+    if not events:
+        return
+    try:
+        await _done(store, partial(write_events, events=events))
+    except Exception as error:
+        if len(events) > 1:
+            middle = len(events) // 2
+            await kept(store, events[:middle])
+            await kept(store, events[middle:])
             return
+        if not is_of_values(error):
+            raise
+        refused = [parked_event(events[0], "refused by the tables")]
+        _log_parked(refused)
+        await _done(store, partial(park, parked=refused, at=utc_now()))
+
+
+async def _done(store: Store, work: Callable[[Connection], Answer]) -> Answer:
+    """Do `work` in one transaction, as soon as the store is there."""
+    failures = 0
+    while True:
+        try:
+            answer = await store.transact(work)
         except LlmopsError as error:
             if not failures:
                 log.error("The ledger waits. %s", error.message)
             await asyncio.sleep(pause(failures))
             failures += 1
+        else:
+            if failures:
+                log.warning("The ledger goes on.")
+            return answer
 
 
-async def _insert(store: Store, events: Sequence[UsageEvent]) -> None:
-    """One that the tables do not take is left out, alone. Raises LlmopsError for a store that is away."""
+def _refused_batches(topic: str) -> list[Parked]:
+    """Return what was refused since the last call, before it was unpacked."""
+    refused, batches.REFUSED[:] = list(batches.REFUSED), []
+    return [Parked(reason, f"{topic} at {offset}", f"{topic} {offset}".encode()) for reason, offset in refused]
+
+
+def _log_parked(refused: Sequence[Parked]) -> None:
+    """Write one line for each reason, however many there are."""
+    for reason, count in Counter(one.reason for one in refused).items():
+        first = next(one for one in refused if one.reason == reason)
+        log.error("%d records of usage are parked (%s), the first is %s.", count, reason, shown(first.source))
+
+
+def _id_in(value: bytes) -> str | None:
+    """Return the id of an event whose other fields are wrong, or None."""
     try:
-        await store.transact(partial(write_events, events=events))
-    except (SQLAlchemyError, ValueError, TypeError) as error:
-        if len(events) == 1:
-            log.error("The event %s cannot be kept (%s).", events[0].id, type(error).__name__)
-            return
-        middle = len(events) // 2
-        await _insert(store, events[:middle])
-        await _insert(store, events[middle:])
+        return canonical(from_json(value)["id"])
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
 
 
-def _behind(found: dict[TopicPartition, list[ConsumerRecord]]) -> dict[TopicPartition, int]:
+def _behind(found: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> dict[TopicPartition, int]:
     return {partition: records[-1].offset + 1 for partition, records in found.items() if records}

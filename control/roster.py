@@ -11,7 +11,7 @@ from llmops.gateway.settings import GatewaySettings
 
 
 def duties_of(settings: GatewaySettings) -> Sequence[Duty]:
-    """Raises MissingDependencyError for Kafka without its client."""
+    """Raises MissingDependencyError for Kafka without its client, InputError for Kafka without a signing key."""
     assert settings.store is not None
     reconciler = Reconciler(settings.store, settings.usage.engines)
     if settings.kafka is None:

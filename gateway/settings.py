@@ -272,6 +272,8 @@ def _brokers(servers: str) -> str:
 class KafkaSettings(_Section):
     """Events of usage go through `topic` of the brokers at `servers` (HOST:PORT, with commas between them) and are read
     by `llmops control`. `user` and `password` are for SASL with `mechanism`, `tls` for brokers that encrypt.
+    `signing_keys`: one key, or two with a comma between them during a rotation; the first signs events, both verify
+    them. `signing_keys_file`: a file with a key in each line, instead.
     """
 
     servers: Annotated[str, AfterValidator(_brokers)]
@@ -280,6 +282,8 @@ class KafkaSettings(_Section):
     user: str | None = None
     password: Annotated[str | None, Field(repr=False)] = None
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    signing_keys: Annotated[str | None, Field(repr=False)] = None
+    signing_keys_file: Path | None = None
 
 
 def _receiver(url: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import asyncpg
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.store.place import Place
@@ -50,6 +50,16 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
         "is starting or stopping; try again.",
     ),
     (
+        (asyncpg.TransactionRollbackError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError),
+        ResourceError,
+        "is busy: it gave up a transaction that waited for another; try again.",
+    ),
+    (
+        (asyncpg.InternalServerError,),
+        ResourceError,
+        "has damaged data; PostgreSQL's own log names the place. REINDEX mends an index, and a backup the rest.",
+    ),
+    (
         (OSError, asyncio.TimeoutError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError),
         ResourceError,
         "cannot be reached; does PostgreSQL run there?",
@@ -75,6 +85,20 @@ def explained(place: Place) -> Iterator[None]:
         raise kind(f"The store {place} {sentence}") from error
 
 
+def is_of_values(error: BaseException) -> bool:
+    """Return True if what was to be written or asked for caused the error, and the database itself is well."""
+    if isinstance(error, LlmopsError):
+        return False
+    return not isinstance(error, SQLAlchemyError) or _is_value(_driver_error(error))
+
+
+def _is_value(error: BaseException) -> bool:
+    # the driver's own DataError is both, as if its connection had failed
+    of_client = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
+    kinds = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, sqlite3.DataError, sqlite3.IntegrityError)
+    return of_client or isinstance(error, (*kinds, OverflowError, UnicodeError, TypeError))
+
+
 def _driver_error(error: BaseException) -> BaseException:
     """SQLAlchemy wraps an adapter's error, which was raised from the driver's."""
     while True:
@@ -94,4 +118,6 @@ def _sqlite(error: BaseException) -> tuple[type[LlmopsError], str] | None:
 def _postgres(error: BaseException) -> tuple[type[LlmopsError], str] | None:
     if isinstance(error, ConnectionError) and "SSL upgrade" in str(error):
         return InputError, "does not speak TLS, which sslmode asks for."
+    if _is_value(error):
+        return None
     return next(((kind, told) for causes, kind, told in _POSTGRES if isinstance(error, causes)), None)

@@ -14,6 +14,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     SmallInteger,
     String,
@@ -29,7 +30,7 @@ from llmops.store.moment import Moment
 # SQLite has no such type, and people who look into a file look for what a bill shows
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 
-SCHEMA = "0002"
+SCHEMA = "0003"
 """The newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
 
@@ -230,3 +231,40 @@ audit = Table(
 )
 Index("idx_audit_tenant", audit.c.tenant_id, audit.c.created_at)
 Index("idx_audit_period", audit.c.created_at)
+
+# what came as usage and is on no bill: a row for each value, or for each reason once the table is full
+parked_events = Table(
+    "parked_events",
+    metadata,
+    # the SHA-256 of the reason and the value
+    Column("id", String(64), primary_key=True),
+    Column("reason", String(40), nullable=False),
+    # the event's own id, where its signature showed that a gateway wrote it
+    Column("event_id", UUID, index=True),
+    # the topic's partition and offset, or the gateway
+    Column("source", String(255), nullable=False),
+    Column("value", LargeBinary, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("first_at", Moment, nullable=False),
+    Column("last_at", Moment, nullable=False, index=True),
+)
+
+# where the ledger began to read and has not come further, and how many processes it took with it
+ledger_reads = Table(
+    "ledger_reads",
+    metadata,
+    Column("topic", String(255), primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("deaths", Integer, nullable=False),
+)
+
+# which subject of an identity provider a user is: another with the same address is another person
+identities = Table(
+    "identities",
+    metadata,
+    Column("issuer", String(255), primary_key=True),
+    Column("subject", String(255), primary_key=True),
+    Column("user_id", UUID, ForeignKey("users.id"), nullable=False, index=True),
+    _created_at(),
+)

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, RowMapping, Select, Table, any_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.tables import gateways, tenant_totals, usage_records, usage_totals, users
+from llmops.store.tables import gateways, parked_events, tenant_totals, usage_records, usage_totals, users
 from llmops.store.usage_writes import SUMMED
 
 GROUPS = ("day", "tenant", "user", "model", "key")
@@ -72,8 +72,16 @@ async def spent_micros(
 
 
 async def next_seq(connection: AsyncConnection, gateway_id: str) -> int:
-    """Every event of the gateway with a smaller number is in the store: its journal may forget them."""
+    """Return the number of the gateway before which all events are in the store."""
     return await connection.scalar(_MARK, {"gateway": gateway_id}) or 0
+
+
+async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> frozenset[str]:
+    """Return those of these events, by id, that are in the store: on a bill, or parked as a gateway signed them."""
+    billed = select(usage_records.c.id).where(usage_records.c.id.in_(ids))
+    parked = select(parked_events.c.event_id).where(parked_events.c.event_id.in_(ids))
+    found = await connection.execute(billed.union_all(parked))
+    return frozenset(str(one) for one in found.scalars())
 
 
 async def gaps(connection: AsyncConnection, gateway_id: str | None = None, limit: int = 1000) -> Sequence[Gap]:

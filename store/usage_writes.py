@@ -8,8 +8,9 @@ statement took most of its time. What both databases understand is written once,
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, timezone
 from functools import lru_cache
 from itertools import count
@@ -24,15 +25,25 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llmops.store.ids import canonical
 from llmops.store.moment import sqlite_text
 from llmops.store.tables import tenant_totals, usage_records, usage_totals
+from llmops.texts import shown
+
+log = logging.getLogger(__name__)
 
 PAGE = 2000
+#: The largest number of an event, and the largest sum in a row of the totals. JSON readers keep both exact, and a
+#: thousand such rows stay below 2**63, where a database's own sum would fail or become a float.
+MOST_SEQ = MOST_SUM = 2**53 - 1
+#: Numbers that a gateway may be ahead of the ledger. The window of events that are sent without an answer is a tenth.
+#: After a larger jump (a ledger restored from a backup) counting goes on behind the gap.
+MOST_AHEAD = 1_000_000
 SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 
 
 class UsageRecord(NamedTuple):
     """One request as it is billed. `id` is the event's (a UUID), by which it is inserted once.
 
-    `seq` counts the events of one gateway from 0. `input_tokens` include the cached ones.
+    `seq` counts the events of one gateway from 0. `input_tokens` include the cached ones. `tenant_id` is no column: it
+    is billed where the store does not know the user.
     """
 
     id: str
@@ -57,6 +68,14 @@ class UsageRecord(NamedTuple):
     latency_ms: int | None = None
     priority: str | None = None
     migrations: int = 0
+    tenant_id: str = ""
+
+
+class Owners(NamedTuple):
+    """What the store knows of the users and keys of some records: each user's tenant, and each key's user."""
+
+    tenants: Mapping[str, str]
+    users: Mapping[str, str]
 
 
 class Written(NamedTuple):
@@ -66,7 +85,13 @@ class Written(NamedTuple):
     marks: dict[str, int]
 
 
-def write_usage(connection: Connection, records: Iterable[UsageRecord]) -> Written:
+def owners_of(connection: Connection, records: Sequence[UsageRecord]) -> Owners:
+    """Return what the store knows of the users and keys of these records."""
+    users = _pairs(connection, "users", "tenant_id", sorted({one.user_id for one in records}))
+    return Owners(users, _pairs(connection, "api_keys", "user_id", sorted({one.key_id or "" for one in records})))
+
+
+def write_usage(connection: Connection, records: Iterable[UsageRecord], owners: Owners | None = None) -> Written:
     """Insert those that are not there yet, add them to the day's sums and move the gateways' marks.
 
     The rows are locked in one order, so that two writers with the same events do not lock each other out. Raises
@@ -85,8 +110,9 @@ def write_usage(connection: Connection, records: Iterable[UsageRecord]) -> Writt
         arrived.setdefault(record.gateway_id, set()).add(record.seq)
     marks = {one: _advance(connection, one, seqs) for one, seqs in sorted(arrived.items())}
     # last: all writers of a tenant's usage meet at one row, which they hold until the end of the transaction
-    if sums:
-        _add(connection, tenant_totals, _of_tenants(connection, sums))
+    if new:
+        fresh = [offered[one] for one in new]
+        _add(connection, tenant_totals, _of_tenants(owners or owners_of(connection, fresh), fresh))
     return Written(len(new), marks)
 
 
@@ -97,7 +123,8 @@ async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecor
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
-_FIELDS = UsageRecord._fields
+_FIELDS = tuple(name for name in UsageRecord._fields if name != "tenant_id")
+_WIDTH = len(_FIELDS)
 _summands = itemgetter(*map(_FIELDS.index, SUMMED[1:]))
 _AT = _FIELDS.index("created_at")
 _INSERT_ALONE = (
@@ -110,7 +137,7 @@ _LAST_ALONE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
 def _insert_alone(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
     """As the one writer that SQLite has: what it inserted are the last rows, where it was not all that was offered."""
     ids = sorted(offered)
-    rows = [(one, *(of := offered[one])[1:_AT], sqlite_text(of.created_at), *of[_AT + 1 :]) for one in ids]
+    rows = [(one, *(of := offered[one])[1:_AT], sqlite_text(of.created_at), *of[_AT + 1 : _WIDTH]) for one in ids]
     new = connection.exec_driver_sql(_INSERT_ALONE, rows).rowcount
     return ids if new == len(ids) else connection.exec_driver_sql(_LAST_ALONE, (new,)).scalars().all()
 
@@ -118,7 +145,7 @@ def _insert_alone(connection: Connection, offered: Mapping[str, UsageRecord]) ->
 def _insert(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
     """Beside other writers: which are new, PostgreSQL says. All as one text: for each value its driver takes longer
     than the server does for one in JSON."""
-    rows = [(one, *offered[one][1:]) for one in sorted(offered)]
+    rows = [(one, *offered[one][1:_WIDTH]) for one in sorted(offered)]
     new: Sequence[str] | None = connection.exec_driver_sql(_INSERT_JSON, (to_json(rows).decode(),)).scalar()
     return new or ()
 
@@ -151,26 +178,31 @@ def _summed(new: Iterable[UsageRecord]) -> _Sums:
     return _added(((one.user_id, _day(one), one.model, one.key_id or ""), (1, *_summands(one))) for one in new)
 
 
-def _of_tenants(connection: Connection, sums: _Sums) -> _Sums:
-    """The same by that of `tenant_totals`."""
-    some: Any = sorted({user for user, *_ in sums})
-    alone = connection.dialect.name == "sqlite"
-    rows = (
-        connection.exec_driver_sql(_TENANTS_ALONE, (json.dumps(some),)) if alone else _run(connection, _TENANTS, some)
+def _of_tenants(owners: Owners, new: Iterable[UsageRecord]) -> _Sums:
+    """Return sums by the primary key of `tenant_totals`. For a user that the store does not know, the tenant is the
+    event's."""
+    return _added(
+        ((owners.tenants.get(one.user_id, one.tenant_id), _day(one), one.model), (1, *_summands(one))) for one in new
     )
-    tenants = {user: tenant for user, tenant in rows}  # noqa: C416  dict() does not know that a row is a pair
-    return _added(((tenants.get(user, ""), day, model), some) for (user, day, model, _), some in sums.items())
 
 
-_TENANTS_ALONE = "SELECT id, tenant_id FROM users WHERE id IN (SELECT value FROM json_each(?))"
-_TENANTS = "SELECT id::text, tenant_id FROM users WHERE id = ANY(?::uuid[])"
+def _pairs(connection: Connection, table: str, column: str, ids: Sequence[str]) -> dict[str, str]:
+    if connection.dialect.name == "sqlite":
+        statement = f"SELECT id, {column} FROM {table} WHERE id IN (SELECT value FROM json_each(?))"
+        rows = connection.exec_driver_sql(statement, (json.dumps(ids),))
+    else:
+        kind = "uuid" if table == "users" else "text"
+        rows = _run(connection, f"SELECT id::text, {column}::text FROM {table} WHERE id = ANY(?::{kind}[])", list(ids))
+    return {one: of for one, of in rows}  # noqa: C416  dict() does not know that a row is a pair
 
 
 def _added(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums:
     groups: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for key, some in summands:
         groups.setdefault(key, []).append(some)
-    return {key: tuple(map(sum, zip(*some, strict=True))) for key, some in groups.items()}
+    return {
+        key: tuple(min(sum(column), MOST_SUM) for column in zip(*some, strict=True)) for key, some in groups.items()
+    }
 
 
 def _add(connection: Connection, table: Table, sums: _Sums) -> None:
@@ -185,7 +217,11 @@ def _add(connection: Connection, table: Table, sums: _Sums) -> None:
 def _adding(table: Table) -> str:
     keys = ", ".join(column.name for column in table.primary_key)
     names, values = f"{keys}, {', '.join(SUMMED)}", ", ".join("?" * (len(table.primary_key) + len(SUMMED)))
-    added = ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in SUMMED)
+    added = ", ".join(
+        f"{name} = CASE WHEN {table.name}.{name} > {MOST_SUM} - excluded.{name} THEN {MOST_SUM} "
+        f"ELSE {table.name}.{name} + excluded.{name} END"
+        for name in SUMMED
+    )
     return f"INSERT INTO {table.name} ({names}) VALUES ({values}) ON CONFLICT ({keys}) DO UPDATE SET {added}"
 
 
@@ -202,8 +238,12 @@ _MOVE = "UPDATE gateways SET next_seq = ? WHERE id = ?"
 _BEHIND = "SELECT seq FROM usage_records WHERE gateway_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
 
 
-def _advance(connection: Connection, gateway_id: str, arrived: Container[int]) -> int:
-    """Move the mark past all that has come without a gap, `arrived` with it; where it is then."""
+def _advance(connection: Connection, gateway_id: str, arrived: set[int]) -> int:
+    """Move the mark past all that has come without a gap, `arrived` with it; where it is then.
+
+    A number that is further ahead than `MOST_AHEAD` begins a new count, so that a gap is never reported as quadrillions
+    of missing events.
+    """
     # SQLite has one writer, and no word for a lock on a row
     locked = _MARK if connection.dialect.name == "sqlite" else _LOCKED
     mark = _run(connection, locked, gateway_id).scalar()
@@ -211,6 +251,13 @@ def _advance(connection: Connection, gateway_id: str, arrived: Container[int]) -
         _run(connection, _BEGIN, gateway_id)
         mark = _run(connection, locked, gateway_id).scalar() or 0
     reached = mark
+    far = [seq for seq in arrived if seq > mark + MOST_AHEAD]
+    if far:
+        reached = min(far)
+        log.error(
+            "The numbers of gateway %s jump from %d to %d. The gap between them is not counted as missing events.",
+            shown(gateway_id), mark, reached,
+        )  # fmt: skip
     while reached in arrived:
         reached += 1
     reached = _unbroken(connection, gateway_id, reached)

@@ -46,8 +46,8 @@ class Kept(UsageSink):
         for event in events:
             self.events.setdefault(event.id, event)
 
-    async def arrived(self, gateway_id) -> int:
-        return len(self.events)
+    async def confirmed(self, ids) -> frozenset[str]:
+        return frozenset(ids) & frozenset(self.events)
 
 
 class Ann(Check):

@@ -1,6 +1,6 @@
 """Processes that migrate stores, for test_migrations.py. They are forks: all of them begin with everything imported.
 
-`migrator.py URL OTHER-URL FOLDER`, both empty. The first gets the newest schema, then a row, then schema 0003 of
+`migrator.py URL OTHER-URL FOLDER`, both empty. The first gets the newest schema, then a row, then schema 0004 of
 FOLDER, by processes that `kill -9` themselves before another statement each, or before the commit, until one gets
 through; the other gets all at once from several processes.
 """
@@ -95,7 +95,7 @@ def kill(url: str, folder: Path, newest: str, step: int) -> list[dict[str, list[
 def main(url: str, other: str, folder: Path) -> None:
     first = kill(url, FOLDER, SCHEMA, 9)
     asyncio.run(changed(url, "INSERT INTO tenants (id) VALUES ('acme')"))
-    print(json.dumps({"first": first, "upgrade": kill(url, folder, "0003", 2), "race": race(other, folder, "0003", 4)}))
+    print(json.dumps({"first": first, "upgrade": kill(url, folder, "0004", 2), "race": race(other, folder, "0004", 4)}))
 
 
 if __name__ == "__main__":

@@ -22,14 +22,16 @@ from llmops.gateway.callers.usage.check import usage_of
 from llmops.gateway.callers.usage.direct import ANONYMOUS, Direct
 from llmops.gateway.callers.usage.journal import Journal
 from llmops.gateway.callers.usage.kafka import Kafka, connection
-from llmops.gateway.callers.usage.ship import Shipper
+from llmops.gateway.callers.usage.ship import BATCH, Shipper
 from llmops.gateway.messages import UsageEvent
 from llmops.gateway.settings import GatewaySettings, KafkaSettings, load_settings
 from llmops.perf.lab.harness.servers import Broker
+from llmops.store.parked import parked_counts
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
 from llmops.store.usage import UsageFilter, UsageSum, next_seq, sum_usage
 
+KEY = "0123456789abcdef" * 2
 NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
 
@@ -82,8 +84,8 @@ async def total(store) -> UsageSum:
         return (await sum_usage(connection, UsageFilter()))[0]
 
 
-async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, url, caplog):
-    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}")
+async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, url):
+    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
     sink = Kafka(kafka, Direct(url))
     events = [event(seq) for seq in range(40)]
     await sink.write(events[:20])
@@ -95,7 +97,7 @@ async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, u
     await sink.write(events[10:])
     async with at_work(Ledger(kafka, url)):
         await until(store, 40)
-    assert await sink.arrived("gw-1") == 40
+    assert await sink.confirmed([one.id for one in events]) == {one.id for one in events}
     # another one goes on where the first told Kafka that it was
     await sink.write([event(40)])
     async with at_work(Ledger(kafka, url)):
@@ -108,12 +110,13 @@ async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, u
         41 * 7,
         123,
     )
-    assert len({line for line in caplog.messages if "is passed over" in line}) == 4
+    async with store.read() as reading:
+        assert await parked_counts(reading) == {"not signed by a gateway": 4}
 
 
 async def test_killed_before_it_told_kafka(broker, store, url, monkeypatch):
     """The batch is in the store, and comes again."""
-    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}")
+    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
     sink = Kafka(kafka, Direct(url))
     await sink.write([event(seq) for seq in range(10)])
     committed = ledger_module.AIOKafkaConsumer.commit
@@ -138,7 +141,7 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
     (tmp_path / "gw-1").mkdir()
     journal = Journal(tmp_path / "gw-1")
     with Broker() as own:
-        kafka = KafkaSettings(servers=own.servers, topic="t")
+        kafka = KafkaSettings(servers=own.servers, topic="t", signing_keys=KEY)
         sink = Kafka(kafka, Direct(url))
         shipper = Shipper(journal, sink, patience=1.0)
         for seq in range(1200):
@@ -163,7 +166,7 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
 
 async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, store, url):
     """One that forgot its events, and was told by a ledger that it had read many."""
-    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}")
+    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
     sink = Kafka(kafka, Direct(url))
     await sink.write([event(seq) for seq in range(10)])
     before = AIOKafkaConsumer(kafka.topic, group_id=ledger_module.GROUP, enable_auto_commit=False, **connection(kafka))
@@ -177,31 +180,35 @@ async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, st
 
 async def test_the_ledger_waits_for_its_postgresql(broker, own_postgres):
     url, stop, start = own_postgres
-    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}")
+    kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
     sink = Kafka(kafka, Direct(url))
     async with at_work(Ledger(kafka, url)):
-        await sink.write([event(seq) for seq in range(5)])
-        while await _arrived(sink) < 5:
+        events = [event(seq) for seq in range(10)]
+        await sink.write(events[:5])
+        while await _arrived(sink, events[:5]) < 5:
             await asyncio.sleep(0.1)
         stop()
-        await sink.write([event(seq) for seq in range(5, 10)])
+        await sink.write(events[5:])
         with pytest.raises(ResourceError):
-            await sink.arrived("gw-1")
+            await sink.confirmed([str(uuid4())])
         start()
-        while await _arrived(sink) < 10:
+        while await _arrived(sink, events) < 10:
             await asyncio.sleep(0.1)
     await sink.close()
 
 
-async def _arrived(sink) -> int:
+async def _arrived(sink, events) -> int:
     try:
-        return await sink.arrived("gw-1")
+        return len(await sink.confirmed([one.id for one in events]))
     except ResourceError:
         return -1
 
 
 async def test_brokers_that_are_away():
-    sink = Kafka(KafkaSettings(servers="127.0.0.1:9", user="me", password="secret"), Direct("sqlite:///none.db"))
+    sink = Kafka(
+        KafkaSettings(servers="127.0.0.1:9", user="me", password="secret", signing_keys=KEY),
+        Direct("sqlite:///none.db"),
+    )
     with pytest.raises(ResourceError) as refused:
         await sink.write([event(0)])
     assert refused.value.message.startswith("Kafka at 127.0.0.1:9 does not take or give events of llmops.usage (")
@@ -264,7 +271,7 @@ def test_kafka_without_a_store_is_told():
 def test_the_leader_keeps_the_ledger_where_there_is_kafka():
     settings = GatewaySettings(store="sqlite:///x.db")
     assert "The ledger" not in [duty.name for duty in duties_of(settings)]
-    settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092"))
+    settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092", signing_keys=KEY))
     assert "The ledger" in [duty.name for duty in duties_of(settings)]
 
 
@@ -273,7 +280,7 @@ async def test_while_kafka_is_away_the_journal_grows_and_not_the_memory(store, u
     (tmp_path / "gw-1").mkdir()
     journal, broker = Journal(tmp_path / "gw-1", segment=100_000), Broker()
     try:
-        kafka = KafkaSettings(servers=broker.servers, topic="t")
+        kafka = KafkaSettings(servers=broker.servers, topic="t", signing_keys=KEY)
         sink = Kafka(kafka, Direct(url))
         shipper = Shipper(journal, sink)
         shipping = asyncio.create_task(shipper.run())
@@ -287,7 +294,7 @@ async def test_while_kafka_is_away_the_journal_grows_and_not_the_memory(store, u
             await asyncio.sleep(0.05)
         assert (shipper.behind, shipper.drained.is_set()) == (3000, False)
         # a batch of what is on the disk, and no more
-        assert len(shipper._read) == 1
+        assert len(shipper._unconfirmed) <= BATCH
         broker.start()
         async with at_work(Ledger(kafka, url)):
             await asyncio.wait_for(shipper.drained.wait(), 300)

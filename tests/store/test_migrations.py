@@ -51,8 +51,8 @@ NEXT = '''
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 
 def upgrade() -> None:
@@ -69,7 +69,7 @@ def later(tmp_path: Path) -> Path:
     """The migrations, and one more."""
     copied = tmp_path / "migrations"
     shutil.copytree(FOLDER, copied)
-    (copied / "versions" / "0003_later.py").write_text(NEXT)
+    (copied / "versions" / "0004_later.py").write_text(NEXT)
     return copied
 
 
@@ -132,7 +132,7 @@ def test_migrations_that_are_killed_and_those_that_come_together(empty_url, anot
     # of several processes one migrated, once, and all went on
     assert states["race"] == [0] * 4
     assert asyncio.run(rows(another_url, "SELECT id FROM later")) == [(1,)]
-    with pytest.raises(VersionMismatchError, match=r"has schema 0003, which a newer llmops made .*up to 0002"):
+    with pytest.raises(VersionMismatchError, match=r"has schema 0004, which a newer llmops made .*up to 0003"):
         asyncio.run(open_store(empty_url))
 
 

@@ -18,8 +18,8 @@ class UsageSink(ABC):
         """Durable when it returns; once per id, however often it comes. Raises LlmopsError when it cannot now."""
 
     @abstractmethod
-    async def arrived(self, gateway_id: str) -> int:
-        """The ledger has every event of the gateway with a smaller `seq`. Raises LlmopsError when nobody can say."""
+    async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
+        """Return those of these events, by id, that the ledger has. Raises LlmopsError when it cannot be asked."""
 
     async def close(self) -> None:
         """Let go of what it holds."""

@@ -170,7 +170,7 @@ class UsageCheck(Check):
 def usage_of(settings: GatewaySettings, prices: Prices | None = None) -> UsageCheck | None:
     """None where there is no store.
 
-    Raises InputError for Kafka without a store, MissingDependencyError where a library is not there.
+    Raises InputError for Kafka without a store or a signing key, MissingDependencyError where a library is not there.
     """
     if settings.store is None:
         if settings.kafka is not None:

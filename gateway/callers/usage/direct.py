@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -12,17 +13,22 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from llmops.clocks import within
+from llmops.clocks import utc_now, within
 from llmops.errors import ResourceError
 from llmops.gateway.callers.usage.base import UsageSink
 from llmops.gateway.callers.usage.cost import micros
+from llmops.gateway.callers.usage.events import MOST_COST, cloud_event
 from llmops.gateway.messages import Usage, UsageEvent
 from llmops.store.open import LazyStore
+from llmops.store.parked import Parked, park
 from llmops.store.prices import Price, in_force, prices_of
-from llmops.store.tables import usage_records
-from llmops.store.usage import next_seq
-from llmops.store.usage_writes import UsageRecord, Written, write_usage
+from llmops.store.tables import tenant_totals, usage_records
+from llmops.store.usage import known_events
+from llmops.store.usage_writes import MOST_SEQ, Owners, UsageRecord, Written, owners_of, write_usage
+from llmops.texts import plain, shown
 from llmops.tuples import maker
+
+log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -31,6 +37,7 @@ ANONYMOUS = str(UUID(int=0))
 # a store that has not answered by then counts as away
 PATIENCE_SECONDS = 30.0
 _LENGTHS = {column.name: getattr(column.type, "length", None) or 0 for column in usage_records.columns}
+_LENGTHS |= {"tenant_id": tenant_totals.c.tenant_id.type.length}
 _HIGHEST = 2**31 - 1
 
 
@@ -39,24 +46,23 @@ class Direct(UsageSink):
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=2)
-        # what the last transaction left, for who asks next
-        self._marks: dict[str, int] = {}
+        # what the last transaction wrote, for the question that follows
+        self._written: frozenset[str] = frozenset()
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
-        written = await _answered(self._store.transact(partial(write_events, events=events)))
-        self._marks |= written.marks
+        await _answered(self._store.transact(partial(write_events, events=events)))
+        self._written = frozenset(event.id for event in events)
 
-    async def arrived(self, gateway_id: str) -> int:
-        if gateway_id in self._marks:
-            return self._marks.pop(gateway_id)
-        return await _answered(self._mark(gateway_id))
+    async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
+        wanted = frozenset(ids)
+        return wanted if wanted <= self._written else await _answered(self._known(ids))
 
     async def close(self) -> None:
         await self._store.close()
 
-    async def _mark(self, gateway_id: str) -> int:
+    async def _known(self, ids: Sequence[str]) -> frozenset[str]:
         async with self._store.read() as connection:
-            return await next_seq(connection, gateway_id)
+            return await known_events(connection, ids)
 
 
 async def _answered(work: Awaitable[Answer]) -> Answer:
@@ -71,10 +77,43 @@ async def _answered(work: Awaitable[Answer]) -> Answer:
 
 
 def write_events(connection: Connection, events: Sequence[UsageEvent]) -> Written:
-    """Those that are not there yet, with the price of their time where they have none."""
+    """Write the events that are not there yet, with the price of their time where they have none.
+
+    An event that no bill can take, or whose tenant, user and key do not belong together, is parked with its reason.
+    """
     unpriced = {event.model for event in events if event.price_id is None}
     prices = {model: prices_of(connection, model) for model in sorted(unpriced)}
-    return write_usage(connection, [_record(_priced(event, prices)) for event in events])
+    priced = [_priced(event, prices) for event in events]
+    records = [_record(event) for event in priced]
+    owners = owners_of(connection, records)
+    faults = [_fault(event, record, owners) for event, record in zip(priced, records, strict=True)]
+    if any(faults):
+        wrong = [(event, fault) for event, fault in zip(events, faults, strict=True) if fault]
+        log.error(
+            "%d events of usage are parked, the first of gateway %s: %s. List them with `llmops usage parked`.",
+            len(wrong), shown(wrong[0][0].gateway_id), wrong[0][1],
+        )  # fmt: skip
+        park(connection, [parked_event(event, fault) for event, fault in wrong], utc_now())
+        records = [record for record, fault in zip(records, faults, strict=True) if not fault]
+    return write_usage(connection, records, owners)
+
+
+def parked_event(event: UsageEvent, reason: str) -> Parked:
+    """Return the event as it is parked. It counts as arrived: its gateway does not send it again."""
+    return Parked(reason, f"gateway {event.gateway_id} number {event.seq}", cloud_event(event), event.id)
+
+
+def _fault(event: UsageEvent, record: UsageRecord, owners: Owners) -> str:
+    """Return the reason why no bill takes the event, or an empty text."""
+    if not 0 <= event.cost_micros <= MOST_COST:
+        return "cost out of range"
+    if not 0 <= event.seq <= MOST_SEQ:
+        return "number out of range"
+    tenant = owners.tenants.get(record.user_id)
+    if tenant is not None and tenant != event.tenant_id:
+        return "user of another tenant"
+    user = owners.users.get(record.key_id or "")
+    return "key of another user" if user is not None and user != record.user_id else ""
 
 
 def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent:
@@ -96,8 +135,8 @@ _record_of = maker(UsageRecord)
 def _record(event: UsageEvent) -> UsageRecord:
     """A row that the tables take, whatever the event says: one that they refused would stop all behind it."""
     counts = _counts_of(event)
-    if max(filter(None, counts), default=0) > _HIGHEST:
-        counts = tuple(count and min(count, _HIGHEST) for count in counts)
+    if max(filter(None, counts), default=0) > _HIGHEST or min(filter(None, counts), default=0) < 0:
+        counts = tuple(count and max(0, min(count, _HIGHEST)) for count in counts)
     taken, given, cached, reasoning, ttft, latency = counts
     user, model, key, price, version, replica, finish, priority = _fitting(_texts_of(event))
     request = _text("request_id", event.request_id) or ""
@@ -105,7 +144,7 @@ def _record(event: UsageEvent) -> UsageRecord:
     return _record_of(
         (
             *event[:4], request, user, model, taken, given, cost, cached, reasoning, key, price, version, replica,
-            status, finish, ttft, latency, priority, moves,
+            status, finish, ttft, latency, priority, moves, _text("tenant_id", event.tenant_id) or "",
         )
     )  # fmt: skip
 
@@ -120,10 +159,10 @@ def _fitting(texts: tuple[str | None, ...]) -> tuple[str | None, ...]:
 
 def _text(name: str, value: str | None) -> str | None:
     """As much of it as its column takes."""
-    if value is None or (value.isascii() and "\0" not in value and len(value) <= _LENGTHS[name]):
+    if value is None or (value.isascii() and value.isprintable() and len(value) <= _LENGTHS[name]):
         return value
     # a database without an encoding counts bytes
-    return value.replace("\0", "").encode("utf-8", "replace")[: _LENGTHS[name]].decode("utf-8", "ignore")
+    return plain(value).encode("utf-8", "replace")[: _LENGTHS[name]].decode("utf-8", "ignore")
 
 
 def _user(tenant: str, user: str) -> str:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 from zlib import crc32
 
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from llmops.gateway.messages import UsageEvent
@@ -18,13 +19,66 @@ from llmops.gateway.messages import UsageEvent
 TYPE = "llmops.usage.v1"
 SOURCE = "gateway/"
 _AT = UsageEvent._fields.index("at")
-_KNOWN = frozenset(UsageEvent._fields)
 # what CloudEvents have a place of their own for
 _OUTSIDE = ("id", "gateway_id", "at", "tenant_id")
 _INSIDE = [name for name in UsageEvent._fields if name not in _OUTSIDE]
 _inside = itemgetter(*map(UsageEvent._fields.index, _INSIDE))
+_FIELDS = frozenset((*UsageEvent._fields, "source", "type", "time", "subject", "data"))
 # bits: 12 of random beside the time, 62 after it (RFC 9562, 5.7)
 _VERSION, _VARIANT = 7 << 12, 2 << 62
+
+
+#: Micro-dollars that one request may cost: a million dollars. Sums of such costs stay far below 2**63.
+MOST_COST = 10**12
+#: The largest number that JSON readers keep exact.
+_LARGEST = 2**53 - 1
+_Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+_Small = Annotated[int, Field(ge=0, le=32_767)]
+_Text = Annotated[str, Field(max_length=1024)]
+
+
+def _billable_time(at: datetime) -> datetime:
+    """Return `at`, which has a time zone and a day that every part of a bill can write."""
+    if at.tzinfo is None or not 1970 < at.year < 2200:
+        raise ValueError("a time with a zone, from 1971 to 2199")
+    return at
+
+
+class _Data(BaseModel):
+    """The fields inside a CloudEvent. Fields that a newer version added are left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    seq: _Count
+    request_id: _Text
+    user_id: _Text
+    key_id: _Text
+    model: _Text
+    input_tokens: _Count
+    cached_tokens: _Count = 0
+    output_tokens: _Count = 0
+    reasoning_tokens: _Count = 0
+    cost_micros: Annotated[int, Field(ge=0, le=MOST_COST)] = 0
+    price_id: _Text | None = None
+    status: _Small = 200
+    finish_reason: _Text | None = None
+    ttft_ms: _Count | None = None
+    latency_ms: _Count | None = None
+    priority: _Text | None = None
+    version: _Text | None = None
+    replica: _Text | None = None
+    migrations: _Small = 0
+
+
+class _CloudEvent(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: UUID
+    source: Annotated[str, Field(pattern=rf"^{SOURCE}[A-Za-z0-9._-]{{1,64}}$")]
+    type: Literal["llmops.usage.v1"]
+    time: Annotated[AwareDatetime, AfterValidator(_billable_time)]
+    subject: Annotated[str, Field(max_length=255)] = ""
+    data: _Data
 
 
 def new_id() -> tuple[int, int]:
@@ -60,21 +114,26 @@ def cloud_event(event: UsageEvent) -> bytes:
 
 
 def from_cloud_event(message: bytes) -> UsageEvent:
-    """Raises ValueError for what is not one of usage."""
+    """Return the event that a CloudEvent in JSON describes.
+
+    Raises:
+        ValueError: The message is no event of usage, or a field has another type or is out of range. The text names
+            the field and holds nothing of what the message says.
+    """
     try:
-        found = from_json(message)
-        source, kind = found["source"], found["type"]
-        if kind != TYPE or not source.startswith(SOURCE):
-            raise ValueError(f"an event of type {kind} from {source}")
-        outside = {
-            "id": str(UUID(found["id"])),
-            "gateway_id": source.removeprefix(SOURCE),
-            "at": _moment(found["time"]),
-            "tenant_id": found.get("subject", ""),
-        }
-        return UsageEvent(**{name: value for name, value in {**found["data"], **outside}.items() if name in _KNOWN})
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-        raise ValueError(f"not an event of usage ({type(error).__name__}: {error})") from error
+        found = _CloudEvent.model_validate_json(message)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        # the names of fields are ours, except where the message has another shape
+        place = ".".join(str(one) for one in first["loc"] if isinstance(one, int) or one in _FIELDS)
+        raise ValueError(f"{place or 'the event'}: {first['type'].replace('_', ' ')}") from None
+    return UsageEvent(
+        id=str(found.id),
+        gateway_id=found.source.removeprefix(SOURCE),
+        at=found.time,
+        tenant_id=found.subject,
+        **dict(found.data),
+    )
 
 
 def _cloud(event: UsageEvent) -> dict[str, Any]:

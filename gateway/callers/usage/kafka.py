@@ -15,6 +15,7 @@ from llmops.clocks import within
 from llmops.errors import ResourceError
 from llmops.gateway.callers.usage.base import UsageSink
 from llmops.gateway.callers.usage.events import cloud_event
+from llmops.gateway.callers.usage.signing import HEADER, signature, signing_keys
 from llmops.gateway.messages import UsageEvent
 from llmops.gateway.settings import KafkaSettings
 
@@ -23,13 +24,15 @@ PATIENCE_SECONDS = 20.0
 
 
 class Kafka(UsageSink):
-    """What the brokers have accepted is not yet in the ledger; `ledger` says what is.
+    """What the brokers have accepted is not yet in the ledger; `ledger` says what is. Raises InputError without a
+    signing key.
 
     The producer needs no memory of its own for what was sent: whatever comes twice, the ledger takes once.
     """
 
     def __init__(self, settings: KafkaSettings, ledger: UsageSink) -> None:
         self._settings, self._ledger = settings, ledger
+        self._key = signing_keys(settings)[0]
         self._producer: AIOKafkaProducer | None = None
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
@@ -40,8 +43,8 @@ class Kafka(UsageSink):
             await self._drop()
             raise ResourceError(f"{told(self._settings, error)}") from error
 
-    async def arrived(self, gateway_id: str) -> int:
-        return await self._ledger.arrived(gateway_id)
+    async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
+        return await self._ledger.confirmed(ids)
 
     async def close(self) -> None:
         await self._drop()
@@ -56,10 +59,13 @@ class Kafka(UsageSink):
                 await producer.stop()
                 raise
             self._producer = producer
-        send, topic = self._producer.send, self._settings.topic
-        await asyncio.gather(
-            *[await send(topic, cloud_event(event), key=event.tenant_id.encode() or None) for event in events]
-        )
+        await asyncio.gather(*[await self._send(self._producer, event) for event in events])
+
+    async def _send(self, producer: AIOKafkaProducer, event: UsageEvent) -> asyncio.Future[Any]:
+        value = cloud_event(event)
+        signed = [(HEADER, signature(self._key, value))]
+        key = event.tenant_id.encode("utf-8", "replace") or None
+        return await producer.send(self._settings.topic, value, key=key, headers=signed)
 
     async def _drop(self) -> None:
         producer, self._producer = self._producer, None

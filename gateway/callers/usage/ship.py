@@ -1,16 +1,17 @@
-"""From the journal to the ledger: as TCP does, with a window, until the ledger says that it has it.
+"""From the journal to the ledger: as TCP does, with a window, until the ledger confirms each event.
 
-What a sink has accepted may still be lost (a broker's memory). So what the ledger has counts, not what was sent: when
-its mark stands still, sending goes back to it, with one batch that grows again as soon as the mark moves.
+A sink may lose what it has accepted (a broker's memory), and numbers prove nothing: another writer may have used them,
+and a restored snapshot uses them again. So the journal forgets an event when the ledger has that event's id. While the
+oldest event is not confirmed, sending goes back to it, with one batch that grows again as soon as events are confirmed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from datetime import datetime
+from itertools import islice
 from time import monotonic
 
 from llmops.errors import LlmopsError
@@ -20,7 +21,9 @@ from llmops.gateway.callers.usage.journal import Journal
 log = logging.getLogger(__name__)
 
 BATCH = 500
-WINDOW = 100_000
+WINDOW = 20_000
+# events that the ledger is asked for at once
+ASKED = 2000
 # seconds: between two looks at the ledger while it lacks something, and until it counts as standing still
 LOOK = 0.5
 # seconds in which events become one transaction, unless there is a whole batch of them before
@@ -38,12 +41,14 @@ class Shipper:
     ) -> None:
         self._journal, self._sink, self._clock = journal, sink, clock
         self._patience = self._waits = patience
-        self._next = self._acked = -1
-        self._window = BATCH
+        self._next = self._acked = journal.first_seq
+        # the ledger may have events before this number already: it is asked before they are sent
+        self._sent_before = journal.next_seq
+        self._window = 2 * BATCH
         self._moved = clock()
         self.trouble = ""
-        # of what was read for sending: the number behind a batch, and when its first event was
-        self._read: deque[tuple[int, datetime]] = deque()
+        # what was read for sending and is not confirmed, in the order of the numbers
+        self._unconfirmed: dict[int, tuple[str, datetime]] = {}
         self._synced, self._hurried = asyncio.Event(), asyncio.Event()
         self.drained = asyncio.Event()
 
@@ -66,7 +71,8 @@ class Shipper:
 
     def lag(self, now: datetime) -> float:
         """The age in seconds of the oldest event that the ledger is not known to have; 0 without one."""
-        return max((now - self._read[0][1]).total_seconds(), 0.0) if self._read else 0.0
+        oldest = next(iter(self._unconfirmed.values()), None)
+        return max((now - oldest[1]).total_seconds(), 0.0) if oldest else 0.0
 
     async def run(self) -> None:
         failures = 0
@@ -85,38 +91,45 @@ class Shipper:
                 await self._wait()
 
     async def _turn(self) -> None:
-        """Send what the window has room for, and look what has arrived."""
-        if self._acked < 0:
-            await self._look()
+        """Send what the window has room for, and ask what has arrived."""
         room = min(BATCH, self._acked + self._window - self._next)
         events = await self._journal.read(self._next, room) if room > 0 else []
         if events:
-            if not self._read or self._read[-1][0] <= events[-1].seq:
-                self._read.append((events[-1].seq + 1, events[0].at))
-            await self._sink.write(events)
+            for event in events:
+                self._unconfirmed.setdefault(event.seq, (event.id, event.at))
+            there: frozenset[str] = frozenset()
+            if events[0].seq < self._sent_before:
+                there = await self._sink.confirmed([event.id for event in events])
+            missing = [event for event in events if event.id not in there]
+            if missing:
+                await self._sink.write(missing)
             if self._next == self._acked:
                 self._moved = self._clock()
             self._next = events[-1].seq + 1
         if self._next > self._acked:
             await self._look()
+        elif self._acked >= self._journal.synced:
+            self.drained.set()
 
     async def _look(self) -> None:
-        self._note(await self._sink.arrived(self._journal.gateway_id))
-
-    def _note(self, arrived: int) -> None:
-        now = self._clock()
-        # what is no longer here cannot be sent again
-        arrived = max(arrived, self._journal.first_seq)
-        if arrived > self._acked:
-            self._acked, self._moved, self._waits = arrived, now, self._patience
+        """Ask for the oldest events, and forget those of them that the ledger has up to the first that it lacks."""
+        asked = dict(islice(self._unconfirmed.items(), ASKED))
+        there = await self._sink.confirmed([one for one, _ in asked.values()])
+        now, acked = self._clock(), self._acked
+        for seq, (one, _) in asked.items():
+            if one not in there:
+                break
+            del self._unconfirmed[seq]
+            acked = seq + 1
+        if acked > self._acked:
+            self._acked, self._moved, self._waits = acked, now, self._patience
             self._window = min(2 * self._window, WINDOW)
-            self._next = max(self._next, arrived)
-            while self._read and self._read[0][0] <= arrived:
-                self._read.popleft()
-            self._journal.forget(arrived)
-        elif self._next > arrived and now - self._moved >= self._waits:
-            log.warning("%s: the ledger has nothing after %d; sending it again.", self._journal.gateway_id, arrived)
-            self._next, self._window, self._moved = arrived, BATCH, now
+            self._next = max(self._next, acked)
+            self._journal.forget(acked)
+        elif now - self._moved >= self._waits:
+            log.warning("%s: the ledger lacks event %d; sending it again.", self._journal.gateway_id, acked)
+            self._sent_before = max(self._sent_before, self._next)
+            self._next, self._window, self._moved = acked, BATCH, now
             self._waits = min(2 * self._waits, LONGEST_PATIENCE)
         if self._acked >= self._journal.synced:
             self.drained.set()

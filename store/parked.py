@@ -1,0 +1,84 @@
+"""Events of usage that are on no bill: kept with the reason, counted, and bounded in number.
+
+A row is one value with one reason. Once the table holds `MOST_ROWS`, values that no gateway signed are only counted,
+in one row for each reason: whoever can write to the topic must not be able to fill the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.store.tables import parked_events
+from llmops.store.upsert import insert
+
+#: Rows after which unsigned values are only counted.
+MOST_ROWS = 10_000
+#: Bytes that are kept of a value that no gateway signed. What a gateway signed is kept whole.
+MOST_UNSIGNED_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A value that is on no bill.
+
+    Attributes:
+        reason: A few words, from a fixed list: it is a label of a metric.
+        source: The place that the value came from, such as `topic[partition] at offset`.
+        value: The value as it came.
+        event_id: The event's id if a gateway signed it. Such an event counts as arrived.
+    """
+
+    reason: str
+    source: str
+    value: bytes
+    event_id: str | None = None
+
+
+def park(connection: Connection, parked: Iterable[Parked], at: datetime) -> None:
+    """Keep each value once, and count how often it came."""
+    room: int | None = None
+    for one in sorted(parked, key=_id):
+        row = _id(one)
+        value = one.value
+        if one.event_id is None:
+            value = value[:MOST_UNSIGNED_BYTES]
+            if room is None:
+                room = MOST_ROWS - (connection.scalar(select(func.count()).select_from(parked_events)) or 0)
+            if room <= 0 and connection.scalar(select(parked_events.c.id).where(parked_events.c.id == row)) is None:
+                row, value = hashlib.sha256(one.reason.encode()).hexdigest(), b""
+            room -= 1
+        values = {"id": row, "reason": one.reason, "event_id": one.event_id, "source": one.source[:255]}
+        values |= {"value": value, "count": 1, "first_at": at, "last_at": at}
+        raised = {"count": parked_events.c.count + 1, "last_at": at}
+        statement = insert(connection, parked_events).values(values)
+        connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=raised))
+
+
+async def parked_counts(connection: AsyncConnection) -> dict[str, int]:
+    """Return how many events were parked, by reason."""
+    counts = select(parked_events.c.reason, func.sum(parked_events.c.count)).group_by(parked_events.c.reason)
+    return {reason: int(count) for reason, count in await connection.execute(counts)}
+
+
+async def list_parked(connection: AsyncConnection, limit: int) -> Sequence[tuple[Parked, int, datetime]]:
+    """Return the newest parked values, each with its count and the time of the last one."""
+    columns = parked_events.c
+    wanted = select(columns.reason, columns.source, columns.value, columns.event_id, columns.count, columns.last_at)
+    rows = await connection.execute(wanted.order_by(columns.last_at.desc(), columns.id).limit(limit))
+    return [(Parked(*row[:4]), row.count, row.last_at) for row in rows.all()]  # type: ignore[misc]
+
+
+async def prune_parked(connection: AsyncConnection, now: datetime, age: timedelta) -> int:
+    """Delete what came last longer than `age` ago. Return the number of rows."""
+    done = await connection.execute(delete(parked_events).where(parked_events.c.last_at < now - age))
+    return done.rowcount
+
+
+def _id(one: Parked) -> str:
+    return hashlib.sha256(one.reason.encode() + b"\0" + one.value).hexdigest()

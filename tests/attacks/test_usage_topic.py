@@ -1,0 +1,500 @@
+"""Attacks by whoever can write to the usage topic: forged, odd, huge and compressed records, and records that kill.
+
+Every record is kept as usage or parked with a reason, sums stay exact, and honest events of gateways always arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select, text
+
+from llmops.control import ledger as ledger_module
+from llmops.control.duties import keep
+from llmops.control.ledger import Ledger, kept
+from llmops.errors import InputError
+from llmops.gateway.callers.usage.check import usage_of
+from llmops.gateway.callers.usage.direct import Direct
+from llmops.gateway.callers.usage.events import cloud_event, from_cloud_event
+from llmops.gateway.callers.usage.journal import Journal
+from llmops.gateway.callers.usage.kafka import Kafka, connection
+from llmops.gateway.callers.usage.ship import Shipper
+from llmops.gateway.callers.usage.signing import HEADER, signature, signing_keys
+from llmops.gateway.messages import UsageEvent
+from llmops.gateway.settings import GatewaySettings, KafkaSettings
+from llmops.perf.lab.harness.servers import Broker
+from llmops.store.accounts.keys import KeySpec, create_key
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import create_tenant
+from llmops.store.accounts.users import ensure_user
+from llmops.store.database import Store
+from llmops.store.open import open_store
+from llmops.store.parked import MOST_ROWS, MOST_UNSIGNED_BYTES, Parked, park, parked_counts
+from llmops.store.tables import parked_events, usage_records
+from llmops.store.usage import UsageFilter, gaps, next_seq, sum_usage
+from llmops.store.usage_writes import MOST_SUM
+from tests.attacks.harness import MIB, scaled
+from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
+
+__all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
+
+KEY, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+#: Megabytes that one compressed record unpacks to, and by which it may raise the memory of the ledger's process.
+BOMB_MIB, BOMB_BOUND_MIB = scaled(96, 700), 48
+
+
+def event(seq: int, **changes: object) -> UsageEvent:
+    made = UsageEvent(str(uuid4()), "gw-1", seq, NOON, f"chatcmpl-{seq}", "acme", str(UUID(int=7)), "key-a", "tiny", 37)
+    return made._replace(output_tokens=7, cost_micros=3, price_id="p")._replace(**changes)
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[str]:
+    """The address of a Kafka-protocol broker, with a topic for each test."""
+    with Broker() as own:
+        yield own.servers
+
+
+@pytest.fixture
+def kafka(broker: str) -> KafkaSettings:
+    return KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
+
+
+@pytest.fixture(autouse=True)
+def quick_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that joins a group is waited for half a session by this broker."""
+    monkeypatch.setattr(ledger_module, "SESSION_MS", 1000)
+
+
+@asynccontextmanager
+async def stranger(kafka: KafkaSettings, **options: object) -> AsyncIterator[AIOKafkaProducer]:
+    """A producer that can write to the topic and has no signing key."""
+    producer = AIOKafkaProducer(**connection(kafka), **options)
+    await producer.start()
+    try:
+        yield producer
+    finally:
+        await producer.stop()
+
+
+@asynccontextmanager
+async def at_work(kafka: KafkaSettings, url: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(keep([Ledger(kafka, url)]))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def arrived(sink: Direct | Kafka, events: list[UsageEvent]) -> None:
+    wanted = {one.id for one in events}
+    while await sink.confirmed(list(wanted)) != wanted:
+        await asyncio.sleep(0.05)
+
+
+async def counts(store: Store) -> dict[str, int]:
+    async with store.read() as reading:
+        return await parked_counts(reading)
+
+
+async def bill(store: Store) -> tuple[int, int]:
+    """Return the requests and the micro-dollars of all tenants."""
+    async with store.read() as reading:
+        (one,) = await sum_usage(reading, UsageFilter())
+    return one.requests, one.cost_micros
+
+
+# -- forged records ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_event(kafka, store, url, tmp_path):
+    """On the tree before: 40 of the next 50 honest requests were never billed, and the log said nothing."""
+    (tmp_path / "gw-1").mkdir()
+    journal, sink = Journal(tmp_path / "gw-1"), Kafka(kafka, Direct(url))
+    honest = [event(seq) for seq in range(scaled(60, 1000))]
+    shipper = Shipper(journal, sink, patience=1.0)
+    for one in honest[:10]:
+        journal.append(one)
+    await journal.sync()
+    shipper.synced()
+    shipping = asyncio.create_task(shipper.run())
+    async with at_work(kafka, url), stranger(kafka) as producer:
+        await arrived(sink, honest[:10])
+        forged = [event(seq, cost_micros=10**9) for seq in range(10, 50)]
+        for one in forged:
+            await producer.send(kafka.topic, cloud_event(one))
+            wrong = signature(OTHER.encode(), cloud_event(one))
+            await producer.send(kafka.topic, cloud_event(one), headers=[(HEADER, wrong)])
+        await producer.flush()
+        for one in honest[10:]:
+            journal.append(one)
+        await journal.sync()
+        shipper.synced()
+        shipper.hurry()
+        await arrived(sink, honest)
+        await shipper.drained.wait()
+    shipping.cancel()
+    await asyncio.gather(shipping, return_exceptions=True)
+    assert shipper.behind == 0
+    assert await bill(store) == (len(honest), 3 * len(honest))
+    assert await counts(store) == {"not signed by a gateway": 2 * len(forged)}
+    await sink.close()
+    journal.close()
+
+
+async def test_numbers_that_another_event_has_in_the_ledger_do_not_let_an_event_be_forgotten(store, url, tmp_path):
+    """A restored snapshot uses its numbers a second time, with every signature in order."""
+    (tmp_path / "gw-1").mkdir()
+    journal, sink = Journal(tmp_path / "gw-1"), Direct(url)
+    await sink.write([event(seq) for seq in range(40)])
+    again = [event(seq) for seq in range(40)]
+    for one in again:
+        journal.append(one)
+    await journal.sync()
+    shipper = Shipper(journal, sink)
+    shipping = asyncio.create_task(shipper.run())
+    await shipper.drained.wait()
+    shipping.cancel()
+    await asyncio.gather(shipping, return_exceptions=True)
+    assert await sink.confirmed([one.id for one in again]) == {one.id for one in again}
+    assert (await bill(store))[0] == 80
+    await sink.close()
+    journal.close()
+
+
+async def test_two_keys_are_valid_while_one_replaces_the_other(kafka, store, url):
+    old, new = KEY, OTHER
+    rotated = kafka.model_copy(update={"signing_keys": f"{new},{old}"})
+    behind, ahead = Kafka(kafka, Direct(url)), Kafka(rotated, Direct(url))
+    events = [event(0), event(1)]
+    await behind.write(events[:1])
+    await ahead.write(events[1:])
+    async with at_work(rotated, url):
+        await arrived(behind, events)
+    assert await counts(store) == {}
+    await behind.close()
+    await ahead.close()
+
+
+def test_a_gateway_without_a_key_is_refused_where_kafka_is_configured(tmp_path):
+    settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092"))
+    with pytest.raises(InputError, match=r"there is no key: set kafka.signing_keys or kafka.signing_keys_file"):
+        usage_of(settings)
+    file = tmp_path / "keys"
+    for written, told in (("short", "less than 32"), (f"{KEY}\n{OTHER}\n{KEY}1", "3 signing keys"), ("", "no key")):
+        file.write_text(written)
+        with pytest.raises(InputError, match=told) as refused:
+            signing_keys(KafkaSettings(servers="127.0.0.1:9092", signing_keys_file=file))
+        assert KEY not in refused.value.message
+    file.write_text(f"{KEY}\n{OTHER}\n")
+    assert len(signing_keys(KafkaSettings(servers="127.0.0.1:9092", signing_keys_file=file))) == 2
+    with pytest.raises(InputError, match="cannot be read"):
+        signing_keys(KafkaSettings(servers="127.0.0.1:9092", signing_keys_file=tmp_path / "none"))
+    assert KEY not in repr(KafkaSettings(servers="127.0.0.1:9092", signing_keys=KEY))
+
+
+# -- odd records -------------------------------------------------------------------------------------------------------
+
+_ODD = (None, [], {}, "x", "", 1.5, True, -1, 2**31, 2**53, 2**63, 2**70, "\0", "\ud800", "\x1b]0;x\x07", 1e308)
+_scalars = st.one_of(
+    *(st.just(one) for one in _ODD), st.integers(), st.floats(), st.text(max_size=20), st.datetimes().map(str)
+)
+_values = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+)
+_BASE = json.loads(cloud_event(event(0)))
+_changes = st.dictionaries(st.sampled_from([*_BASE, *(f"data.{name}" for name in _BASE["data"])]), _values, max_size=3)
+
+
+def changed(changes: dict[str, object]) -> bytes:
+    """Return an event as JSON with these fields replaced, and an id of its own."""
+    made = {**_BASE, "id": str(uuid4()), "data": dict(_BASE["data"])}
+    for name, value in changes.items():
+        place, _, field = name.rpartition(".")
+        if place and isinstance(made["data"], dict):
+            made["data"][field] = value
+        elif not place:
+            made[name] = value
+    return json.dumps(made).encode()
+
+
+class Record:
+    """A record as the consumer gives it, signed by a gateway."""
+
+    topic, partition, offset = "t", 0, 0
+
+    def __init__(self, value: bytes) -> None:
+        self.value, self.headers = value, ((HEADER, signature(KEY.encode(), value)),)
+
+
+@pytest.fixture(scope="module")
+def ledger() -> Ledger:
+    return Ledger(KafkaSettings(servers="127.0.0.1:9", signing_keys=KEY), "sqlite:///none.db")
+
+
+async def test_every_signed_json_is_on_a_bill_or_parked_and_sums_are_exact(ledger, store):
+    """On the tree before, 56 (PostgreSQL) and 64 (SQLite) of 306 shapes were tried again for ever."""
+    made: list[bytes] = []
+
+    @settings(max_examples=scaled(150, 5000), database=None)
+    @given(st.one_of(_changes.map(changed), _values.map(lambda one: json.dumps(one).encode()), st.binary(max_size=50)))
+    def collect(value: bytes) -> None:
+        made.append(value)
+
+    collect()
+    made += [changed({name: odd}) for name in ("data.cost_micros", "data.seq", "time", "id") for odd in _ODD]
+    made += [changed({"data.cost_micros": cost}) for cost in range(20)]
+    made += [b"[" * 60_000, b'{"a":' * 10_000, b"", b"\xff", cloud_event(event(0))]
+    for at in range(0, len(made), 50):
+        events, refused = ledger._examined([Record(value) for value in made[at : at + 50]])
+        assert len(events) + len(refused) == len(made[at : at + 50])
+        await ledger._park(store, refused)
+        await asyncio.wait_for(kept(store, events), 60)
+    async with store.read() as reading:
+        rows = (await reading.execute(select(usage_records.c.cost_micros))).scalars().all()
+    requests, billed = len(rows), sum(rows)
+    assert await bill(store) == (requests, billed)
+    assert requests > 10
+    assert sum((await counts(store)).values()) > 10
+
+
+@settings(max_examples=scaled(300, 20_000))
+@given(st.one_of(_changes.map(changed), st.binary(max_size=200), _values.map(lambda one: json.dumps(one).encode())))
+def test_a_record_is_an_event_or_a_value_error_that_holds_nothing_of_it(value):
+    try:
+        one = from_cloud_event(value)
+    except ValueError as error:
+        one, told = None, str(error)
+    if one is None:
+        assert len(told) < 100
+        assert told.isprintable()
+    else:
+        assert from_cloud_event(cloud_event(one)) == one
+
+
+async def test_costs_near_the_end_of_the_numbers_drop_no_other_event(store):
+    """On the tree before, SQLite's sum of such costs became a float, and the batch was refused on PostgreSQL."""
+    huge = [event(seq, cost_micros=2**63 - 10) for seq in range(3)]
+    await asyncio.wait_for(kept(store, [*huge, *(event(seq) for seq in range(3, 10))]), 30)
+    assert await bill(store) == (7, 21)
+    assert await counts(store) == {"cost out of range": 3}
+    async with store.write() as writing:
+        await writing.execute(text(f"UPDATE usage_totals SET cost_micros = {MOST_SUM - 5}"))
+        await writing.execute(text(f"UPDATE tenant_totals SET cost_micros = {MOST_SUM - 5}"))
+    await kept(store, [event(10, cost_micros=10**12), event(11)])
+    assert await bill(store) == (9, MOST_SUM)
+
+
+async def test_one_event_that_the_tables_refuse_is_parked_alone(store, monkeypatch):
+    """Whatever else goes wrong with one event, the others of its batch are on the bill."""
+    written = ledger_module.write_events
+
+    def fails(connection, events):
+        if any(one.model == "poison" for one in events):
+            raise AttributeError("poison")
+        return written(connection, events)
+
+    monkeypatch.setattr(ledger_module, "write_events", fails)
+    events = [event(seq, model="poison" if seq == 13 else "tiny") for seq in range(30)]
+    await asyncio.wait_for(kept(store, events), 30)
+    assert (await bill(store))[0] == 29
+    assert await counts(store) == {"refused by the tables": 1}
+
+
+# -- whose bill it is --------------------------------------------------------------------------------------------------
+
+
+async def test_tenant_user_and_key_must_belong_together(store, url, by):
+    async with store.write() as writing:
+        for tenant in ("acme", "other"):
+            await create_tenant(writing, tenant, Limits(), by)
+        ann = await ensure_user(writing, "acme", "ann@acme.example", by)
+        bob = await ensure_user(writing, "other", "bob@other.example", by)
+        mine, _ = await create_key(writing, ann, KeySpec(), by)
+        theirs, _ = await create_key(writing, bob, KeySpec(), by)
+    honest = event(0, tenant_id="acme", user_id=mine.user_id, key_id=mine.id)
+    unknown = event(1, tenant_id="acme", user_id=str(uuid4()), key_id="")
+    wrong = [
+        event(2, tenant_id="other", user_id=mine.user_id, key_id=mine.id),
+        event(3, tenant_id="acme", user_id=mine.user_id, key_id=theirs.id),
+        event(4, tenant_id="acme", user_id=str(uuid4()), key_id=mine.id),
+    ]
+    sink = Direct(url)
+    await sink.write([honest, unknown, *wrong])
+    assert await counts(store) == {"user of another tenant": 1, "key of another user": 2}
+    async with store.read() as reading:
+        lines = await sum_usage(reading, UsageFilter(), ("tenant",))
+    # a user whom the store does not know is billed to the tenant that the gateway names
+    assert [(one.group["tenant"], one.requests) for one in lines] == [("acme", 2)]
+    # what is parked has arrived: nobody sends it again
+    assert len(await sink.confirmed([one.id for one in (honest, unknown, *wrong)])) == 5
+    await sink.close()
+
+
+async def test_a_number_far_ahead_reports_no_quadrillions_of_missing_events(store):
+    """On the tree before, the number 2**53 - 1 reported 9,007,199,254,740,984 missing events."""
+    await kept(store, [event(seq) for seq in range(5)])
+    await kept(store, [event(2**53 - 2), event(7)])
+    async with store.read() as reading:
+        missing = sum(gap.last - gap.first + 1 for gap in await gaps(reading))
+        mark = await next_seq(reading, "gw-1")
+    assert missing <= 1_000_000
+    assert mark == 2**53 - 1
+    assert (await bill(store))[0] == 7
+
+
+# -- large records -----------------------------------------------------------------------------------------------------
+
+_WATCHED = """
+import asyncio, sys, threading, time
+from llmops.control import ledger
+from llmops.control.duties import keep
+from llmops.gateway.settings import KafkaSettings
+ledger.SESSION_MS = 1000
+servers, topic, url, key = sys.argv[1:]
+
+async def held():
+    longest, last = 0.0, time.monotonic()
+    while True:
+        await asyncio.sleep(0.01)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+        print(f"held {longest:.3f}", flush=True)
+
+async def main():
+    kafka = KafkaSettings(servers=servers, topic=topic, signing_keys=key)
+    await asyncio.gather(keep([ledger.Ledger(kafka, url)]), held())
+
+asyncio.run(main())
+"""
+_BOMB = """
+import asyncio, sys
+from aiokafka import AIOKafkaProducer
+
+async def main():
+    servers, topic, size = sys.argv[1:]
+    most = {"max_request_size": 2**31 - 1, "max_batch_size": 2**31 - 1}
+    producer = AIOKafkaProducer(bootstrap_servers=servers, compression_type="gzip", **most)
+    await producer.start()
+    await producer.send_and_wait(topic, b"0" * int(size))
+    await producer.stop()
+
+asyncio.run(main())
+"""
+
+
+async def _run(program: str, *arguments: object) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", program, *map(str, arguments), stdout=pipe)
+
+
+async def test_a_compressed_record_is_never_unpacked(kafka, folder):
+    """On the tree before, a record that unpacks to 700 MiB took 1,420 MiB of memory and held the loop for 3.7 s."""
+    url = f"sqlite:///{folder}/ledger.db"
+    sink = Kafka(kafka, Direct(url))
+    events = [event(seq) for seq in range(20)]
+    await sink.write(events[:10])
+    watched = await _run(_WATCHED, kafka.servers, kafka.topic, url, KEY)
+    try:
+        await arrived(sink, events[:10])
+        before = _peak(watched.pid)
+        await (await _run(_BOMB, kafka.servers, kafka.topic, BOMB_MIB * MIB)).wait()
+        await sink.write(events[10:])
+        await arrived(sink, events)
+        assert (_peak(watched.pid) - before) / MIB < BOMB_BOUND_MIB
+    finally:
+        watched.terminate()
+        said, _ = await watched.communicate()
+        await sink.close()
+    assert float(said.split()[-1]) < 2.0
+    async with await open_store(url) as store:
+        assert await counts(store) == {"compressed batch": 1}
+
+
+def _peak(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+async def test_a_record_is_bounded_before_it_is_parsed(kafka, store, url):
+    value = b"[" * (900 * 1024)
+    assert len(zlib.compress(value)) < 2000
+    sink = Kafka(kafka, Direct(url))
+    async with stranger(kafka) as producer:
+        await producer.send_and_wait(kafka.topic, value)
+        await producer.send_and_wait(kafka.topic, value, headers=[(HEADER, signature(KEY.encode(), value))])
+    honest = [event(0)]
+    await sink.write(honest)
+    async with at_work(kafka, url):
+        await arrived(sink, honest)
+    assert await counts(store) == {"too large": 2}
+    async with store.read() as reading:
+        (length,) = {len(one) for one in (await reading.execute(select(parked_events.c.value))).scalars()}
+    assert length == MOST_UNSIGNED_BYTES
+    await sink.close()
+
+
+async def test_parked_values_of_strangers_do_not_fill_the_store(store, monkeypatch):
+    monkeypatch.setattr("llmops.store.parked.MOST_ROWS", 20)
+    assert MOST_ROWS >= 1000
+    for begin in range(0, 100, 10):
+        some = [Parked("not signed by a gateway", "t[0] at 1", b"%d" % one) for one in range(begin, begin + 10)]
+        await store.transact(lambda connection, some=some: park(connection, some, NOON))
+    async with store.read() as reading:
+        rows = (await reading.execute(select(parked_events.c.id))).scalars().all()
+    assert len(rows) == 21
+    assert await counts(store) == {"not signed by a gateway": 100}
+
+
+# -- records that end the process --------------------------------------------------------------------------------------
+
+_DIES = _WATCHED.replace(
+    "async def main", "examine = ledger.Ledger._examine\n"
+    "def dies(self, record):\n"
+    "    if record.value == b'kills': import os; os._exit(9)\n"
+    "    return examine(self, record)\n"
+    "ledger.Ledger._examine = dies\n\nasync def main",
+)  # fmt: skip
+
+
+async def test_an_offset_that_ended_the_process_twice_is_stepped_over(kafka, folder):
+    """On the tree before, the process ended at every start."""
+    url = f"sqlite:///{folder}/ledger.db"
+    sink = Kafka(kafka, Direct(url))
+    events = [event(seq) for seq in range(20)]
+    await (await open_store(url)).close()
+    await sink.write(events[:7])
+    async with stranger(kafka) as producer:
+        await producer.send_and_wait(kafka.topic, b"kills", key=b"acme")
+    await sink.write(events[7:])
+    starts = 0
+    while starts < 6 and len(await sink.confirmed([one.id for one in events])) < 20:
+        starts += 1
+        process = await _run(_DIES, kafka.servers, kafka.topic, url, KEY)
+        ended = asyncio.create_task(process.communicate())
+        all_there = asyncio.create_task(arrived(sink, events))
+        await asyncio.wait((ended, all_there), return_when=asyncio.FIRST_COMPLETED)
+        all_there.cancel()
+        if process.returncode is None:
+            process.terminate()
+        await ended
+    # the first time in a batch, twice alone, and then it is passed
+    assert starts == 4
+    async with await open_store(url) as store:
+        assert await counts(store) == {"ended the process": 1}
+        assert await bill(store) == (20, 60)
+    await sink.close()
