@@ -13,7 +13,7 @@ import click
 
 from llmops.cli.accounts.administration import Administration, key_name
 from llmops.cli.accounts.options import admin_options
-from llmops.cli.accounts.tables import print_json
+from llmops.cli.accounts.tables import print_json, when
 from llmops.cli.accounts.tables import show as show_table
 from llmops.cli.accounts.types import DayType, given_of
 from llmops.money import dollars
@@ -100,6 +100,27 @@ def reconcile(engines: tuple[str, ...], at: Administration, as_json: bool) -> No
         _show_report(report)
     if report.missing:
         raise SystemExit(1)
+
+
+@command.command("parked")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most this many.")
+@admin_options
+def parked(limit: int, at: Administration, as_json: bool) -> None:
+    """List usage events that are on no bill, with the reason, newest first."""
+    from llmops.control.admin.operations import LIST_PARKED
+    from llmops.control.admin.wire import ParkedWanted
+
+    found = at.do(LIST_PARKED, ParkedWanted(limit=limit))
+    if as_json:
+        print_json([one.data() for one in found])
+    elif not found:
+        click.echo("No event is parked.", err=True)
+    else:
+        rows = [
+            [when(one.last_at), one.reason, one.source, "yes" if one.signed else "no", f"{one.count:,}"]
+            for one in found
+        ]
+        show_table(("last", "reason", "source", "signed", "count"), rows, ("count",))
 
 
 def _show_report(report: Reconciliation) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llmops.control.duties import Duty
 from llmops.control.reconcile import Reconciler
+from llmops.control.retention import Retention
 from llmops.distribution import missing_extra
 from llmops.gateway.settings import GatewaySettings
 
@@ -13,11 +14,13 @@ from llmops.gateway.settings import GatewaySettings
 def duties_of(settings: GatewaySettings) -> Sequence[Duty]:
     """Raises MissingDependencyError for Kafka without its client, InputError for Kafka without a signing key."""
     assert settings.store is not None
-    reconciler = Reconciler(settings.store, settings.usage.engines)
+    duties: tuple[Duty, ...] = (Reconciler(settings.store, settings.usage.engines),)
+    if settings.audit.days is not None:
+        duties = (*duties, Retention(settings.store, settings.audit.days))
     if settings.kafka is None:
-        return (reconciler,)
+        return duties
     try:
         from llmops.control.ledger import Ledger
     except ModuleNotFoundError as error:
         raise missing_extra(f"Kafka needs {error.name}, which is not installed", "kafka") from error
-    return (reconciler, Ledger(settings.kafka, settings.store))
+    return (*duties, Ledger(settings.kafka, settings.store))

@@ -17,6 +17,7 @@ from llmops.gateway.errors import ApiError
 from llmops.gateway.observability import names
 from llmops.store.accounts.limits import Budget
 from llmops.store.accounts.tenants import list_tenants
+from llmops.store.parked import parked_counts
 from llmops.store.usage import UsageFilter, UsageSum, sum_usage
 from llmops.store.usage_writes import SUMMED
 
@@ -39,6 +40,7 @@ class Spending(Collector):
         self._tenants: Sequence[UsageSum] = ()
         self._models: Sequence[UsageSum] = ()
         self._budgets: dict[str, float] = {}
+        self._parked: dict[str, int] = {}
 
     async def look(self) -> None:
         """Never fails: a scrape is no place to learn that a store is away."""
@@ -52,6 +54,7 @@ class Spending(Collector):
                 self._tenants = await sum_usage(connection, month, ("tenant",))
                 self._models = await sum_usage(connection, month, ("model",))
                 self._budgets = await _used(connection, now)
+                self._parked = await parked_counts(connection)
         except ApiError as error:
             log.warning("What tenants spent cannot be told to Prometheus: %s", error.message)
 
@@ -67,7 +70,10 @@ class Spending(Collector):
             of_models.add_metric([model], one.cost_micros / 1e6)
         for tenant, share in self._budgets.items():
             budgets.add_metric([tenant], share)
-        yield from (dollars, tokens, of_models, budgets)
+        parked = _family(names.PARKED)
+        for reason, count in self._parked.items():
+            parked.add_metric([reason], count)
+        yield from (dollars, tokens, of_models, budgets, parked)
 
 
 def _family(name: names.Name) -> GaugeMetricFamily:

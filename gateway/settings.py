@@ -218,6 +218,14 @@ class UsageSettings(_Section):
     engines: list[str] = Field(default_factory=list)
 
 
+class AuditSettings(_Section):
+    """`days`: entries of the audit log and parked events that are older are deleted by `llmops control`; None keeps
+    all of them.
+    """
+
+    days: Annotated[int, Field(gt=0)] | None = 400
+
+
 class ClaimSettings(_Section):
     """The claims (`a.b` for one within another) that say whose a token is, and what it may ask for."""
 
@@ -377,6 +385,7 @@ class GatewaySettings(BaseSettings):
     open: bool = False
     lookups: LookupSettings = LookupSettings()
     usage: UsageSettings = UsageSettings()
+    audit: AuditSettings = AuditSettings()
     oidc: OidcSettings | None = None
     kafka: KafkaSettings | None = None
     traces: TraceSettings | None = None

@@ -1,4 +1,5 @@
-"""Who changed what, and whom the gateway refused. Rows are only ever added, and hold no secret."""
+"""Who changed what, and whom the gateway refused. Rows are added, deleted when they are
+old (`control/retention.py`), never changed, and hold no secret."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.tables import audit
@@ -73,3 +74,13 @@ async def entries(
     if action:
         wanted = wanted.where(audit.c.action.startswith(action, autoescape=True))
     return [Entry(**row) for row in (await connection.execute(wanted)).mappings()]
+
+
+#: Rows of one transaction: other writers of SQLite wait for no longer than these take.
+PRUNED_AT_ONCE = 5000
+
+
+async def prune_audit(connection: AsyncConnection, before: datetime) -> int:
+    """Delete up to `PRUNED_AT_ONCE` entries that are older than `before`. Return how many were deleted."""
+    old = select(audit.c.id).where(audit.c.created_at < before).limit(PRUNED_AT_ONCE).scalar_subquery()
+    return (await connection.execute(delete(audit).where(audit.c.id.in_(old)))).rowcount

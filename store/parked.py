@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -74,10 +74,9 @@ async def list_parked(connection: AsyncConnection, limit: int) -> Sequence[tuple
     return [(Parked(*row[:4]), row.count, row.last_at) for row in rows.all()]  # type: ignore[misc]
 
 
-async def prune_parked(connection: AsyncConnection, now: datetime, age: timedelta) -> int:
-    """Delete what came last longer than `age` ago. Return the number of rows."""
-    done = await connection.execute(delete(parked_events).where(parked_events.c.last_at < now - age))
-    return done.rowcount
+async def prune_parked(connection: AsyncConnection, before: datetime) -> int:
+    """Delete what did not come again since `before`. Return the number of rows."""
+    return (await connection.execute(delete(parked_events).where(parked_events.c.last_at < before))).rowcount
 
 
 def _id(one: Parked) -> str:

@@ -22,6 +22,7 @@ from llmops.gateway.settings import GatewaySettings, UsageSettings, load_setting
 PER_NODE = 8
 #: Names of the Secrets that docs/kubernetes.md creates.
 STORE, REDIS, KAFKA, HUB = "llmops-store", "llmops-redis", "llmops-kafka", "llmops-hub"
+SIGNING = "llmops-signing"
 _FLAGS = ("target", "quant", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
 _GIB = 2**30
 
@@ -114,7 +115,10 @@ def _access(settings: GatewaySettings) -> dict[str, Any]:
         secrets["redis"] = {"name": REDIS, "key": "url"}
     if kafka is not None and kafka.user:
         secrets["kafka"] = {"name": KAFKA, "key": "password"}
-    given = kafka.model_dump(exclude_defaults=True, exclude={"password"}) if kafka is not None else {}
+    if kafka is not None:
+        secrets["signing"] = {"name": SIGNING, "key": "keys"}
+    own = {"password", "signing_keys", "signing_keys_file"}
+    given = kafka.model_dump(exclude_defaults=True, exclude=own) if kafka is not None else {}
     return {
         **({"secrets": secrets} if secrets else {}),
         **({"kafka": given} if given else {}),
@@ -191,6 +195,8 @@ def _notes(settings: GatewaySettings, cluster: Cluster) -> list[str]:
         notes.append(f"Create the Secret {REDIS} with the key url.")
     if settings.kafka is not None and settings.kafka.user:
         notes.append(f"Create the Secret {KAFKA} with the key password.")
+    if settings.kafka is not None:
+        notes.append(f"Create the Secret {SIGNING} with the key keys: a random text (`openssl rand -hex 32`).")
     return notes
 
 

@@ -63,10 +63,11 @@ class Secrets(_Part):
     store: SecretKey = SecretKey()
     redis: SecretKey = SecretKey()
     kafka: SecretKey = SecretKey(key="password")
+    signing: SecretKey = SecretKey(key="keys")
 
 
 class Kafka(_Part):
-    """The settings `kafka` of gateways and control, without the password."""
+    """The settings `kafka` of gateways and control, without the password and the signing keys."""
 
     servers: str = ""
     topic: Annotated[str, Field(min_length=1)] = "llmops.usage"

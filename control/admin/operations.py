@@ -85,6 +85,14 @@ RECONCILE = _of(
     wire.Reconciliation,
     "What has not arrived",
 )
+LIST_PARKED = _of(
+    "list_parked_events",
+    "GET",
+    "/usage/parked",
+    wire.ParkedWanted,
+    tuple[wire.ParkedEvent, ...],
+    "Events of usage that are on no bill",
+)
 READ_AUDIT = _of(
     "read_audit",
     "GET",

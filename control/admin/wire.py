@@ -313,6 +313,25 @@ class Reconciliation(Wire):
     engines: tuple[EngineTokens, ...] = ()
 
 
+class ParkedWanted(Wire):
+    """The newest `limit` of the events that are on no bill."""
+
+    limit: int = Field(default=100, ge=1, le=10_000)
+
+
+class ParkedEvent(Wire):
+    """A record that came `count` times, the last time at `last_at`. `signed`: a gateway wrote it. `value`: its text,
+    escaped and cut.
+    """
+
+    reason: str
+    source: str
+    signed: bool
+    count: int
+    last_at: Moment
+    value: str
+
+
 class AuditWanted(Wire):
     """Of one tenant, of actions that begin so (`key.`, `access.`), since then; the newest `limit`."""
 

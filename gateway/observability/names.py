@@ -134,6 +134,11 @@ SPENT_ON = ROOMS.gauge("llmops_spent_on_model_dollars", f"What was used of each 
 BUDGET_USED = ROOMS.gauge(
     "llmops_budget_used_ratio", "Share of a tenant's budget that its present period has used.", "tenant"
 )
+PARKED = ROOMS.gauge(
+    "llmops_usage_events_parked",
+    "Usage events that are on no bill, by the reason (`llmops usage parked` lists them). Control has it.",
+    "reason",
+)
 TOLD = ROOMS.counter(
     "llmops_told_total",
     "Requests told of in traces or the access log (`signal`: trace, access_log), sent or dropped for want of room or a "

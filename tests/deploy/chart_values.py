@@ -31,7 +31,11 @@ VALUES: dict[str, dict] = {
     "open": {**BASE, "open": True, "control": {"enabled": False}, "engines": {"one": ONE}},
     "keys": KEYS,
     "limits shared, usage by Kafka": {
-        **KEYS, "secrets": {**STORE, "redis": {"name": "valkey", "key": "address"}, "kafka": {"name": "kafka"}},
+        **KEYS,
+        "secrets": {
+            **STORE, "redis": {"name": "valkey", "key": "address"},
+            "kafka": {"name": "kafka"}, "signing": {"name": "signing"},
+        },
         "kafka": {"servers": "kafka:9092", "user": "llmops", "tls": True},
         "network": {"backends": {"store": POSTGRES, "redis": VALKEY, "kafka": KAFKA}},
     },

@@ -42,6 +42,7 @@ REFUSED: list[tuple[dict, str]] = [
     (ALONE, "there is nothing to serve: name a pool in engines"),
     ({**ALONE, "engines": {"a": {}}}, "repository"),
     ({**ALONE, "engines": {"a": {**ONE, "nodes": 2}}}, "engines.a has several nodes: set leaderScript"),
+    ({**KEYS, "kafka": {"servers": "k:9092"}}, "usage events on Kafka are signed: set secrets.signing.name"),
     ({**KEYS, "kafka": {"servers": "k:9092", "user": "u"}}, "kafka.user needs a password: set secrets.kafka.name"),
     ({**KEYS, "monitoring": {"enabled": True}}, "set monitoring.runbooks to its URL"),
 ]
@@ -267,7 +268,7 @@ def test_secrets_are_named_and_never_said(name):
     assert kind(name, "Secret") == []
     for _, container in containers(name):
         for variable in container.get("env", ()):
-            secret = re.search("STORE|REDIS|TOKEN|PASSWORD", variable["name"])
+            secret = re.search("STORE|REDIS|TOKEN|PASSWORD|SIGNING", variable["name"])
             assert bool(secret) is ("secretKeyRef" in variable.get("valueFrom", {}))
 
 

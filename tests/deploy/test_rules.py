@@ -75,6 +75,8 @@ FAULTS = [
     ("LlmRequestAbortRateSpike", "for", "20m"),
     ("LlmQualityRegression", "expr", "1 - llm_eval_score / llm_eval_baseline > 0.03"),
     ("LlmBillingLag", "expr", "max(llmops_usage_lag_seconds) > 200"),
+    ("LlmUsageParked", "expr", "llmops_usage_events_parked > 0"),
+    ("LlmUsageParked", "expr", "delta(llmops_usage_events_parked[1h]) > 15"),
 ]
 
 

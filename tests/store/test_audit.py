@@ -7,9 +7,11 @@ from datetime import timedelta
 
 import pytest
 
+from llmops.control.retention import prune
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, list_tenants
-from llmops.store.audit import entries, record
+from llmops.store.audit import By, entries, record
+from llmops.store.parked import Parked, park, parked_counts
 
 
 async def test_entries_come_newest_first_of_a_tenant_or_since_a_time(store, by):
@@ -37,3 +39,18 @@ async def test_what_was_undone_is_not_in_the_log(store, by):
         await interrupted()
     async with store.read() as connection:
         assert (await list_tenants(connection), await entries(connection)) == ([], [])
+
+
+async def test_old_entries_and_parked_events_are_deleted_and_newer_ones_stay(store, by, monkeypatch):
+    monkeypatch.setattr("llmops.store.audit.PRUNED_AT_ONCE", 10)
+    for age in (500, 401, 399, 0):
+        at = by.at - timedelta(days=age)
+        async with store.write() as connection:
+            for number in range(12):
+                await record(connection, By("cli:ann", at), "key.create", f"key-{age}-{number}")
+        parked = [Parked("not signed by a gateway", "t[0] at 1", b"%d" % age)]
+        await store.transact(lambda connection, parked=parked, at=at: park(connection, parked, at))
+    assert await prune(store, by.at, timedelta(days=400)) == (24, 2)
+    async with store.read() as connection:
+        assert {entry.subject.split("-")[1] for entry in await entries(connection)} == {"399", "0"}
+        assert await parked_counts(connection) == {"not signed by a gateway": 2}

@@ -33,5 +33,6 @@ WORK: Mapping[str, Work] = {
     all_of.LIST_PRICES.name: prices.list_,
     all_of.READ_USAGE.name: usage.read,
     all_of.RECONCILE.name: reconcile.reconcile,
+    all_of.LIST_PARKED.name: usage.parked,
     all_of.READ_AUDIT.name: audit.read,
 }

@@ -12,7 +12,12 @@ from llmops.store.accounts.keys import require_key
 from llmops.store.accounts.tenants import find_tenant, require_tenant
 from llmops.store.accounts.users import require_user
 from llmops.store.audit import By
+from llmops.store.parked import list_parked
 from llmops.store.usage import UsageFilter, UsageSum, sum_usage
+from llmops.texts import shown
+
+#: Characters that are shown of a parked event: more than an event of a gateway has.
+MOST_SHOWN = 4096
 
 
 async def read(connection: AsyncConnection, by: By, asked: wire.UsageWanted) -> wire.Usage:
@@ -22,6 +27,21 @@ async def read(connection: AsyncConnection, by: By, asked: wire.UsageWanted) -> 
     groups = tuple(dict.fromkeys(asked.by))
     lines = await sum_usage(connection, wanted, groups) if groups else ()
     return wire.Usage(period=period, **counts(total), lines=tuple(line(one) for one in lines))
+
+
+async def parked(connection: AsyncConnection, by: By, asked: wire.ParkedWanted) -> tuple[wire.ParkedEvent, ...]:
+    """Return the newest events that are on no bill."""
+    return tuple(
+        wire.ParkedEvent(
+            reason=one.reason,
+            source=shown(one.source),
+            signed=one.event_id is not None,
+            count=count,
+            last_at=last,
+            value=shown(one.value.decode("utf-8", "replace"), MOST_SHOWN),
+        )
+        for one, count, last in await list_parked(connection, asked.limit)
+    )
 
 
 def counts(one: UsageSum) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from llmops.store.open import open_store
 from llmops.store.tables import usage_records
 
 SECONDS, RATE, USERS = 600, 500, 16
+SIGNING = "0123456789abcdef" * 2
 # requests before memory is looked at: Kafka is away by then, and caches are filled
 WARM = 3000
 PERIOD = 0.002
@@ -86,7 +87,10 @@ def _stage(engine: Path) -> Iterator[Stage]:
         server = stack.enter_context(served_mock_engine(engine, PERIOD))
         store, broker = stack.enter_context(Postgres()).url, Broker()
         key, config = asyncio.run(account(store)), folder / "config.yaml"
-        config.write_text(f"store: {store}\nkafka: {{servers: {broker.servers}}}\nusage: {{journal: {folder}/usage}}\n")
+        config.write_text(
+            f"store: {store}\nkafka: {{servers: {broker.servers}, signing_keys: {SIGNING}}}\n"
+            f"usage: {{journal: {folder}/usage}}\n"
+        )
         control = [sys.executable, "-m", "llmops.cli", "control", "--port", "0", "--config", str(config)]
         stack.enter_context(process(control, r"listens on (http://\S+)"))
         front = stack.enter_context(gateway(server.address, "--config", str(config)))

@@ -113,7 +113,10 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     """The events of ten minutes, as fast as they can be made; then the broker comes up."""
     meter, context = _meter(folder / "gw-2"), RequestContext("req_1", caller=ANN)
     broker = Broker()
-    kafka, url = KafkaSettings(servers=f"127.0.0.1:{broker.port}"), f"sqlite:///{folder}/away.db"
+    kafka, url = (
+        KafkaSettings(servers=f"127.0.0.1:{broker.port}", signing_keys="0123456789abcdef" * 2),
+        f"sqlite:///{folder}/away.db",
+    )
     sink = Kafka(kafka, Direct(url))
     shipper = Shipper(meter.journal, sink)
     async with _going(shipper.run()):

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import random
+import secrets
 import shutil
 import subprocess
 import sys
@@ -97,11 +98,12 @@ class Stage:
         env = {
             "LLMOPS_STORE": self.postgres.url,
             "LLMOPS_KAFKA__SERVERS": self.broker.servers,
+            "LLMOPS_KAFKA__SIGNING_KEYS": secrets.token_hex(32),
             "LLMOPS_REDIS": self.valkey.url,
             "LLMOPS_USAGE__JOURNAL": str(self.folder / "usage"),
         }
         self.gateways = [Program(self.folder, ["gateway", "--triton", triton], env) for _ in range(2)]
-        kafka = {name: env[name] for name in ("LLMOPS_STORE", "LLMOPS_KAFKA__SERVERS")}
+        kafka = {name: env[name] for name in env if name.startswith(("LLMOPS_STORE", "LLMOPS_KAFKA__"))}
         self.control = Program(self.folder, ["control"], kafka)
         for program in (*self.gateways, self.control):
             program.start()

@@ -118,6 +118,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- if gt (len (printf "%s-build-%s" $release $name)) 54 }}{{ fail (printf "builds.%s: with the release's name that is more than the 63 characters which a Job may have; shorten one of the two" $name) }}{{ end }}
 {{- end }}
 {{- if and .Values.kafka.user (not .Values.secrets.kafka.name) }}{{ fail "kafka.user needs a password: set secrets.kafka.name" }}{{ end }}
+{{- if and .Values.kafka.servers (not .Values.secrets.signing.name) }}{{ fail "usage events on Kafka are signed: set secrets.signing.name to a Secret with a key for it (`openssl rand -hex 32`)" }}{{ end }}
 {{- if and .Values.monitoring.enabled (not .Values.monitoring.runbooks) }}{{ fail "alerts link to their runbooks: publish deploy/runbooks.md and set monitoring.runbooks to its URL" }}{{ end }}
 {{- if .Values.network.enabled }}
 {{- $needed := dict "store" .Values.secrets.store.name "redis" .Values.secrets.redis.name "kafka" .Values.kafka.servers "oidc" .Values.gateway.settings.oidc "traces" .Values.gateway.settings.traces "hub" .Values.builds }}
