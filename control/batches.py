@@ -48,7 +48,7 @@ class SafeRecords:
 
     def has_next(self) -> bool:
         """Return True if there is another whole batch."""
-        return self._records.has_next()
+        return bool(self._records.has_next())
 
     def next_batch(self) -> Any:
         """Return the next batch, or a `RefusedBatch` in its place."""
@@ -64,7 +64,7 @@ class SafeRecords:
 
     def size_in_bytes(self) -> int:
         """Return the size of the answer's part, whole batches or not."""
-        return self._records.size_in_bytes()
+        return int(self._records.size_in_bytes())
 
 
 #: The batches that were refused since the ledger looked: reason and offset. The ledger empties it.

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -53,7 +54,7 @@ def park(connection: Connection, parked: Iterable[Parked], at: datetime) -> None
             if room <= 0 and connection.scalar(select(parked_events.c.id).where(parked_events.c.id == row)) is None:
                 row, value = hashlib.sha256(one.reason.encode()).hexdigest(), b""
             room -= 1
-        values = {"id": row, "reason": one.reason, "event_id": one.event_id, "source": one.source[:255]}
+        values: dict[str, Any] = {"id": row, "reason": one.reason, "event_id": one.event_id, "source": one.source[:255]}
         values |= {"value": value, "count": 1, "first_at": at, "last_at": at}
         raised = {"count": parked_events.c.count + 1, "last_at": at}
         statement = insert(connection, parked_events).values(values)

@@ -37,7 +37,7 @@ ANONYMOUS = str(UUID(int=0))
 # a store that has not answered by then counts as away
 PATIENCE_SECONDS = 30.0
 _LENGTHS = {column.name: getattr(column.type, "length", None) or 0 for column in usage_records.columns}
-_LENGTHS |= {"tenant_id": tenant_totals.c.tenant_id.type.length}
+_LENGTHS |= {"tenant_id": getattr(tenant_totals.c.tenant_id.type, "length", None) or 0}
 _HIGHEST = 2**31 - 1
 
 

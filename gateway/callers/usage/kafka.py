@@ -61,7 +61,7 @@ class Kafka(UsageSink):
             self._producer = producer
         await asyncio.gather(*[await self._send(self._producer, event) for event in events])
 
-    async def _send(self, producer: AIOKafkaProducer, event: UsageEvent) -> asyncio.Future[Any]:
+    async def _send(self, producer: AIOKafkaProducer, event: UsageEvent) -> Any:
         value = cloud_event(event)
         signed = [(HEADER, signature(self._key, value))]
         key = event.tenant_id.encode("utf-8", "replace") or None
