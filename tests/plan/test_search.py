@@ -118,7 +118,7 @@ def test_engines_that_cannot_read_pages_are_planned_without_chunked_prefill(mode
 
 
 def test_targets_that_only_separate_workers_keep(models):
-    with pytest.raises(InputError, match=r"only prefill and decode on separate workers keep .* llmops does not deploy"):
+    with pytest.raises(InputError, match=r"^nothing can be built\.$"):
         search(request(models), Roofline, refusal=lambda _: "nothing can be built")
 
 
@@ -168,7 +168,9 @@ def test_128k_on_8_gpus(models):
 
 def test_a_model_larger_than_the_fleet(models):
     """405.85e9 parameters: 4.2e9 of embedding and head in two bytes, the rest in one, over two GPUs."""
-    with pytest.raises(InputError, match=r"does not fit on 2 GPUs: .* 205 GB of weights \(fp8\).*more GPUs"):
+    with pytest.raises(
+        InputError, match=r"does not fit on 2 GPUs: .* 205\.0 GB of weights \(fp8\).* works: --gpus 8\.$"
+    ):
         plan(models, Workload(1000, 200), model="LLAMA31_405B", max_gpus=2)
 
 

@@ -23,13 +23,22 @@ GB = 1e9
 
 class Refused(Exception):
     """A layout that is out, with the reason in one line. `memory`: it does not fit; `missed`: the latency it reaches
-    where a target asks for less; `needs`: the GPUs it takes for the rate when there are fewer."""
+    where a target asks for less; `needs`: the GPUs it takes for the rate when there are fewer; `wider`: one replica
+    takes more GPUs than there are; `unbuildable`: the rule of the build that the layout breaks."""
 
     def __init__(
-        self, reason: str, *, memory: Memory | None = None, missed: Point | None = None, needs: int | None = None
+        self,
+        reason: str,
+        *,
+        memory: Memory | None = None,
+        missed: Point | None = None,
+        needs: int | None = None,
+        wider: bool = False,
+        unbuildable: str = "",
     ) -> None:
         super().__init__(reason)
         self.reason, self.memory, self.missed, self.needs = reason, memory, missed, needs
+        self.wider, self.unbuildable = wider, unbuildable
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ class Fitted:
 def fit(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes, correction: Correction | None = None) -> Fitted:
     """Raises Refused when TensorRT-LLM cannot run the layout or it does not fit."""
     if layout.gpus > request.max_gpus:
-        raise Refused(f"{layout.gpus} GPUs for one replica; {request.max_gpus} given")
+        raise Refused(f"{layout.gpus} GPUs for one replica; {request.max_gpus} given", wider=True)
     reason = refusal(request.model, request.precision, gpu, layout)
     if reason:
         raise Refused(reason)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
-from llmops.build.plan.gpus import Gpu
+from llmops.build.plan.gpus import GPUS, Gpu
 from llmops.build.plan.memory import kv
-from llmops.build.plan.memory.layout import candidates
+from llmops.build.plan.memory.layout import Layout, candidates
 from llmops.build.plan.search.candidate import Candidate, Fitted, Refused, curve, evaluate, fit, step_model
 from llmops.build.plan.search.correction import Correction, correction
 from llmops.build.plan.search.cost import fleet_cost
+from llmops.build.plan.search.impossible import Tried, explain
 from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.speed.disaggregated import Disaggregated, decode_worker, match, prefill_worker
 from llmops.build.plan.speed.serving import Point
 from llmops.build.plan.timing.base import OpTimes
+from llmops.build.plan.timing.roofline import Roofline
 from llmops.errors import InputError
-
-GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class _Findings:
     candidates: list[Candidate] = field(default_factory=list)
     apart: list[Candidate] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
 
-    def refuse(self, gpu: Gpu, layout: object, refused: Refused) -> None:
+    def refuse(self, gpu: Gpu, layout: Layout, refused: Refused) -> None:
         self.rejections.append(Rejection(gpu.name, str(layout), refused.reason))
-        self.refused.append(refused)
+        self.tried.append(Tried(gpu, layout, refused))
 
 
 def search(
@@ -96,7 +97,7 @@ def search(
                 reason = refusal(candidate)
                 if reason:
                     found.curves.pop()
-                    raise Refused(f"cannot be built: {reason}")
+                    raise Refused(f"cannot be built: {reason}", unbuildable=reason)
                 found.candidates.append(candidate)
             except Refused as refused:
                 found.refuse(gpu, layout, refused)
@@ -105,9 +106,41 @@ def search(
             found.apart += _disaggregated(request, gpu, fitted, times)
         timing[gpu.name] = describe(times) + (f"; {corrected.label}" if corrected else "")
     if not found.candidates:
-        raise InputError(_nothing(request, found))
+        only = min(found.apart, key=_rank(request)) if found.apart and request.workload.has_targets else None
+        raise InputError(explain(request, found.tried, only, lambda: _alternative(request, times_of, refusal)))
     ranked, apart = (tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.apart))
     return Plan(request, ranked, tuple(found.rejections), timing, tuple(found.curves), apart)
+
+
+def _alternative(
+    request: PlanRequest, times_of: Callable[[Gpu], OpTimes], refusal: Callable[[Candidate], str | None]
+) -> Candidate | None:
+    """Return the cheapest deployment on up to four times as many GPUs, or else on a kind with more memory."""
+    largest = max(gpu.memory for gpu in request.gpus)
+    larger = [gpu for gpu in GPUS.values() if gpu.memory > largest]
+    return _cheapest(request, request.gpus, 4 * request.max_gpus, times_of, refusal) or _cheapest(
+        request, larger, request.max_gpus, times_of, refusal
+    )
+
+
+def _cheapest(
+    request: PlanRequest,
+    gpus: Sequence[Gpu],
+    count: int,
+    times_of: Callable[[Gpu], OpTimes],
+    refusal: Callable[[Candidate], str | None],
+) -> Candidate | None:
+    found = []
+    for gpu in gpus:
+        asked = replace(request, gpus=(gpu,), max_gpus=count, measured=None)
+        # the search itself says what is wrong with the times of the GPUs that were asked for
+        times = times_of(gpu) if gpu in request.gpus else Roofline(gpu)
+        for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
+            with suppress(Refused):
+                candidate = evaluate(asked, gpu, fit(asked, gpu, layout, times))
+                if not refusal(candidate):
+                    found.append(candidate)
+    return min(found, key=_rank(request), default=None)
 
 
 def _correction(request: PlanRequest, gpu: Gpu, times: OpTimes) -> Correction | None:
@@ -170,42 +203,4 @@ def _candidate(request: PlanRequest, gpu: Gpu, one: Fitted, pair: Disaggregated)
         contiguous=one.contiguous,
         kv_token=kv.token_bytes(request.model, request.kv, one.layout),
         workers=pair,
-    )
-
-
-def _nothing(request: PlanRequest, found: _Findings) -> str:
-    """One sentence: what stands in the way, and what to change."""
-    if found.apart:
-        only = min(found.apart, key=_rank(request))
-        return (
-            f"only prefill and decode on separate workers keep the targets ({only.name}, {only.gpus} x "
-            f"{only.gpu.name}), which llmops does not deploy; raise the targets, or allow more GPUs."
-        )
-    needs = [refused.needs for refused in found.refused if refused.needs]
-    if needs:
-        given = f"{request.max_gpus} are given"
-        rate = f"{request.workload.qps:g} requests/s"
-        return f"{rate} need at least {min(needs)} GPUs, {given}; raise --gpus or lower --qps."
-    missed = [refused.missed for refused in found.refused if refused.missed]
-    if missed:
-        ttft, tpot = min(point.ttft_p95 for point in missed), min(point.tpot_p95 for point in missed)
-        return (
-            f"no layout keeps the latency targets: the best reachable are TTFT p95 {1e3 * ttft:.0f} ms and TPOT "
-            f"{1e3 * tpot:.1f} ms, not always by the same layout; raise the targets, allow more GPUs or take a smaller "
-            "--quant."
-        )
-    short = [refused.memory for refused in found.refused if refused.memory]
-    if short:
-        return _larger(request, min(memory.weight_bytes for memory in short))
-    reasons = "; ".join(sorted({refused.reason for refused in found.refused})[:3])
-    return f"no layout of {request.name} can run: {reasons}."
-
-
-def _larger(request: PlanRequest, share: int) -> str:
-    memory, count = max(gpu.memory for gpu in request.gpus), request.max_gpus
-    fleet = f"{count} GPU{'s' * (count > 1)}"
-    return (
-        f"{request.name} does not fit on {fleet}: at its widest split {share / GB:.0f} GB of weights "
-        f"({request.precision.label}) go on each GPU of {memory / GB:.0f} GB; give more GPUs, a larger kind, or a "
-        "smaller --quant."
     )

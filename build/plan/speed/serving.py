@@ -121,8 +121,17 @@ class Replica:
         plain = self.steps.seconds(batch, length, None, load.draft_tokens)
         # fewer than one prompt per step: some steps read one, the others none
         prompts = max(1, round(admitted))
-        mixed = self.steps.seconds(batch, length, self._prompts(prompts), load.draft_tokens)
-        return pp * (plain + (mixed - plain) * admitted / prompts), pp * plain
+        return pp * (plain + self._added(batch, length, prompts, plain) * admitted / prompts), pp * plain
+
+    def _added(self, batch: int, length: int, prompts: int, plain: float) -> float:
+        """Return the seconds that prompts add to a step of `plain` seconds.
+
+        Measured tables hold each point on its own, so that a step with prompts can come out shorter than the same step
+        without them. No step gets shorter by more work, so zero is the lower bound: a step that waits for the weights
+        anyway has room for the arithmetic of a short prompt.
+        """
+        mixed = self.steps.seconds(batch, length, self._prompts(prompts), self.workload.draft_tokens)
+        return max(0.0, mixed - plain)
 
     def _burst(self, concurrency: float, cycle: float) -> float:
         """95th percentile of the sequences in flight. Random arrivals alone make their variance the mean; as a fuller
@@ -141,7 +150,7 @@ class Replica:
         batch = max(1, round(concurrency / pp))
         length = load.isl + load.osl // 2
         step = cycle / pp
-        prompt = self.steps.seconds(batch, length, self._prompts(1), load.draft_tokens) - plain / pp
+        prompt = self._added(batch, length, 1, plain / pp)
         share = min(0.95, rate * prompt)
         variance = prompt**2 * rate * step / (1 - share**2)
         biased = step + variance / step

@@ -33,8 +33,15 @@ class Workload:
             )
         if not 0 <= self.acceptance < 1:
             raise InputError(f"--acceptance {self.acceptance:g}: a probability of at least 0 and below 1.")
+        if self.draft_tokens < 0:
+            raise InputError(f"--draft-tokens {self.draft_tokens}: a number of tokens, 0 for none.")
         if self.qps is not None and self.qps <= 0:
             raise InputError(f"--qps {self.qps:g}: a rate above 0, or leave it out to plan for full batches.")
+
+    @property
+    def has_targets(self) -> bool:
+        """Return True when a latency target was given."""
+        return self.ttft_p95 is not None or self.tpot_p95 is not None
 
     @property
     def new_tokens(self) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
+from llmops.build.installed import installed_version
 from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.timing.base import OpTimes
 from llmops.build.plan.timing.roofline import Roofline
-from llmops.build.plan.timing.silicon import Silicon, package_root, table_folder
+from llmops.build.plan.timing.silicon import Silicon, package_root, pyarrow_problem, table_folder
 from llmops.distribution import missing_extra
 from llmops.errors import InputError
 
@@ -15,18 +14,31 @@ CHOICES = ("auto", "silicon", "roofline")
 
 
 def op_times(gpu: Gpu, choice: str = "auto") -> OpTimes:
-    """`auto`: silicon where AIConfigurator (and pyarrow) is installed and knows the GPU, else the roofline. Raises
-    InputError and MissingDependencyError when silicon was asked for and cannot be had."""
+    """Return the source of times for a GPU.
+
+    Args:
+        gpu: The GPU.
+        choice: `silicon` asks for AIConfigurator's measured tables, `roofline` for none; `auto` takes the tables where
+            they can be read, and names the cause in the label of the roofline where installed ones cannot.
+
+    Raises:
+        InputError: The choice is unknown, or silicon was asked for and AIConfigurator has no tables for the GPU.
+        MissingDependencyError: Silicon was asked for, and a library is missing or cannot be imported.
+    """
     if choice not in CHOICES:
         raise InputError(f"unknown --timing {choice!r}: take one of {', '.join(CHOICES)}.")
-    readable = choice == "silicon" or importlib.util.find_spec("pyarrow") is not None
-    folder = table_folder(gpu) if choice != "roofline" and readable else None
-    if folder is not None:
+    if choice == "roofline" or (choice == "auto" and (package_root() is None or gpu.silicon is None)):
+        return Roofline(gpu)
+    if package_root() is None:
+        raise missing_extra("--timing silicon needs AIConfigurator's tables, which are not installed", "silicon")
+    folder, unreadable = table_folder(gpu), pyarrow_problem()
+    if folder is not None and not unreadable:
         return Silicon(gpu, folder)
+    cause = unreadable or f"AIConfigurator {installed_version('aiconfigurator')} has no TensorRT-LLM tables for it"
     if choice == "silicon":
-        if package_root() is None:
-            raise missing_extra("--timing silicon needs AIConfigurator's tables, which are not installed", "silicon")
-        raise InputError(
-            f"--timing silicon: AIConfigurator has no TensorRT-LLM tables for {gpu.name}; take --timing roofline."
-        )
-    return Roofline(gpu)
+        if unreadable:
+            raise missing_extra(f"--timing silicon cannot read the tables: {unreadable}", "silicon")
+        raise InputError(f"--timing silicon cannot plan for {gpu.name}: {cause}; take --timing roofline.")
+    roofline = Roofline(gpu)
+    roofline.label += f", as {cause}"
+    return roofline

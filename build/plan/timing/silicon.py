@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.formats import FORMATS
+from llmops.build.installed import installed_version
 from llmops.build.plan.gpus import Gpu
 from llmops.build.plan.timing import roofline
 from llmops.build.plan.timing.base import Attention, Experts
 from llmops.build.plan.timing.grid import Grid
 from llmops.build.plan.timing.roofline import Roofline
-from llmops.distribution import missing_extra
 
 _MS = 1e-3
 # The KV cache's and the arithmetic's dtype -> the tables'.
@@ -46,6 +46,20 @@ def package_root() -> Path | None:
         return None
     root = Path(str(files.locate_file("aiconfigurator")))
     return root if (root / "systems").is_dir() else None
+
+
+def pyarrow_problem() -> str:
+    """Return why pyarrow cannot be used; an empty text when it can.
+
+    pyarrow's newer versions need NumPy 2, and Triton's Python backend needs NumPy 1: installed is not importable.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed"
+    except Exception as error:  # noqa: BLE001  a binary module that does not fit raises what it likes
+        return f"pyarrow {installed_version('pyarrow')} cannot be imported ({' '.join(str(error).split())[:200]})"
+    return ""
 
 
 def table_folder(gpu: Gpu) -> Path | None:
@@ -206,17 +220,11 @@ class Silicon(Roofline):
         if not path.is_file() or None in equal.values():
             return []
         filters = [(name, "==", value) for name, value in equal.items()] or None
-        table_ = _parquet().read_table(path, filters=filters)
+        import pyarrow.parquet
+
+        table_ = pyarrow.parquet.read_table(path, filters=filters)
         rows: list[dict[str, Any]] = table_.drop_columns([c for c in _UNUSED if c in table_.column_names]).to_pylist()
         return rows
-
-
-def _parquet() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing_extra("The silicon tables need pyarrow, which is not installed", "silicon") from error
-    return pyarrow.parquet
 
 
 def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: float = 1.0) -> Grid | None:
