@@ -31,7 +31,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ports", [("--http-port", 99999), ("--grpc-port", -1), ("--exit-timeout", -3)])
+@pytest.mark.parametrize("ports", [("--http-port", 99999), ("--grpc-port", -1)])
 def test_serve_takes_only_ports_and_times_that_there_are(tmp_path, ports):
     result = llmops("serve", tmp_path, *ports)
     assert result.returncode == 2

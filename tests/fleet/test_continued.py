@@ -718,7 +718,7 @@ async def test_nothing_is_late_while_an_answer_looks_for_a_place(monkeypatch) ->
     reader = await read(fleet, request())
     await fleet.run(reader, 3)
     meter = SimpleNamespace(last=perf_counter())
-    watch = Watchdog(reader.stream, meter, Timeouts(idle=0.02))
+    watch = Watchdog(reader.stream, meter, Timeouts(idle="20ms"))
     fleet.engines[1].away = LOST
     fleet.engines[0].away = LOST
     fleet.engines[0].fail()

@@ -142,7 +142,7 @@ async def test_a_card_that_cannot_be_read_says_why(card, other):
     del other["max_seq_len"]
     async with beside(card, other) as (client, _):
         answer = await client.get("/health/ready?model=other")
-        assert "max_seq_len: Field required" in answer.json()["error"]["message"]
+        assert "max_seq_len: it is required" in answer.json()["error"]["message"]
 
 
 async def test_a_card_that_triton_does_not_give_is_this_model_s_alone(card):

@@ -136,7 +136,7 @@ async def test_an_encoder_that_is_broken_says_why_once(card, encoder_card, tmp_p
                 catalogue.of(EmbeddingModel).get("vectors", NOBODY)
             del broken["dimensions"]
             broken["tokenizer_dir"] = encoder_card["tokenizer_dir"]
-            fault = "the model's llmops_card cannot be used (dimensions: Field required)."
+            fault = "the model's llmops_card cannot be used (dimensions: it is required)."
             assert (await catalogue.look()).broken == {"vectors": f"The model vectors cannot be served: {fault}"}
             triton.more["vectors-embedding"] = encoder_card
             assert (await catalogue.look()).broken == {}

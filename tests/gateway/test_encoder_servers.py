@@ -60,7 +60,7 @@ async def gateway(*tritons: Vectors, refresh: float = 0.1, idle: float = 3600.0)
         await triton.start()
     replicas = [f"127.0.0.1:{triton.port}" for triton in tritons]
     try:
-        settings = GatewaySettings(replicas=replicas, refresh_seconds=refresh, timeouts={"idle": idle})
+        settings = GatewaySettings(replicas=replicas, refresh=f"{refresh}s", timeouts={"idle": f"{idle}s"})
         async with serving(settings) as (client, _):
             yield client
     finally:

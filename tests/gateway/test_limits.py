@@ -637,7 +637,7 @@ async def test_a_client_that_leaves_a_silent_stream_frees_its_slot(slow):
 
 
 async def test_a_quick_stream_has_no_comment(card, tokenizer):
-    async with running(card, tokenizer, timeouts={"keepalive": GENEROUS}) as stack:
+    async with running(card, tokenizer, timeouts={"keepalive": f"{GENEROUS}s"}) as stack:
         stack.say("Hello")
         async with stack.client.stream("POST", CHAT, json={**stack.chat_body, "stream": True}) as response:
             assert ": keep-alive" not in (await response.aread()).decode()

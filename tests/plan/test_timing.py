@@ -160,5 +160,7 @@ def test_a_gpu_without_tables_gets_the_roofline_and_says_so():
     times = op_times(find_gpu("l4"))
     assert times.label == "roofline (l4)"
     if package_root():
-        with pytest.raises(InputError, match="cannot plan for l4: AIConfigurator .* has no TensorRT-LLM tables for it"):
+        with pytest.raises(
+            InputError, match=r"cannot plan for l4: AIConfigurator .* has no TensorRT-LLM tables for it"
+        ):
             op_times(find_gpu("l4"), "silicon")
