@@ -331,6 +331,21 @@ def test_who_may_reach_whom():
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("two nodes", ["release-big-0-1", "release-big-1-1"]),
+        # as many as autoscaling may make
+        ("all scaled by KEDA", ["release-big-0-1", "release-big-1-1", "release-big-2-1"]),
+    ],
+)
+def test_a_leader_enters_the_workers_of_its_pool_and_no_other_pod(name, workers):
+    (role,) = kind(name, "Role")
+    assert {tuple(rule["resources"]): rule["resourceNames"] for rule in role["rules"]} == {
+        ("pods",): workers, ("pods/exec",): workers,
+    }  # fmt: skip
+
+
 @each
 def test_every_gateway_has_an_address_of_its_own(name):
     """For `llmops top`, which must not ask a balancer."""

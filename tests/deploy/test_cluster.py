@@ -195,6 +195,9 @@ CHARTS = [
     (4, "_engine.tpl", r"(?s)  initContainers:.*?mountPath: /tmp\}\n", "", "nothing waits for the repository"),
     (5, "_engine.tpl", r', --ready-timeout, \{\{.*?\}\}', "", "gives up after its own 30 minutes"),
     (5, "_engine.tpl", r"add \(div \$startup 10\) 6", "180", "the startup probe kills after 1800 s"),
+    (28, "engines.yaml", r", resourceNames: [^\n]*\}\n", "}\n", "may reach ['pods/exec'] of every pod"),
+    (28, "engines.yaml", r'printf "%s-%d-%d" \$name', 'printf "%s-%d-%d" $release', "may reach ['pods'] of every pod"),
+    (28, "network.yaml", r"(?s)kind: NetworkPolicy.{10,60}-deny.*?---\n", "", "no policy denies"),
     (23, "_engine.tpl", r"llmops\.place\.gpu", "llmops.place", "no toleration"),
     (23, "_helpers.tpl", CHECK % "image", r"\1{{- end }}{{- define", "no full"),
     (23, "_helpers.tpl", CHECK % "requests", r"\1{{- end }}{{- define", "no req"),
@@ -206,6 +209,10 @@ def test_a_chart_that_is_wrong_again_is_noticed(written, tmp_path, row, file, ol
     values = copy.deepcopy(written[0])
     if said == "no full":
         values["image"]["gateway"] = "llmops:gateway"
+    if row == 28:
+        pool = values["engines"]["llama-70b"]
+        values["engines"]["big"] = {**pool, "nodes": 2, "leaderScript": "true"}
+        assert walked(values) == []
     if said == "no req":
         del values["engines"]["llama-70b"]["resources"]["requests"]["cpu"]
     shutil.copytree(CHART, tmp_path / "chart")

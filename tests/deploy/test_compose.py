@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -52,9 +53,8 @@ def test_containers_find_each_other(files_there):
     assert gateway["triton"] == "triton:8001"
     assert parsed(SERVICES["triton"]["command"])["grpc_port"] == 8001
     configured = yaml.safe_load(COMPOSE["configs"]["gateway"]["content"])
-    assert configured["kafka"]["servers"] == ",".join(
-        control["kafka"] if not isinstance(control["kafka"], str) else [control["kafka"]]
-    )
+    assert configured["kafka"]["servers"] == SERVICES["control"]["environment"]["LLMOPS_KAFKA__SERVERS"]
+    assert control["gateway"] == "http://gateway:9000"
     hosts = re.findall(r"(?:@|//|\b)(postgres|valkey|kafka|triton|gateway|control):\d+", yaml.safe_dump(COMPOSE))
     assert set(hosts) <= set(SERVICES)
 
@@ -68,14 +68,23 @@ def test_the_gateway_takes_its_settings(tmp_path):
     assert int(SERVICES["gateway"]["stop_grace_period"].removesuffix("s")) > settings.timeouts.drain
 
 
+def secrets_of(service: str) -> dict[str, str]:
+    """The secrets of a service by the name of their file in the container."""
+    given = SERVICES[service].get("secrets", ())
+    return dict((one, one) if isinstance(one, str) else (one["target"], one["source"]) for one in given)
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_container_is_pinned_and_can_do_little(service):
     found = SERVICES[service]
     tag = found["image"].rpartition(":")[2]
     assert tag
     assert tag != "latest"
-    if service in ("gateway", "control"):
-        assert (found["read_only"], found["cap_drop"]) == (True, ["ALL"])
+    assert found["cap_drop"] == ["ALL"]
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "ipc", "pid", "network_mode"} & set(found)
+    # PostgreSQL and Kafka write below their root
+    assert found.get("read_only", False) is (service not in ("postgres", "kafka", "kafka-setup"))
     for port in found.get("ports", ()):
         # only the gateway is there for others
         assert service == "gateway" or port.startswith("127.0.0.1:")
@@ -85,24 +94,220 @@ def test_a_container_is_pinned_and_can_do_little(service):
             assert (DEPLOY / source).exists()
         elif not source.startswith("${"):
             assert source in COMPOSE["volumes"]
-    for secret in found.get("secrets", ()):
-        assert secret in COMPOSE["secrets"]
+    assert set(secrets_of(service).values()) <= set(COMPOSE["secrets"])
     # no password in a variable, where `docker inspect` shows it
-    assert not [name for name in found.get("environment", {}) if re.search("PASSWORD$|KEY$|TOKEN$", name)]
+    assert not [name for name in found.get("environment", {}) if re.search("PASSWORD$|KEYS?$|TOKEN$", name)]
+
+
+# who opens connections to whom; all others share no network
+REACHED = {
+    ("gateway", "triton"), ("gateway", "postgres"), ("gateway", "valkey"), ("gateway", "kafka"),
+    ("control", "postgres"), ("control", "kafka"), ("control", "gateway"), ("kafka-setup", "kafka"),
+    ("prometheus", "gateway"), ("prometheus", "control"), ("prometheus", "triton"), ("grafana", "prometheus"),
+}  # fmt: skip
+# neighbours without a connection between them: both are scraped, or both write to Kafka
+NEIGHBOURS = {("control", "triton"), ("gateway", "kafka-setup"), ("control", "kafka-setup")}
+
+
+def test_services_reach_only_whom_they_must():
+    near = {
+        tuple(sorted((one, other)))
+        for one in SERVICES
+        for other in SERVICES
+        if one < other and set(SERVICES[one]["networks"]) & set(SERVICES[other]["networks"])
+    }
+    assert near == {tuple(sorted(pair)) for pair in REACHED | NEIGHBOURS}
+    # the way out of the machine is where a port is published
+    outside = {name for name, network in COMPOSE["networks"].items() if not network.get("internal")}
+    for name, service in SERVICES.items():
+        assert bool(set(service["networks"]) & outside) is bool(service.get("ports")), name
+
+
+@pytest.mark.parametrize(
+    ("service", "passwords"),
+    [
+        ("triton", set()),
+        ("gateway", {"store", "redis", "kafka_gateway", "signing_key"}),
+        ("control", {"store", "kafka_control", "signing_key"}),
+        ("postgres", {"postgres"}),
+        ("valkey", {"valkey"}),
+        ("kafka", {"kafka"}),
+        ("kafka-setup", {"kafka_admin"}),
+        ("prometheus", {"metrics_key"}),
+        ("grafana", {"grafana"}),
+    ],
+)
+def test_a_service_has_its_own_passwords_only(service, passwords):
+    assert set(secrets_of(service).values()) == passwords
+
+
+def test_kafka_lets_in_whom_it_knows_and_lets_each_do_its_part():
+    kafka, setup = SERVICES["kafka"]["environment"], SERVICES["kafka-setup"]["command"][0]
+    protocols = dict(one.split(":") for one in kafka["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(","))
+    assert set(protocols.values()) == {"SASL_PLAINTEXT"}
+    assert kafka["KAFKA_AUTHORIZER_CLASS_NAME"].endswith(".StandardAuthorizer")
+    assert kafka["KAFKA_SUPER_USERS"] == "User:broker"
+    assert "KAFKA_ALLOW_EVERYONE_IF_NO_ACL_FOUND" not in kafka
+    rights = re.findall(r"--allow-principal User:(\w+) (.*?) --(topic|group) (\S+)", setup)
+    found = {
+        (user, kind, name): set(re.findall(r"--operation (\w+)", operations)) for user, operations, kind, name in rights
+    }
+    from llmops.control.ledger import GROUP
+    from llmops.gateway.settings import KafkaSettings
+
+    topic = KafkaSettings(servers="kafka:9092").topic
+    assert found == {
+        ("gateway", "topic", topic): {"Write", "Describe"},
+        ("control", "topic", topic): {"Read", "Describe"},
+        ("control", "group", GROUP): {"Read"},
+    }
+    assert f"--create --if-not-exists --topic {topic} " in setup
+    subprocess.run(["sh", "-n"], input=setup.replace("$$", "$"), text=True, check=True)
+
+
+DOCKER = """#!/bin/sh
+echo "$@" >>FOLDER/calls
+case "$1 $2" in
+  "image inspect") echo "$5@sha256:0000" ;;
+esac
+"""
+
+
+def started(folder: Path) -> Path:
+    """deploy/ after start.sh; docker's place is taken by a program that notes its arguments."""
+    deploy = folder / "deploy"
+    if not deploy.exists():
+        deploy.mkdir(parents=True)
+        for name in ("start.sh", "compose.yaml"):
+            shutil.copy(DEPLOY / name, deploy)
+        (folder / "bin").mkdir()
+        (folder / "bin" / "docker").write_text(DOCKER.replace("FOLDER", str(folder)))
+        (folder / "bin" / "docker").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "REPOSITORY": "/srv/r"}
+    subprocess.run([deploy / "start.sh"], env=environment, check=True, capture_output=True)
+    return deploy
+
+
+def test_the_first_start_makes_every_password_and_the_second_none(tmp_path):
+    deploy = started(tmp_path)
+    secrets = deploy / "secrets"
+    files = {path.name: path.read_text() for path in secrets.iterdir()}
+    assert {Path(one["file"]).name for one in COMPOSE["secrets"].values()} <= set(files)
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    # users of containers read them, in a folder that others cannot enter
+    assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o644}
+    own = [
+        files[name]
+        for name in ("postgres", "valkey_password", "kafka_broker", "kafka_gateway", "kafka_control", "grafana")
+    ]
+    assert len(set(own)) == len(own)
+    assert all(re.fullmatch("[0-9a-f]{48}", one) for one in own)
+    assert files["store"] == f"postgresql://llmops:{files['postgres']}@postgres/llmops"
+    assert files["redis"] == f"redis://:{files['valkey_password']}@valkey:6379/0"
+    for user in ("broker", "gateway", "control"):
+        assert f'user_{user}="{files[f"kafka_{user}"]}"' in files["kafka.jaas"]
+    started(tmp_path)
+    assert {path.name: path.read_text() for path in secrets.iterdir()} == files
+
+
+def test_the_first_start_records_the_images_by_digest(tmp_path):
+    deploy = started(tmp_path)
+    images = yaml.safe_load((deploy / "compose.digests.yaml").read_text())["services"]
+    assert images == {
+        name: {"image": f"{service['image']}@sha256:0000"}
+        for name, service in SERVICES.items()
+        if not service["image"].startswith("llmops:")
+    }
+    # every later command reads both files
+    assert (deploy / ".env").read_text() == "COMPOSE_FILE=compose.yaml:compose.digests.yaml\nREPOSITORY=/srv/r\n"
+    started(tmp_path)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert sum(call.startswith("pull") for call in calls) == len(images)
+    assert calls[-1] == "compose up -d"
+
+
+def entered(service: str, folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run a command through a service's entrypoint, with its secrets in `folder`."""
+    *shell, script, name = SERVICES[service]["entrypoint"]
+    script = script.replace("$$", "$").replace("/run/secrets", str(folder))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = {**os.environ, "PATH": path, **environment}
+    return subprocess.run([*shell, script, name, *command], env=given, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("service", ["gateway", "control"])
 def test_the_store_is_read_from_its_secret_by_whatever_command_is_run(service, tmp_path):
     """`docker compose run --rm control tenant list` is `llmops tenant list` on the service's store."""
-    secret = tmp_path / "store"
-    secret.write_text(f"sqlite:///{tmp_path / 'own.db'}")
-    shell, flag, script, name = SERVICES[service]["entrypoint"]
-    script = script.replace("$$", "$").replace("/run/secrets/store", str(secret))
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = [shell, flag, script, name, "tenant", "create", "acme"]
-    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    (tmp_path / "store").write_text(f"sqlite:///{tmp_path / 'own.db'}")
+    done = entered(service, tmp_path, "tenant", "create", "acme")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "own.db").is_file()
+
+
+@pytest.mark.parametrize(("service", "user"), [("gateway", "gateway"), ("control", "control")])
+def test_passwords_reach_the_settings(service, user, tmp_path):
+    secrets = started(tmp_path) / "secrets"
+    there = tmp_path / "run"
+    there.mkdir()
+    for target, source in secrets_of(service).items():
+        shutil.copy(secrets / Path(COMPOSE["secrets"][source]["file"]).name, there / target)
+    config = tmp_path / "gateway.yaml"
+    config.write_text(COMPOSE["configs"]["gateway"]["content"] if service == "gateway" else "{}")
+    binaries = tmp_path / "python"
+    binaries.mkdir()
+    (binaries / "llmops").write_text(f'#!/bin/sh\nexec {sys.executable} -c "$1"\n')
+    (binaries / "llmops").chmod(0o755)
+    code = (
+        "import json; from pathlib import Path; from llmops.gateway.settings import load_settings;"
+        f"found = load_settings(Path('{config}')); print(json.dumps([found.store, found.redis, found.kafka.user,"
+        "found.kafka.password, found.kafka.mechanism, found.kafka.servers]))"
+    )
+    given = SERVICES[service]["environment"]
+    shell = {name: str(value).replace("/run/secrets", str(there)) for name, value in given.items()}
+    done = entered(service, there, code, **shell, PATH=f"{binaries}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    store, redis, *kafka = json.loads(done.stdout)
+    assert store == (secrets / "store").read_text()
+    assert redis == ((secrets / "redis").read_text() if service == "gateway" else None)
+    assert kafka == [user, (secrets / f"kafka_{user}").read_text(), "PLAIN", "kafka:9092"]
+
+
+def set_in(service: str, **values: object):
+    return lambda compose: compose["services"][service].update(values)
+
+
+MUTATIONS = [
+    (lambda: test_a_container_is_pinned_and_can_do_little("postgres"), set_in("postgres", cap_drop=[])),
+    (lambda: test_a_container_is_pinned_and_can_do_little("triton"), set_in("triton", ipc="host")),
+    (lambda: test_a_container_is_pinned_and_can_do_little("kafka"), set_in("kafka", security_opt=[])),
+    (lambda: test_a_container_is_pinned_and_can_do_little("grafana"), set_in("grafana", ports=["3000:3000"])),
+    (lambda: test_services_reach_only_whom_they_must(), set_in("grafana", networks=["edge", "dashboards"])),
+    (lambda: test_services_reach_only_whom_they_must(), set_in("triton", networks=["engines", "store"])),
+    (lambda: test_services_reach_only_whom_they_must(), lambda compose: compose["networks"].update(store={})),
+    (lambda: test_grafana_has_a_password_of_its_own(), set_in("grafana", environment={"GF_LOG_LEVEL": "warn"})),
+    (
+        lambda: test_kafka_lets_in_whom_it_knows_and_lets_each_do_its_part(),
+        lambda compose: compose["services"]["kafka"]["environment"].update(
+            KAFKA_SUPER_USERS="User:broker;User:gateway"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "change"), MUTATIONS)
+def test_what_was_open_is_noticed_when_it_is_open_again(check, change, monkeypatch):
+    compose = copy.deepcopy(COMPOSE)
+    change(compose)
+    monkeypatch.setitem(globals(), "COMPOSE", compose)
+    monkeypatch.setitem(globals(), "SERVICES", compose["services"])
+    with pytest.raises((AssertionError, KeyError)):
+        check()
+
+
+def test_grafana_has_a_password_of_its_own():
+    grafana = SERVICES["grafana"]
+    assert grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana"
+    assert "grafana" in secrets_of("grafana")
 
 
 def test_prometheus_takes_its_configuration(promtool, tmp_path):

@@ -130,7 +130,7 @@ def faults(objects: list[dict], existing: Existing, connections: Iterable[Connec
             place = f"{label}, {container['name']}"
             found += [f"{place}: {fault}" for fault in _container(container, spec, existing)]
         found += [f"{label}: {fault}" for fault in _starting(template, spec)]
-    return found + list(_policies(objects, connections))
+    return [*found, *_rights(objects), *_policies(objects, connections)]
 
 
 def _volumes(spec: dict, existing: Existing, configs: set[str]) -> Iterator[str]:
@@ -213,12 +213,24 @@ def _starting(template: dict, spec: dict) -> Iterator[str]:
         yield f"the startup probe kills after {longest} s, while models may still load"
 
 
+def _rights(objects: list[dict]) -> Iterator[str]:
+    """A leader enters pods to start MPI there: those of its own group, and no gateway, which has the store's URL."""
+    for role in (one for one in objects if one["kind"] == "Role"):
+        workers = re.compile(re.escape(role["metadata"]["name"]) + r"-\d+-\d+")
+        for rule in role["rules"]:
+            names = rule.get("resourceNames", ())
+            if not names or not all(workers.fullmatch(name) for name in names):
+                yield f"the leaders of {role['metadata']['name']} may reach {rule['resources']} of every pod"
+
+
 def _policies(objects: list[dict], connections: Iterable[Connection]) -> Iterator[str]:
     policies = [one for one in objects if one["kind"] == "NetworkPolicy"]
     parts: dict[str, list[Pod]] = {}
     for _, template in pods(objects):
         labels = template["metadata"]["labels"]
         parts.setdefault(labels["app.kubernetes.io/component"], []).append(Pod(labels))
+    if policies and not any("ingress" not in one["spec"] and "egress" not in one["spec"] for one in policies):
+        yield "no policy denies what the others do not name"
     for one in connections:
         for source in parts.get(one.part, ()):
             if not allowed(policies, source, one.target, one.port, one.protocol):

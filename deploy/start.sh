@@ -1,0 +1,75 @@
+#!/bin/sh
+# Start compose.yaml. What is missing is made first, and nothing that is there is changed:
+#   secrets/               a password for each service, in a folder that only its owner may enter
+#   compose.digests.yaml   the images of others by digest, as they are now; remove it to take newer ones
+#   .env                   has every `docker compose` command here read both files
+# Arguments go to `docker compose up -d`.
+set -eu
+cd "$(dirname "$0")"
+
+mkdir -p secrets
+# containers have users of their own: they may read the files, and other users of this machine may not reach them
+chmod 700 secrets
+umask 022
+
+made() { # FILE: the standard input becomes its content, unless it is there
+  if [ -s "secrets/$1" ]; then
+    cat >/dev/null
+  else
+    cat >"secrets/.$1.part"
+    mv "secrets/.$1.part" "secrets/$1"
+  fi
+}
+password() { # FILE
+  od -An -N24 -tx1 /dev/urandom | tr -d ' \n' | made "$1"
+}
+
+for name in postgres valkey_password kafka_broker kafka_gateway kafka_control signing_key grafana; do
+  password "$name"
+done
+printf 'postgresql://llmops:%s@postgres/llmops' "$(cat secrets/postgres)" | made store
+printf 'redis://:%s@valkey:6379/0' "$(cat secrets/valkey_password)" | made redis
+printf 'requirepass %s\n' "$(cat secrets/valkey_password)" | made valkey.conf
+plain=org.apache.kafka.common.security.plain.PlainLoginModule
+made kafka.jaas <<END
+KafkaServer {
+  $plain required
+  username="broker" password="$(cat secrets/kafka_broker)"
+  user_broker="$(cat secrets/kafka_broker)"
+  user_gateway="$(cat secrets/kafka_gateway)"
+  user_control="$(cat secrets/kafka_control)";
+};
+END
+made kafka_admin.properties <<END
+security.protocol=SASL_PLAINTEXT
+sasl.mechanism=PLAIN
+sasl.jaas.config=$plain required username="broker" password="$(cat secrets/kafka_broker)";
+END
+# empty until `docker compose run --rm control key create … --scopes metrics > secrets/metrics_key`
+[ -e secrets/metrics_key ] || : >secrets/metrics_key
+
+if [ ! -s compose.digests.yaml ]; then
+  others=$(awk '/^  [a-z-]+:$/ { name = substr($1, 1, length($1) - 1) }
+    /^    image: / && $NF !~ /^(llmops:|[*])/ { print name, $NF }
+    /^    image: [*]/ { print name, "*" }' compose.yaml)
+  last=
+  {
+    echo "# Made by start.sh: the images as they were at the first start."
+    echo "services:"
+    echo "$others" | while read -r name image; do
+      # an alias is the image of the service before
+      [ "$image" = "*" ] && image=$last
+      last=$image
+      docker pull --quiet "$image" >/dev/null
+      printf '  %s: {image: "%s"}\n' "$name" "$(docker image inspect --format '{{index .RepoDigests 0}}' "$image")"
+    done
+  } >.compose.digests.part
+  mv .compose.digests.part compose.digests.yaml
+fi
+if [ ! -e .env ]; then
+  {
+    echo "COMPOSE_FILE=compose.yaml:compose.digests.yaml"
+    [ -z "${REPOSITORY:-}" ] || echo "REPOSITORY=$REPOSITORY"
+  } >.env
+fi
+exec docker compose up -d "$@"
