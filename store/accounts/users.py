@@ -13,11 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llmops.errors import InputError, UnknownNameError
 from llmops.store.accounts.meant import meant
 from llmops.store.audit import By, record
-from llmops.store.tables import users
+from llmops.store.tables import identities, users
 from llmops.store.upsert import insert
+from llmops.texts import is_plain, shown
 
 DEFAULT_TIER = "free"
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
+_COLUMNS = select(users.c.id, users.c.email, users.c.tier, users.c.tenant_id, users.c.created_at)
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ async def ensure_user(
     Raises InputError for an invalid address, and for a user of another tenant.
     """
     email = email.lower()
-    if not _EMAIL.fullmatch(email) or len(email) > 255:
-        raise InputError(f"{email!r} is not an e-mail address.")
+    if not _EMAIL.fullmatch(email) or len(email) > 255 or not is_plain(email):
+        raise InputError(f"'{shown(email)}' is not an e-mail address.")
     values = {"id": str(uuid4()), "email": email, "tier": tier, "tenant_id": tenant_id, "created_at": by.at}
     done = await connection.execute(insert(connection, users).values(values).on_conflict_do_nothing())
     if done.rowcount:
@@ -52,9 +54,32 @@ async def ensure_user(
     return found
 
 
+async def find_identified(connection: AsyncConnection, issuer: str, subject: str) -> User | None:
+    """Return the user who is bound to this subject of an identity provider."""
+    bound = (identities.c.user_id == users.c.id, identities.c.issuer == issuer, identities.c.subject == subject)
+    row = (await connection.execute(_COLUMNS.where(*bound))).mappings().first()
+    return None if row is None else User(**row)
+
+
+async def bind_user(connection: AsyncConnection, user: User, issuer: str, subject: str, by: By) -> User:
+    """Bind the user to this subject, in the transaction that found or made the user.
+
+    Raises InputError for a user who is another subject of this provider already: an address can be given to another
+    person. Deleting the row of `identities` lets the new one in.
+    """
+    here = select(identities.c.subject).where(identities.c.user_id == user.id, identities.c.issuer == issuer)
+    bound = (await connection.execute(here)).scalars().all()
+    if bound and subject not in bound:
+        raise InputError(f"{user.email} is bound to another account of its identity provider.")
+    if not bound:
+        values = {"issuer": issuer, "subject": subject, "user_id": user.id, "created_at": by.at}
+        await connection.execute(insert(connection, identities).values(values).on_conflict_do_nothing())
+        await record(connection, by, "user.bind", user.email, user.tenant_id, {"issuer": issuer, "subject": subject})
+    return await find_identified(connection, issuer, subject) or user
+
+
 async def find_user(connection: AsyncConnection, email: str) -> User | None:
-    columns = select(users.c.id, users.c.email, users.c.tier, users.c.tenant_id, users.c.created_at)
-    row = (await connection.execute(columns.where(users.c.email == email.lower()))).mappings().first()
+    row = (await connection.execute(_COLUMNS.where(users.c.email == email.lower()))).mappings().first()
     return None if row is None else User(**row)
 
 

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from llmops.gateway.errors import UnavailableError
 from llmops.gateway.messages import Caller
+
+
+class UndecidedError(UnavailableError):
+    """503: one credential cannot be judged now. Others are looked up as before, and nothing is remembered."""
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__("This token cannot be checked now; try again.", code="keys_unavailable", detail=detail)
+
+
+class Identity(NamedTuple):
+    """A person as an identity provider knows it."""
+
+    issuer: str
+    subject: str
 
 
 class Directory(ABC):
@@ -29,7 +44,8 @@ class Directory(ABC):
     async def find(self, credential: str) -> Caller | None:
         """Whose it is; None for one that nobody has.
 
-        Raises InvalidKeyError for one that is over (expired, revoked), UnavailableError where nobody can say.
+        Raises InvalidKeyError for one that is over (expired, revoked), UnavailableError where nobody can say,
+        UndecidedError where nobody can say it of this one.
         """
 
     @abstractmethod
@@ -44,8 +60,9 @@ class Directory(ABC):
 class Members(Protocol):
     """Tenants and their users, where callers come from elsewhere."""
 
-    async def member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
-        """`user` (an address) of `tenant`, made where there is none; with the tenant's quotas.
+    async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
+        """`user` (an address) of `tenant`, made where there is none; with the tenant's quotas. From the first time on
+        the user is bound to `identity`: another identity with the same address is another person, and is refused.
 
         Raises InvalidKeyError for a tenant or user that cannot be, UnavailableError where nobody can say.
         """

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmops.gateway.callers.access.base import Directory
+from llmops.gateway.callers.access.base import Directory, UndecidedError
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.messages import Caller
 
@@ -119,7 +119,8 @@ class Cached(Directory):
     async def _looked_up(self, digest: bytes, credential: str) -> _Found:
         task = self._look(digest, credential)
         # a client that leaves does not end the look-up that others wait for
-        return _away() if task is None else await asyncio.shield(task)
+        found = _away() if task is None else await asyncio.shield(task)
+        return UndecidedError() if isinstance(found, UndecidedError) else found
 
     def _look(self, digest: bytes, credential: str) -> asyncio.Task[_Found] | None:
         """The look-up of this credential, begun unless it is under way; None while the directory is away."""
@@ -137,6 +138,10 @@ class Cached(Directory):
     async def _ask(self, digest: bytes, credential: str) -> _Found:
         try:
             caller = await self._directory.find(credential)
+        except UndecidedError as error:
+            if error.detail:
+                log.warning(error.detail)
+            return error
         except UnavailableError as error:
             self._note_away(error)
             return _away()

@@ -12,13 +12,20 @@ from typing import Any
 import httpx
 
 from llmops.clocks import within
+from llmops.fetch import fetch
+from llmops.gateway.callers.access.base import UndecidedError
 from llmops.gateway.errors import UnavailableError
 from llmops.hosts import is_authentic
+from llmops.texts import shown
 
 log = logging.getLogger(__name__)
 
 # Seconds. Between two readings that nothing but unknown keys ask for; and for one.
-COOLDOWN, PATIENCE = 5.0, 5.0
+COOLDOWN, PATIENCE = 2.0, 5.0
+#: Tokens that wait for the next reading because their key is not known. Strangers can send such tokens.
+MOST_WAITING = 1000
+#: Characters of the longest modulus, of an RSA key with 16,384 bits: checking a signature takes longer with each bit.
+_LONGEST_MODULUS = 2731
 _MOST_BYTES = 2**20
 _PUBLIC = frozenset({"RSA", "EC", "OKP"})
 DISCOVERY = "/.well-known/openid-configuration"
@@ -37,19 +44,43 @@ class Jwks:
         self._reading: asyncio.Task[None] | None = None
         self._client: httpx.AsyncClient | None = None
         self._away = False
+        self._readings = self._waiting = 0
 
     async def find(self, kid: str | None) -> Mapping[str, Any] | None:
-        """The key of this id; of none, the one there is. None where the issuer has no such key.
+        """Return the key of this id; of None, the one there is. Return None if the issuer has no such key.
 
-        Raises UnavailableError while no keys are known.
+        A key that is not known waits for the next reading: strangers who make up ids must not decide when keys are
+        read, nor have the tokens of a new key refused.
+
+        Raises:
+            UndecidedError: The keys could not be read since the token came, or too many tokens wait.
+            UnavailableError: No keys are known.
         """
-        if self._keys is None or (kid not in self._keys and self._clock() - self._tried_at >= COOLDOWN):
+        if self._keys is None:
             await asyncio.shield(self._read())
+        elif kid not in self._keys:
+            await self._next_reading()
         elif self._clock() - self._read_at >= self._refresh and self._clock() - self._tried_at >= COOLDOWN:
             self._read()
         if self._keys is None:
             raise UnavailableError("Tokens cannot be checked now; try again.", code="keys_unavailable")
         return self._keys.get(kid)
+
+    async def _next_reading(self) -> None:
+        if self._waiting >= MOST_WAITING:
+            raise UndecidedError
+        known = self._readings
+        self._waiting += 1
+        try:
+            left = COOLDOWN - (self._clock() - self._tried_at)
+            if self._reading is None and left > 0:
+                await asyncio.sleep(left)
+            if self._readings == known:
+                await asyncio.shield(self._read())
+        finally:
+            self._waiting -= 1
+        if self._readings == known:
+            raise UndecidedError
 
     async def close(self) -> None:
         if self._reading is not None:
@@ -69,15 +100,17 @@ class Jwks:
         self._tried_at = self._clock()
         try:
             keys = await within(PATIENCE, self._fetch())
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, asyncio.TimeoutError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError, asyncio.TimeoutError) as error:
             if not self._away:
                 kept = "those that are known stay" if self._keys is not None else "its tokens are not taken until then"
-                log.error("The keys of %s cannot be read (%s); %s.", self._issuer, error or type(error).__name__, kept)
+                why = shown(str(error)) or type(error).__name__
+                log.error("The keys of %s cannot be read (%s); %s.", self._issuer, why, kept)
             self._away = True
             return
         if self._away:
             log.warning("The keys of %s can be read again.", self._issuer)
         self._away, self._read_at, self._keys = False, self._clock(), keys
+        self._readings += 1
 
     async def _fetch(self) -> Mapping[str | None, Mapping[str, Any]]:
         """By id, and where there is but one, also without; only public keys that sign. Raises ValueError."""
@@ -85,7 +118,7 @@ class Jwks:
         keys = found.get("keys")
         if not isinstance(keys, list):
             raise ValueError("it has no list `keys`")
-        fit = [key for key in keys if isinstance(key, dict) and key.get("kty") in _PUBLIC and key.get("use") != "enc"]
+        fit = [key for key in keys if isinstance(key, dict) and _fits(key)]
         by_id: dict[str | None, Mapping[str, Any]] = {key["kid"]: key for key in fit if isinstance(key.get("kid"), str)}
         return by_id | ({None: fit[0]} if len(fit) == 1 else {})
 
@@ -102,15 +135,15 @@ class Jwks:
         if self._client is None:
             # made when it is needed: certificates are read for it
             self._client = httpx.AsyncClient(timeout=PATIENCE, follow_redirects=False)
-        async with self._client.stream("GET", url, headers={"accept": "application/json"}) as response:
-            if response.status_code != 200:
-                raise ValueError(f"{url} answers {response.status_code}")
-            body = b""
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > _MOST_BYTES:
-                    raise ValueError(f"{url} has more than a megabyte")
-        found = json.loads(body)
+        found = json.loads(await fetch(self._client, url, _MOST_BYTES, {"accept": "application/json"}))
         if not isinstance(found, dict):
             raise ValueError(f"{url} is no JSON object")
         return found
+
+
+def _fits(key: dict[str, Any]) -> bool:
+    """Return True for a public key that signs, of a size that is in use."""
+    kind, modulus = key.get("kty"), key.get("n", "")
+    if not isinstance(kind, str) or kind not in _PUBLIC or key.get("use") == "enc":
+        return False
+    return isinstance(modulus, str) and len(modulus) <= _LONGEST_MODULUS

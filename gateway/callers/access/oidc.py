@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +10,13 @@ from uuid import NAMESPACE_URL, uuid5
 
 import jwt
 
-from llmops.gateway.callers.access.base import Directory, Members
+from llmops.gateway.callers.access.base import Directory, Identity, Members
 from llmops.gateway.callers.access.cached import EXPIRED
 from llmops.gateway.callers.access.jwks import Jwks
 from llmops.gateway.errors import InvalidKeyError
 from llmops.gateway.messages import Caller
 from llmops.gateway.settings import OidcSettings
+from llmops.texts import is_plain
 
 # keys that both sides have are not among them: a public key is no secret to sign with
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -30,6 +32,12 @@ _REFUSED: tuple[tuple[type[Exception], str], ...] = (
     (jwt.InvalidIssuerError, "This token is of another issuer."),
     (jwt.MissingRequiredClaimError, "This token lacks one of the claims exp, iss, aud and sub."),
 )
+#: What parsing a token raises, whatever it says: each of them is a refusal.
+_UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+#: Characters of the longest name of a tenant, user or subject (OpenID Connect Core 1.0, section 2).
+_LONGEST_NAME = 255
+#: The latest end of a token, in seconds since 1970: the year 2200.
+_LATEST = 7_258_118_400.0
 WRONG = "This token is not one that its issuer signed."
 
 
@@ -55,14 +63,19 @@ class Tokens(Directory):
         claims = await self._claims(credential)
         wanted = self._settings.claims
         tenant = self._settings.tenant or _text(claims, wanted.tenant)
-        user = _text(claims, wanted.user) or str(claims["sub"])
+        subject = str(claims["sub"])
+        user = _text(claims, wanted.user) or subject
         if not tenant:
             raise InvalidKeyError(f"This token has no claim '{wanted.tenant}', which names its tenant.")
-        until = float(claims["exp"]) + self._settings.leeway
+        if any(len(name) > _LONGEST_NAME or not is_plain(name) for name in (tenant, user, subject)):
+            raise InvalidKeyError("This token names its tenant or user with characters that no name has.")
+        if wanted.user == "email" and user != subject and claims.get("email_verified", True) not in (True, "true"):
+            raise InvalidKeyError("This token's e-mail address is not verified by its issuer.")
+        until = _end(claims["exp"]) + self._settings.leeway
         scopes = self._scopes(claims)
         if self._members is not None:
-            return await self._members.member(tenant, user, scopes, until)
-        user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{claims['sub']}"))
+            return await self._members.member(tenant, user, Identity(self._settings.issuer, subject), scopes, until)
+        user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{subject}"))
         return Caller(tenant, user_id, share=f"{tenant}/{user_id}", scopes=scopes, until=until)
 
     async def close(self) -> None:
@@ -72,12 +85,14 @@ class Tokens(Directory):
         """Raises InvalidKeyError, with no more than its sender may know; UnavailableError."""
         try:
             header = jwt.get_unverified_header(token)
-        except jwt.PyJWTError as error:
+            algorithm, kid = header.get("alg"), header.get("kid")
+        except _UNREADABLE as error:
             raise InvalidKeyError(WRONG) from error
-        algorithm = header.get("alg")
+        if kid is not None and not isinstance(kid, str):
+            raise InvalidKeyError(WRONG)
         if algorithm not in self._settings.algorithms:
             raise InvalidKeyError(f"Tokens are signed with one of {', '.join(self._settings.algorithms)} here.")
-        found = await self._jwks.find(header.get("kid"))
+        found = await self._jwks.find(kid)
         if found is None:
             raise InvalidKeyError(WRONG)
         try:
@@ -87,7 +102,7 @@ class Tokens(Directory):
                 token, key, list(self._settings.algorithms), {"require": list(_REQUIRED)},
                 audience=self._settings.audience, issuer=self._settings.issuer, leeway=self._settings.leeway,
             )  # fmt: skip
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
+        except _UNREADABLE as error:
             told = next((text for kind, text in _REFUSED if isinstance(error, kind)), WRONG)
             raise InvalidKeyError(told) from error
 
@@ -98,6 +113,17 @@ class Tokens(Directory):
         prefix = self._settings.scope_prefix
         mine = {name.removeprefix(prefix) for name in names if isinstance(name, str) and name.startswith(prefix)}
         return frozenset(mine & SCOPES) or frozenset(self._settings.scopes)
+
+
+def _end(value: Any) -> float:
+    """Return the time `exp` in seconds since 1970, at most the year 2200. Raises InvalidKeyError for no number."""
+    try:
+        end = float(value) if value < _LATEST else _LATEST
+    except _UNREADABLE as error:
+        raise InvalidKeyError(WRONG) from error
+    if math.isnan(end):
+        raise InvalidKeyError(WRONG)
+    return end
 
 
 def _at(claims: Mapping[str, Any], path: str) -> Any:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from llmops.clocks import within
 from llmops.errors import InputError, LlmopsError
-from llmops.gateway.callers.access.base import Directory
+from llmops.gateway.callers.access.base import Directory, Identity, UndecidedError
 from llmops.gateway.callers.access.cached import EXPIRED
 from llmops.gateway.callers.access.refusals import AuditLog, Refusal
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
@@ -21,14 +21,16 @@ from llmops.store.accounts.keys import KeyRow, any_key, find_keys
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.secrets import hash_secret, is_secret
 from llmops.store.accounts.tenants import find_tenant
-from llmops.store.accounts.users import ensure_user, find_user
+from llmops.store.accounts.users import bind_user, ensure_user, find_identified
 from llmops.store.audit import By, record
+from llmops.store.failures import is_of_values
 from llmops.store.open import LazyStore, open_store
 
 # of one query; SQLite takes 32,766 values, of which each key needs two
 MOST_AT_ONCE = 500
 # a store that has not answered by then counts as away
 PATIENCE_SECONDS = 2.0
+_NO_MEMBER = "This token is of a user who cannot be one of its tenant."
 _REFUSED = {
     "revoked": "This API key was revoked.",
     # its holder is told no more of the tenant
@@ -69,25 +71,34 @@ class SqlDirectory(Directory):
             self._looking.cancel()
         await self._store.close()
 
-    async def member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
-        """Raises InvalidKeyError for a tenant that is not there, and for who is no address or of another tenant."""
+    async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
+        """Raises InvalidKeyError for a tenant that is not there, for who is no address or of another tenant, and for
+        an address that is bound to another identity."""
         try:
-            return await within(PATIENCE_SECONDS, self._member(tenant, user, scopes, until))
+            return await within(PATIENCE_SECONDS, self._member(tenant, user, identity, scopes, until))
+        except InvalidKeyError:
+            raise
         except InputError as error:
-            raise InvalidKeyError("This token is of a user who cannot be one of its tenant.") from error
-        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
-            if isinstance(error, InvalidKeyError):
-                raise
+            raise InvalidKeyError(_NO_MEMBER) from error
+        except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
+            # of what this token says: the store answers others
+            if is_of_values(error):
+                raise InvalidKeyError(_NO_MEMBER) from error
+            raise UndecidedError(f"The store failed ({type(error).__name__}).") from error
+        except (LlmopsError, asyncio.TimeoutError) as error:
             raise _away(error) from error
 
-    async def _member(self, tenant: str, user: str, scopes: frozenset[str], until: float) -> Caller:
+    async def _member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
         async with self._store.read() as connection:
-            of, known = await find_tenant(connection, tenant), await find_user(connection, user)
+            of, known = await find_tenant(connection, tenant), await find_identified(connection, *identity)
         if of is None or of.deleted_at is not None:
             raise InvalidKeyError("This token is of a tenant that is not known here.")
-        if known is None or known.tenant_id != tenant:
+        if known is None:
+            by = By("oidc", datetime.now(timezone.utc))
             async with self._store.write() as connection:
-                known = await ensure_user(connection, tenant, user, By("oidc", datetime.now(timezone.utc)))
+                known = await bind_user(connection, await ensure_user(connection, tenant, user, by), *identity, by)
+        if known.tenant_id != tenant:
+            raise InvalidKeyError(_NO_MEMBER)
         quotas = _quotas(f"tenant {tenant}", of.limits)
         share = f"{tenant}/{known.id}"
         return Caller(tenant, known.id, "", share, known.tier, scopes=scopes, quotas=tuple(quotas), until=until)

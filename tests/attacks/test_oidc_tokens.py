@@ -1,0 +1,319 @@
+"""Attacks with tokens: hostile claims and headers, hostile key sets, and strangers who disturb the tokens of others."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+import time
+import tracemalloc
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import jwt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy.exc import DBAPIError
+
+from llmops.gateway.callers.access import jwks as jwks_module
+from llmops.gateway.callers.access import sql
+from llmops.gateway.callers.access.base import UndecidedError
+from llmops.gateway.callers.access.cached import Cached
+from llmops.gateway.callers.access.jwks import COOLDOWN, Jwks
+from llmops.gateway.callers.access.oidc import Tokens
+from llmops.gateway.callers.access.sql import SqlDirectory
+from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import create_tenant, delete_tenant
+from llmops.store.audit import By
+from tests.attacks.harness import MIB, scaled
+from tests.gateway.test_oidc import Issuer
+from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
+
+__all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
+
+BY = By("cli:tester", datetime.now(timezone.utc))
+#: Callers whose tokens must not notice what another caller sends.
+OTHERS = scaled(20, 60)
+
+
+@pytest.fixture(scope="module")
+def issuer():
+    made = Issuer()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@asynccontextmanager
+async def tokens_at(issuer, directory=None, **options):
+    given = issuer.settings(**options)
+    tokens = Tokens(given, directory, Jwks(given.issuer, given.jwks, given.refresh))
+    try:
+        yield tokens
+    finally:
+        await tokens.close()
+        if directory is not None:
+            await directory.close()
+
+
+async def outcome(tokens, token: str) -> str:
+    """Return `caller`, `refused` or `undecided`. Anything else that is raised is a fault."""
+    try:
+        await tokens.find(token)
+    except InvalidKeyError as error:
+        assert error.message.isprintable()
+        return "refused"
+    except UnavailableError:
+        return "undecided"
+    return "caller"
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+_ODD = (
+    None,
+    [],
+    {},
+    "",
+    "x",
+    True,
+    1.5,
+    -1,
+    0,
+    10**400,
+    float("inf"),
+    float("nan"),
+    "\ud800",
+    "a\0b",
+    "\x1b[2J",
+    "x" * 9000,
+)
+_values = st.recursive(
+    st.one_of(st.sampled_from(_ODD), st.integers(), st.floats(), st.text(max_size=10)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+_claims = st.dictionaries(
+    st.sampled_from(["exp", "nbf", "iat", "iss", "aud", "sub", "email", "email_verified", "tenant", "scope", "jti"]),
+    _values, max_size=3,
+)  # fmt: skip
+
+
+async def test_signed_claims_of_any_form_are_a_caller_or_a_refusal(issuer):
+    """On the tree before, `exp` of 10**400 and halves of surrogate pairs were a 500 with a traceback."""
+    drawn: list[dict] = [{name: odd} for name in ("exp", "nbf", "iat", "sub", "email", "tenant") for odd in _ODD]
+
+    @settings(max_examples=scaled(150, 5000), database=None)
+    @given(_claims)
+    def collect(claims: dict) -> None:
+        drawn.append(claims)
+
+    collect()
+    async with tokens_at(issuer) as tokens:
+        found = [await outcome(tokens, issuer.token("ec", "ES256", **claims)) for claims in drawn]
+        assert {"caller", "refused"} == set(found)
+        for end in (float("nan"), float("inf"), 10**400):
+            token = issuer.token("ec", "ES256", exp=end)
+            try:
+                caller = await tokens.find(token)
+            except InvalidKeyError:
+                continue
+            assert caller.until < 8e9
+
+
+async def test_headers_of_any_form_are_refused(issuer):
+    def token(header: str) -> str:
+        part = jwt.utils.base64url_encode(header.encode("utf-8", "surrogatepass")).decode()
+        return f"{part}.e30.e30"
+
+    headers = ['{"alg":"RS256","kid":%s}' % json.dumps(odd) for odd in _ODD]
+    headers += [
+        "[" * 9000,
+        '{"a":' * 2000,
+        "null",
+        "3",
+        '"x"',
+        '{"alg":["RS256"]}',
+        '{"alg":{}}',
+        '{"alg":"RS256","crit":["x"]}',
+    ]
+    async with tokens_at(issuer) as tokens:
+        await tokens.find(issuer.token())
+        made = [token(header) for header in headers]
+        found = await asyncio.gather(*(outcome(tokens, one) for one in made if tokens.takes(one)))
+        assert set(found) == {"refused"}
+
+
+async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that_person(issuer, store, url):
+    async with store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), BY)
+    async with tokens_at(issuer, SqlDirectory(url)) as tokens:
+        for unverified in (False, "false", None, 0, "no"):
+            token = issuer.token(sub="mallory", email="ann@acme.example", email_verified=unverified)
+            with pytest.raises(InvalidKeyError, match="is not verified"):
+                await tokens.find(token)
+        ann = await tokens.find(issuer.token(sub="ann", email="ann@acme.example", email_verified=True))
+        # the same address, verified for another account later on
+        with pytest.raises(InvalidKeyError, match="cannot be one of its tenant"):
+            await tokens.find(issuer.token(sub="mallory", email="ann@acme.example", email_verified=True))
+        # and the same account with another address
+        moved = await tokens.find(issuer.token(sub="ann", email="ann@new.example", email_verified=True))
+        assert moved.user_id == ann.user_id
+
+
+# -- one caller's bad data ---------------------------------------------------------------------------------------------
+
+
+async def test_a_token_that_no_database_takes_is_no_outage_for_others(issuer, store, url, monkeypatch):
+    """On the tree before, 60 of 60 other users' new tokens got 503, and a deleted tenant's token worked for 69 s."""
+    async with store.write() as connection:
+        for tenant in ("acme", "gone"):
+            await create_tenant(connection, tenant, Limits(), BY)
+    find = sql.find_identified
+
+    async def fails(connection, issuer, subject):
+        if subject == "unforeseen":
+            raise DBAPIError("SELECT", {}, RuntimeError("of this value alone"))
+        return await find(connection, issuer, subject)
+
+    monkeypatch.setattr(sql, "find_identified", fails)
+    async with tokens_at(issuer, SqlDirectory(url)) as tokens:
+        cached = Cached(tokens, fresh=0.2)
+        gone = issuer.token(sub="gone", email="g@gone.example", tenant="gone")
+        await cached.find(gone)
+        async with store.write() as connection:
+            await delete_tenant(connection, "gone", BY)
+        others = [issuer.token("ec", "ES256", sub=f"u{n}", email=f"u{n}@acme.example") for n in range(OTHERS)]
+        hostile = [issuer.token(sub=f"h{n}", email=email) for n, email in enumerate(("a\0b@x", "\ud800@x", "a\x1b@x"))]
+        hostile.append(issuer.token(sub="unforeseen", email="x@acme.example"))
+        outcomes = []
+        for other in others:
+            outcomes += [await outcome(cached, one) for one in hostile]
+            assert await outcome(cached, other) == "caller"
+        assert set(outcomes) == {"refused", "undecided"}
+        while await outcome(cached, gone) == "caller":
+            await asyncio.sleep(0.05)
+        assert await outcome(cached, gone) == "refused"
+
+
+async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
+    """On the tree before, good tokens of the new key got 401 for 30.5 s."""
+    issuer.published = ["rsa"]
+    async with tokens_at(issuer) as tokens:
+        cached = Cached(tokens)
+        assert await outcome(cached, issuer.token("rsa")) == "caller"
+
+        async def stranger() -> None:
+            for number in range(1000):
+                await asyncio.gather(
+                    outcome(cached, issuer.token("stranger", headers={"kid": f"made-up-{number}"})),
+                    asyncio.sleep(0.1),
+                )
+
+        attack = asyncio.create_task(stranger())
+        try:
+            await asyncio.sleep(0.3)
+            begun = time.monotonic()
+            issuer.published = ["rsa", "ec"]
+            assert await outcome(cached, issuer.token("ec", "ES256")) == "caller"
+            assert time.monotonic() - begun < 2 * COOLDOWN + 2
+        finally:
+            attack.cancel()
+            await asyncio.gather(attack, return_exceptions=True)
+            issuer.published = ["rsa", "ec"]
+
+
+async def test_a_crowd_of_made_up_keys_is_bounded_and_its_refusal_is_not_remembered(issuer, monkeypatch):
+    monkeypatch.setattr(jwks_module, "MOST_WAITING", 20)
+    asked = issuer.asked
+    async with tokens_at(issuer) as tokens:
+        cached = Cached(tokens)
+        assert await outcome(cached, issuer.token()) == "caller"
+        crowd = [issuer.token("stranger", headers={"kid": f"crowd-{n}"}) for n in range(60)]
+        found = await asyncio.gather(*(outcome(cached, one) for one in crowd))
+        assert (found.count("refused"), found.count("undecided")) == (20, 40)
+        assert issuer.asked - asked == 2
+        late = [one for one, was in zip(crowd, found, strict=True) if was == "undecided"]
+        assert await outcome(cached, late[0]) == "refused"
+        # a known key is not held up by those that wait
+        assert await outcome(cached, issuer.token("ec", "ES256")) == "caller"
+
+
+# -- key sets ----------------------------------------------------------------------------------------------------------
+
+
+class Publisher:
+    """A server that answers every path with the same bytes and headers."""
+
+    def __init__(self, body: bytes, **headers: str) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                for name, value in headers.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def __enter__(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/keys"
+
+    def __exit__(self, *_) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def _hostile_sets():
+    bomb = gzip.compress(b'{"keys":[' + b" " * scaled(64, 700) * MIB, 1)
+    yield "a gzip bomb", bomb, {"content_encoding": "gzip"}
+    yield "100,000 lists", b'{"keys":' + b"[" * 100_000, {}
+    yield "too large", b'{"keys":[' + b" " * (2 * MIB), {}
+    yield "no object", b"[]", {}
+    yield "no text", b"\xff\xfe", {}
+    yield (
+        "odd keys",
+        json.dumps({"keys": [*_ODD[:9], {"kty": []}, {"kty": "RSA", "n": 5}, {"kty": "RSA", "kid": {}}]}).encode(),
+        {},
+    )
+    yield (
+        "a long modulus",
+        json.dumps({"keys": [{"kty": "RSA", "kid": "rsa", "n": "a" * 500_000, "e": "AQAB"}]}).encode(),
+        {},
+    )
+
+
+@pytest.mark.parametrize(("name", "body", "headers"), list(_hostile_sets()), ids=[one[0] for one in _hostile_sets()])
+async def test_hostile_key_sets_are_no_keys(issuer, name, body, headers):
+    """On the tree before, each 64 KiB of a bomb were unpacked to 64 MiB, and deep lists were a 500."""
+    with Publisher(body, **headers) as url:
+        async with tokens_at(issuer, jwks=url) as tokens:
+            token = issuer.token()
+            tracemalloc.start()
+            try:
+                assert await outcome(tokens, token) in ("refused", "undecided"), name
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert peak < 16 * MIB
+            # nothing of it stays in the way: the same directory works with keys that are read later
+            tokens._jwks._url = f"{issuer.url}/keys"
+            tokens._jwks._tried_at = float("-inf")
+            assert await outcome(tokens, token) == "caller"
+
+
+def test_an_undecided_token_is_told_to_come_again():
+    error = UndecidedError("a detail for the log")
+    assert (error.status, error.code, error.should_retry) == (503, "keys_unavailable", True)
+    assert "detail" not in error.message
+    assert isinstance(error, UnavailableError)
+    assert httpx.codes(error.status).name == "SERVICE_UNAVAILABLE"
