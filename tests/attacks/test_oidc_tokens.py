@@ -66,11 +66,18 @@ async def outcome(tokens, token: str) -> str:
     try:
         await tokens.find(token)
     except InvalidKeyError as error:
-        assert error.message.isprintable()
-        return "refused"
+        return "refused" if error.message.isprintable() else error.message
     except UnavailableError:
         return "undecided"
     return "caller"
+
+
+def signed(issuer, claims: dict) -> str:
+    """Return a token with these claims, also those that no library writes."""
+    now = int(time.time())
+    told = {"iss": issuer.url, "aud": "llmops", "sub": "u-1", "email": "ann@acme", "tenant": "acme", "exp": now + 600}
+    payload = json.dumps({**told, **claims}).encode()
+    return jwt.PyJWS().encode(payload, issuer.private["ec"], "ES256", {"kid": "ec"})
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
@@ -114,15 +121,12 @@ async def test_signed_claims_of_any_form_are_a_caller_or_a_refusal(issuer):
 
     collect()
     async with tokens_at(issuer) as tokens:
-        found = [await outcome(tokens, issuer.token("ec", "ES256", **claims)) for claims in drawn]
+        found = [await outcome(tokens, signed(issuer, claims)) for claims in drawn]
         assert {"caller", "refused"} == set(found)
         for end in (float("nan"), float("inf"), 10**400):
-            token = issuer.token("ec", "ES256", exp=end)
-            try:
-                caller = await tokens.find(token)
-            except InvalidKeyError:
-                continue
-            assert caller.until < 8e9
+            token = signed(issuer, {"exp": end})
+            if await outcome(tokens, token) == "caller":
+                assert (await tokens.find(token)).until < 8e9
 
 
 async def test_headers_of_any_form_are_refused(issuer):
@@ -130,7 +134,7 @@ async def test_headers_of_any_form_are_refused(issuer):
         part = jwt.utils.base64url_encode(header.encode("utf-8", "surrogatepass")).decode()
         return f"{part}.e30.e30"
 
-    headers = ['{"alg":"RS256","kid":%s}' % json.dumps(odd) for odd in _ODD]
+    headers = [json.dumps({"alg": "RS256", "kid": odd}) for odd in _ODD]
     headers += [
         "[" * 9000,
         '{"a":' * 2000,
