@@ -18,6 +18,7 @@ from llmops.gateway.answers.service import Service
 from llmops.gateway.callers.access.check import access_of
 from llmops.gateway.callers.holding import Holding
 from llmops.gateway.callers.limits.check import limits_of
+from llmops.gateway.callers.limits.reads import ReadLimit
 from llmops.gateway.callers.usage.bind import billing_of
 from llmops.gateway.callers.usage.check import usage_of
 from llmops.gateway.conversations.run import Running
@@ -176,6 +177,7 @@ def create_app(
             *hints_of(settings),
             *named,
             *checks,
+            *([ReadLimit(settings.limits.reads_per_second)] if settings.limits.reads_per_second else []),
             *([limits] if limits else []),
             *([tracing.passed("rate_limit")] if tracing and limits else []),
             *([usage] if usage else []),

@@ -119,7 +119,8 @@ class RequestLimits(_Section):
     not over; `connections_per_client`: of one address (IPv6: one /64), None for half of `connections`, 0 for any
     number; `prompt_bytes`: UTF-8 of all texts of one request that are tokenised; `queued`: sequences per engine
     beyond those of its batch; `queued_inputs`: texts that wait for one encoder; `preparing`: requests that wait for a
-    thread that renders and tokenises; `inputs`: of one embeddings request, or documents of one rerank request;
+    thread that renders and tokenises; `reads_per_second`: requests of one caller that are no POST, 0 for any number;
+    `inputs`: of one embeddings request, or documents of one rerank request;
     `choices`: of a guided choice.
     """
 
@@ -142,6 +143,7 @@ class RequestLimits(_Section):
     prompts: Annotated[int, Field(gt=0)] = 64
     inputs: Annotated[int, Field(gt=0)] = 2048
     preparing: Annotated[int, Field(gt=0)] = 1024
+    reads_per_second: Annotated[float, Field(ge=0)] = 100.0
     template_time: _Duration = Seconds(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,11 +14,14 @@ from llmops.gateway.errors import UnavailableError
 from llmops.gateway.fleet.catalogue import Catalogue
 from llmops.gateway.fleet.serving import Standing
 from llmops.gateway.http.context import context_of
+from llmops.gateway.http.sharing import Shared
 from llmops.gateway.messages import Caller
 from llmops.gateway.observability.combined import OWN, combined
 from llmops.gateway.observability.metrics import Metrics
 
 GENERATE_SECONDS = 10.0
+#: Trials per second of one model, and looks at the servers and metrics pages per second, however many clients ask.
+TRIALS, LOOKS = 1, 10
 
 
 class Health:
@@ -29,8 +33,10 @@ class Health:
     def __init__(self, catalogue: Catalogue, metrics: Metrics, siblings: Sequence[Path] = ()) -> None:
         """`siblings`: Unix sockets of the other workers on the same port."""
         self._catalogue = catalogue
-        self._metrics = metrics
-        self._siblings = siblings
+        self._look = Shared(catalogue.look, LOOKS)
+        self._trials: dict[str, Shared[str | None]] = {}
+        self._page = Shared(partial(combined, metrics.registry, siblings), LOOKS)
+        self._own_page = Shared(partial(combined, metrics.registry, ()), LOOKS)
         self.draining = False
 
     def drain(self) -> None:
@@ -46,7 +52,7 @@ class Health:
     async def ready(self, request: Request) -> Response:
         if self.draining:
             raise _not_ready("The gateway is shutting down.")
-        standing = await self._catalogue.look()
+        standing = await self._look.get()
         caller = context_of(request).caller
         if "inference" not in caller.scopes:
             return _said_to_strangers(standing)
@@ -63,13 +69,18 @@ class Health:
         return JSONResponse({"status": "degraded" if broken else "ready", "models": {**models, **unready}})
 
     async def _silent(self, names: Sequence[str]) -> dict[str, str]:
-        """Those that do not answer, and why."""
-        problems = {name: await self._catalogue.generates(name, GENERATE_SECONDS) for name in names}
+        """Return the models that do not answer, and why. Callers share one trial per model and second."""
+        problems = {name: await self._trial(name).get() for name in names}
         return {name: problem for name, problem in problems.items() if problem is not None}
 
+    def _trial(self, name: str) -> Shared[str | None]:
+        if name not in self._trials:
+            self._trials[name] = Shared(partial(self._catalogue.generates, name, GENERATE_SECONDS), TRIALS)
+        return self._trials[name]
+
     async def metrics(self, request: Request) -> Response:
-        siblings = () if OWN in request.query_params else self._siblings
-        return Response(await combined(self._metrics.registry, siblings), media_type=CONTENT_TYPE_LATEST)
+        page = self._own_page if OWN in request.query_params else self._page
+        return Response(await page.get(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _said_to_strangers(standing: Standing) -> Response:

@@ -51,7 +51,7 @@ class LimitCheck(Check):
         return (*(caller.quotas or self._each(caller)), *self._everybody)
 
     def _plan(self, caller: Caller) -> Plan | None:
-        key = id(caller.quotas) if caller.quotas else _name(caller)
+        key = id(caller.quotas) if caller.quotas else name_of(caller)
         known = self._plans.get(key)
         if known is None:
             if len(self._plans) >= _MOST:
@@ -61,7 +61,7 @@ class LimitCheck(Check):
         return known[1]
 
     def _each(self, caller: Caller) -> Sequence[Quota]:
-        name = _name(caller)
+        name = name_of(caller)
         by_model = [quota for model, one in self._quotas.models.items() for quota in _quotas(name, one, model)]
         return (*_quotas(name, self._quotas.each), *by_model)
 
@@ -97,8 +97,11 @@ def _file(settings: GatewaySettings, own: str) -> Path | str:
     return Path(own).with_name("limits") if own else ":memory:"
 
 
-def _name(caller: Caller) -> str:
-    """By the address: what an anonymous client sends as a key is its own to choose."""
+def name_of(caller: Caller) -> str:
+    """Return the name under which a caller's requests count: of its user, its key, or its address.
+
+    An anonymous client is its address: what it sends as a key is its own to choose.
+    """
     if caller.tenant_id and not caller.key_id:
         return f"user {caller.user_id}"
     return caller.key_id or f"client {caller.share.partition('/')[0]}"

@@ -1,0 +1,85 @@
+"""Attack: requests that no quota counts, and that reach an engine, a server, a store or another process."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tests.attacks.harness import Neighbour, connect, record, scaled
+
+ATTACKERS = 8
+
+#: Generations that `/health/ready?generate=true` may cause per second, plus one at the start.
+TRIALS_PER_SECOND = 1
+
+#: Share of one core that a flood of one kind of read may take of others' answers: their p95, in seconds.
+OTHERS_P95 = 0.25
+
+READS = ["/metrics", "/health/ready", "/v1/models", "/v1/responses/resp_x", "/openapi.json", "/docs", "/none"]
+
+
+def flood(gateway, path: str, seconds: float) -> dict[int, int]:
+    """Ask for `path` on eight connections without a pause; the number of answers by status."""
+    answers: dict[int, int] = {}
+    until = time.monotonic() + seconds
+
+    def ask() -> None:
+        with connect(gateway, "127.0.3.1") as made:
+            answer = made.makefile("rb")
+            while time.monotonic() < until:
+                made.sendall(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
+                status = int(answer.readline().split()[1])
+                answers[status] = answers.get(status, 0) + 1
+                length = 0
+                while (line := answer.readline()) not in (b"\r\n", b""):
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                answer.read(length)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(ATTACKERS)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return answers
+
+
+def test_trials_of_a_model_are_shared(start, engine):
+    gateway, seconds = start(engine.address), scaled(3, 10)
+    gateway.ready()
+    before = engine.requests
+    answers = flood(gateway, "/health/ready?generate=true", seconds)
+    trials = engine.requests - before
+    record(f"{answers} in {seconds} s, {trials} generations")
+    assert set(answers) == {200}
+    assert trials <= (seconds + 2) * TRIALS_PER_SECOND
+
+
+@pytest.mark.parametrize("path", READS)
+def test_a_flood_of_reads_leaves_room_for_others(start, engine, path):
+    gateway, seconds = start(engine.address), scaled(1.5, 10)
+    gateway.ready()
+    with Neighbour(gateway) as other:
+        cpu = gateway.cpu()
+        answers = flood(gateway, path, seconds)
+        used = gateway.cpu() - cpu
+    total = sum(answers.values())
+    record(
+        f"{path}: {answers} in {seconds} s, {1e3 * used / total:.2f} ms of CPU each, "
+        f"others' p95 {other.quantile(0.95) * 1e3:.0f} ms"
+    )
+    assert other.failures == 0
+    assert other.quantile(0.95) < OTHERS_P95
+    if path.startswith("/v1/") or path == "/openapi.json":
+        assert answers[429] > 0
+
+
+def test_reads_of_one_caller_are_limited(start, engine):
+    gateway = start(engine.address, limits={"reads_per_second": 5})
+    gateway.ready()
+    answers = flood(gateway, "/v1/models", 1)
+    record(f"{answers}")
+    assert answers[200] <= 5 * (2 + 1) + 1
+    assert answers[429] > 100
