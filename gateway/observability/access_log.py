@@ -53,6 +53,7 @@ class Lines:
     def __init__(self, place: str) -> None:
         """Raises ResourceError when it cannot be written."""
         self._path = None if place == "-" else Path(place)
+        self._torn = False
         try:
             self._file = self._open()
         except OSError as error:
@@ -88,5 +89,9 @@ class Lines:
             self._file = new
 
     def _write(self, piece: bytes) -> None:
-        while piece:
-            piece = piece[os.write(self._file, piece) :]
+        """Write whole lines. After a line that a full disk cut off, begin with a line break."""
+        left = b"\n" + piece if self._torn else piece
+        while left:
+            written = os.write(self._file, left)
+            left = left[written:]
+            self._torn = bool(left)

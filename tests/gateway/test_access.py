@@ -508,4 +508,4 @@ def test_without_a_store_nothing_of_it_is_imported():
         "       or m.startswith('llmops.store') or m.endswith('access.sql')])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["['Holding', 'RequestCounts']", "[]"]
+    assert done.stdout.splitlines() == ["['Holding', 'RequestCounts', 'ReadLimit']", "[]"]

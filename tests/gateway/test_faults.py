@@ -193,8 +193,14 @@ async def test_ready_with_a_real_generation(stack):
     assert stack.triton.requests[-1]["request_output_len"] == [1]
     stack.steps(Step(error="the engine is stuck", final=True))
     assert (await stack.client.get("/health/ready")).status_code == 200
-    response = await stack.client.get("/health/ready?generate=true")
-    assert response.status_code == 503
+    response = None
+
+    async def refused() -> bool:
+        nonlocal response
+        response = await stack.client.get("/health/ready?generate=true")
+        return response.status_code == 503
+
+    await eventually_async(refused)  # a trial counts for the second in which it began
     assert response.json()["error"]["message"].startswith("The model tiny cannot generate: The engine failed")
 
 

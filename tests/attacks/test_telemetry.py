@@ -1,0 +1,130 @@
+"""Attack: clients, a full disk and a slow receiver against access log and traces."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from llmops.gateway.observability.access_log import Lines
+from tests.attacks.harness import MIB, eventually, exchange, record, scaled
+
+MEMORY = 24 * MIB
+
+#: Traces per second of clients that ask for theirs, by default; as many again for requests that failed.
+TRACES_PER_SECOND = 100
+
+ASKED = b'{"model":"tiny","prompt":"Hello","max_tokens":4}'
+HOSTILE = {
+    "sampled": b"traceparent: 00-%032x-%016x-01" % (7, 7),
+    "long tracestate": b"traceparent: 00-%032x-%016x-01\r\ntracestate: " % (7, 7) + b"a=" + b"b" * 50_000,
+    "many members": b"traceparent: 00-%032x-%016x-01\r\ntracestate: " % (7, 7) + b",".join([b"a=b"] * 10_000),
+    "twice": b"\r\n".join([b"traceparent: 00-%032x-%016x-01" % (7, 7)] * 500),
+    "zeros": b"traceparent: 00-%032d-%016d-01" % (0, 0),
+    "long": b"traceparent: 00-" + b"a" * 50_000,
+    "not ascii": b"traceparent: 00-\xff\xfe\xe9\xa0\x80-01\r\ntracestate: \xff=\xff",
+    "other version": b"traceparent: ff-%032x-%016x-01-" % (7, 7) + b"x" * 1000,
+}
+
+
+class Receiver:
+    """An OTLP receiver that counts the bytes and requests which it gets."""
+
+    def __init__(self) -> None:
+        counted = self
+        self.bytes = self.requests = 0
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                counted.bytes += len(self.rfile.read(int(self.headers["content-length"])))
+                counted.requests += 1
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver(programs):
+    pytest.importorskip("opentelemetry.proto")
+    made = Receiver()
+    programs.callback(made.close)
+    return made
+
+
+def post(headers: bytes) -> bytes:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n" % len(ASKED)
+    return head + headers + b"\r\n\r\n" + ASKED
+
+
+def test_trace_headers_cost_what_others_do(start, engine, receiver):
+    gateway = start(engine.address, traces={"endpoint": receiver.url, "ratio": 0})
+    gateway.ready()
+    exchange(gateway, post(HOSTILE["sampled"]))
+    before, sent = gateway.memory(), 0
+    for _ in range(scaled(20, 500)):
+        for kind, headers in HOSTILE.items():
+            answer = exchange(gateway, post(headers))
+            assert answer.startswith(b"HTTP/1.1 200"), (kind, answer[:300])
+            sent += 1
+    eventually(lambda: receiver.requests > 0, "a delivery of traces")
+    grown = gateway.peak() - before
+    record(
+        f"{sent} requests, {grown / MIB:.1f} MiB grown, {receiver.bytes / sent:.0f} bytes per request to the receiver"
+    )
+    assert grown < MEMORY
+    assert receiver.bytes / sent < 4096
+    assert gateway.log_bytes < 4096
+
+
+def test_lines_lost_on_a_full_disk_are_counted(start, engine):
+    """/dev/full refuses each write, as a full disk does."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    gateway = start(engine.address, access_log="/dev/full")
+    gateway.ready()
+    count = scaled(50, 2000)
+    for _ in range(count):
+        assert exchange(gateway, post(b"x: y")).startswith(b"HTTP/1.1 200")
+
+    def lost() -> float:
+        return gateway.metric(r'llmops_told_total\{result="dropped",signal="access_log"\}')
+
+    eventually(lambda: lost() >= count, f"{count} lost lines counted")
+    record(f"{count} requests, {lost():.0f} lost lines counted, {gateway.log_bytes} bytes of log")
+    assert lost() == count
+    assert gateway.log_bytes < 4096
+
+
+def test_a_line_that_was_torn_does_not_spoil_the_next(tmp_path, monkeypatch):
+    """A disk that fills up in the middle of a line, and has room again: every later line is whole."""
+    file, write, room = tmp_path / "access.log", os.write, [20, 0, 1000]
+
+    def written(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            room.pop(0)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[: room.pop(0)])
+
+    lines = Lines(str(file))
+    monkeypatch.setattr(os, "write", written)
+    with pytest.raises(OSError, match="No space"):
+        lines._write(b'{"first":"a line that is cut off"}\n')
+    lines._write(b'{"second":"whole"}\n')
+    monkeypatch.undo()
+    lines.close()
+    assert file.read_text().splitlines()[1:] == ['{"second":"whole"}']
