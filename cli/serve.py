@@ -58,7 +58,10 @@ PORT = click.IntRange(0, 65535)
     help="Print what starts it on several machines: Kubernetes manifests (LeaderWorkerSet) or a Slurm script.",
 )
 @click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="With --export.")
-@click.option("--image", help="With --export: the container image. Default: NVIDIA's; lws wants ours, see the docs.")
+@click.option(
+    "--image",
+    help="With --export: the container image. lws needs the pushed image of Dockerfile.trtllm; slurm has NVIDIA's.",
+)
 @click.option(
     "--claim", default="models", show_default=True, help="With --export lws: the volume claim of the engines."
 )

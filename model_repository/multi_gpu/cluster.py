@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jinja2
 
+from llmops.build.trtllm.images import Image
 from llmops.errors import InputError
 from llmops.model_repository.multi_gpu.base import plan_launch
 from llmops.model_repository.repository.check import check_repository
@@ -68,7 +69,7 @@ def make_cluster(
     traces: str = "",
     own_image: bool = False,
 ) -> Cluster:
-    """Return what to start where; `own_image` takes the image of our Dockerfile whatever the engine needs.
+    """Return what to start where; `own_image`: `image` is a pushed copy of the image of our Dockerfile.
 
     Raises:
         InputError: This repository, or this number of GPUs, cannot be launched this way.
@@ -100,7 +101,7 @@ def make_cluster(
     folders = sorted({repository.resolve(), Path(engine.directory)})
     return Cluster(
         name,
-        image or (needed.own if own_image else serving_image(needed, marker)),
+        _pushed(image, needed) if own_image else image or serving_image(needed, marker),
         nodes,
         gpus_per_node,
         leader,
@@ -111,6 +112,17 @@ def make_cluster(
         http,
         metrics,
     )
+
+
+def _pushed(image: str | None, needed: Image) -> str:
+    """Return the image. Raises InputError for a name without a registry, which only one machine knows."""
+    registry, slash, _ = (image or needed.own).partition("/")
+    if not slash or not ("." in registry or ":" in registry):
+        raise InputError(
+            f"The nodes of a cluster cannot pull {image or needed.own}: push the image of Dockerfile.trtllm to a "
+            "registry that they reach, and give --image REGISTRY/NAME:TAG."
+        )
+    return image or ""
 
 
 def shell_words(words: list[str]) -> str:

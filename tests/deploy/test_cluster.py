@@ -356,3 +356,28 @@ def test_a_checkpoint_that_cannot_be_read_here_is_left_to_its_owner(tmp_path):
 def chart_of(folder: Path, described: dict):
     (folder / "llmops.yaml").write_text(yaml.safe_dump(described))
     return CliRunner().invoke(cli, ["chart", "-f", str(folder / "llmops.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("host", "peer"),
+    [
+        (
+            "pg.databases.svc.cluster.local",
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "databases"}}},
+        ),
+        ("pg-0.pg.databases.svc", {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "databases"}}}),
+        ("pg", {"podSelector": {}}),
+        ("10.1.2.3", {"ipBlock": {"cidr": "10.1.2.3/32"}}),
+        ("[2001:db8::7]", {"ipBlock": {"cidr": "2001:db8::7/128"}}),
+        # policies know no names
+        ("db.example.com", None),
+        ("svc.example.com", None),
+    ],
+)
+def test_addresses_become_rules(host, peer):
+    from llmops.cli.service.cluster import backends_of
+    from llmops.gateway.settings import GatewaySettings
+
+    found = backends_of(GatewaySettings(store=f"postgresql://u:p@{host}:5433/llmops", redis=f"rediss://:p@{host}/0"))
+    to = {} if peer is None else {"to": [peer]}
+    assert found == {"store": [{**to, "ports": [{"port": 5433}]}], "redis": [{**to, "ports": [{"port": 6379}]}]}

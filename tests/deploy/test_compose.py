@@ -326,7 +326,7 @@ def test_prometheus_takes_its_configuration(promtool, tmp_path):
     }
 
 
-@pytest.mark.parametrize("file", ["Dockerfile.gateway", "Dockerfile.trtllm"])
+@pytest.mark.parametrize("file", ["Dockerfile.build", "Dockerfile.gateway", "Dockerfile.trtllm"])
 def test_hadolint_finds_nothing(file):
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if program is None:
@@ -335,8 +335,8 @@ def test_hadolint_finds_nothing(file):
     assert done.returncode == 0, done.stdout
 
 
-def instructions() -> list[tuple[str, str]]:
-    text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (ROOT / "Dockerfile.gateway").read_text(), flags=re.M))
+def instructions(file: str = "Dockerfile.gateway") -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (ROOT / file).read_text(), flags=re.M))
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
 
 
@@ -360,3 +360,15 @@ def test_the_gateways_image_has_every_package_and_the_extras_of_its_services():
     extras = set(re.search(r"/src\[([\w,]+)\]", text)[1].split(","))
     known = set(re.findall(r"^([a-z]+) = \[$", (ROOT / "pyproject.toml").read_text(), re.M))
     assert {"store", "redis", "kafka"} <= extras <= known
+
+
+def test_the_builds_image_has_every_package_and_checks_its_modelopt():
+    found = instructions("Dockerfile.build")
+    copied = {words.split()[0] for name, words in found if name == "COPY"}
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"} <= copied
+    (made,) = [words for name, words in found if name == "RUN"]
+    assert "-c /src/constraints.txt" in made
+    assert "/src[quantize]" in made
+    # the function that `llmops build` calls before it quantises
+    assert "from llmops.build.quantize.loading import require_quantize_extra" in made
+    assert dict(found)["USER"] == "10001"

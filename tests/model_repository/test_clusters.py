@@ -41,7 +41,14 @@ def repository(tmp_path: Path) -> Path:
 
 
 def export(kind: str, repository: Path, gpus: int = 8, **more: str) -> str:
-    return export_launch(kind, repository, gpus, None, "models", Ports(), 30, **more)
+    image = "registry.example/llmops:trtllm" if kind == "lws" else None
+    return export_launch(kind, repository, gpus, image, "models", Ports(), 30, **more)
+
+
+@pytest.mark.parametrize("image", [None, "llmops:trtllm", "team/llmops:trtllm"])
+def test_an_image_that_only_this_machine_knows_is_not_exported(repository: Path, image: str | None) -> None:
+    with pytest.raises(InputError, match=r"cannot pull .*llmops:trtllm: push the image"):
+        export_launch("lws", repository, 8, image, "models", Ports(), 30)
 
 
 def test_traces_are_exported_where_they_are_asked_for(repository: Path) -> None:
