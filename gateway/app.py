@@ -22,8 +22,7 @@ from llmops.gateway.callers.limits.reads import ReadLimit
 from llmops.gateway.callers.usage.bind import billing_of
 from llmops.gateway.callers.usage.check import usage_of
 from llmops.gateway.conversations.run import Running
-from llmops.gateway.conversations.store import ResponseStore
-from llmops.gateway.conversations.table import Bounds, ResponseTable
+from llmops.gateway.conversations.store import MemoryResponses, ResponseStore
 from llmops.gateway.endpoints.chat import ChatCompletions
 from llmops.gateway.endpoints.completions import Completions
 from llmops.gateway.endpoints.elsewhere import add_elsewhere
@@ -81,7 +80,6 @@ from llmops.gateway.openai.embeddings import EmbeddingRequest
 from llmops.gateway.openai.rerank import RerankRequest
 from llmops.gateway.openai.responses import ResponsesRequest
 from llmops.gateway.settings import GatewaySettings
-from llmops.gateway.siblings import ALONE, Siblings
 from llmops.gateway.text.threads import TextThreads
 
 # adds its routes at once; what it returns is entered when the application begins, and left when it ends
@@ -101,9 +99,7 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-def create_app(
-    settings: GatewaySettings, siblings: Siblings = ALONE, checks: Sequence[Check] = (), guests: Sequence[Guest] = ()
-) -> ExpressApp:
+def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: Sequence[Guest] = ()) -> ExpressApp:
     """The application for any ASGI server. Nothing is connected before its lifespan starts.
 
     `checks` are what every request must pass, in this order, after those that the settings name. `guests` are what else
@@ -121,7 +117,7 @@ def create_app(
     metrics.registry.register(Census(catalogue, fleets))
     access = access_of(settings)
     billing = billing_of(settings)
-    limits = limits_of(settings, siblings.own, billing)
+    limits = limits_of(settings, billing)
     usage = usage_of(settings, billing)
     tracing, access_log = tracing_of(settings, metrics), access_log_of(settings, metrics)
     tellers = [one for one in (tracing, access_log) if one is not None]
@@ -182,7 +178,6 @@ def create_app(
             *([tracing.passed("rate_limit")] if tracing and limits else []),
             *([usage] if usage else []),
         ],
-        own=siblings.own,
     )
     add_handlers(app)
     generating = catalogue.of(ServedModel)
@@ -197,11 +192,9 @@ def create_app(
         default_tokens=settings.sampling.max_tokens,
         strict_fields=settings.strict_fields,
     )
-    health = Health(catalogue, metrics, siblings.others)
+    health = Health(catalogue, metrics)
     app.state.health, app.state.metrics = health, metrics
-    kept = settings.responses
-    store = ResponseStore(ResponseTable(siblings.responses, Bounds(kept.entries, kept.bytes, kept.age)))
-    responses = Responses(service, Running(siblings.own, store))
+    responses = Responses(service, Running(_responses_of(settings)))
     _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)
     app.express = dict(_posts(app.router, app.exception_handlers))
@@ -213,7 +206,7 @@ def create_app(
     app.add_api_route("/health/ready", health.ready, methods=["GET"], **ready)
     if fleets is not None:
         shown: dict[str, Any] = {"summary": "Show what this gateway knows of its replicas", "tags": ["health"]}
-        replicas = Replicas(catalogue, siblings.others)
+        replicas = Replicas(catalogue)
         app.add_api_route("/replicas", replicas.handle, methods=["GET"], **shown)
     scraped: dict[str, Any] = {"summary": "Show metrics for Prometheus", "tags": ["health"]}
     app.add_api_route("/metrics", health.metrics, methods=["GET"], response_class=PlainTextResponse, **scraped)
@@ -222,6 +215,14 @@ def create_app(
     if settings.store is not None and not guests:
         add_elsewhere(app)
     return app
+
+
+def _responses_of(settings: GatewaySettings) -> ResponseStore:
+    if settings.store is None:
+        return MemoryResponses(settings.responses)
+    from llmops.gateway.conversations.sql import SqlResponses
+
+    return SqlResponses(settings.store, settings.responses)
 
 
 def _objectives(settings: GatewaySettings, model: str) -> Objectives:

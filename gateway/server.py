@@ -1,4 +1,9 @@
-"""Running the gateway: in one process, or in several workers behind one port."""
+"""Running the gateway: one process, or several independent ones behind one port.
+
+Each worker is a whole gateway. Workers share the listening socket and nothing else: what more than one of them must
+know (limits, stored responses, keys) is in Redis or the store. Each also listens on a port of its own, so that
+Prometheus reads the metrics of every worker.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +11,16 @@ import logging
 import resource
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import ExitStack, closing
 
+from llmops.errors import InputError
 from llmops.gateway.app import Guest, create_app
 from llmops.gateway.callers.access.guard import keys_asked
-from llmops.gateway.conversations.table import ResponseTable
 from llmops.gateway.http.serving import DrainingServer, bind, calm_garbage_collector, server_config
 from llmops.gateway.settings import GatewaySettings
-from llmops.gateway.siblings import ALONE, Siblings, crew
 from llmops.gateway.supervisor import Supervisor
-from llmops.gateway.workplace import workplace
 
 log = logging.getLogger(__name__)
-
-
-def _raise_descriptor_limit() -> None:
-    """As many as the system allows: each connection is one, and shells start programs with 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run(
@@ -32,51 +28,72 @@ def run(
     on_listening: Callable[[str, bool], None] | None = None,
     guests: Sequence[Guest] = (),
 ) -> bool:
-    """Serve until SIGTERM or Ctrl-C. `on_listening` gets the base URL, and whether keys are asked for, as soon as the
-    port is bound. True when a second signal ended it. `guests` are served by every worker.
+    """Serve until SIGTERM or Ctrl-C.
 
-    Raises InputError for a host that opens the gateway to others without keys, unless the settings say so.
+    Args:
+        settings: The gateway's settings; `workers` is the number of processes.
+        on_listening: Called with the base URL, and with whether API keys are required, as soon as the port is bound.
+        guests: Applications that every worker serves beside the gateway.
+
+    Returns:
+        True if a second signal ended the gateway before its answers had ended.
+
+    Raises:
+        InputError: The host opens the gateway to others without keys and `open` is not set, or several workers have
+            nowhere to share what they must share.
+        ResourceError: The port is taken.
     """
     asked = keys_asked(settings)
-    listener = bind(settings.host, settings.port)
+    _check_workers(settings)
     _raise_descriptor_limit()
-    try:
-        host, port = listener.getsockname()[:2]
+    with ExitStack() as stack:
+        listener = stack.enter_context(closing(bind(settings.host, settings.port)))
         if on_listening is not None:
-            on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", asked)
+            on_listening(_url_of(listener), asked)
         if settings.workers == 1:
-            return _serve(settings, [listener], guests=guests)
-        return _run_workers(settings, listener, guests)
-    finally:
-        listener.close()
+            return _serve(settings, [listener], guests)
+        # before the first fork, so that a signal finds the supervisor, and a restarted worker its old port
+        supervisor = Supervisor(settings.workers)
+        first = settings.port + 1 if settings.port else 0
+        own = [
+            stack.enter_context(closing(bind(settings.host, first and first + index)))
+            for index in range(settings.workers)
+        ]
+        log.info("metrics of each worker: %s", ", ".join(f"{_url_of(one)}/metrics" for one in own))
+        return supervisor.run(lambda index: _serve(settings, [listener, own[index]], guests))
 
 
-def _run_workers(settings: GatewaySettings, listener: socket.socket, guests: Sequence[Guest]) -> bool:
-    """Each worker also listens on a Unix socket, where the others read its metrics and reach what it generates."""
-    # first of all, so that a signal finds somebody who tidies up
-    supervisor = Supervisor(settings.workers)
-    with workplace() as place:
-        places = crew(place.folder, settings.workers)
-        # made once, before there is anyone to make it at the same time
-        ResponseTable(places[0].responses).close()
-
-        def work(index: int) -> None:
-            place.enter()
-            own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            Path(places[index].own).unlink(missing_ok=True)
-            own.bind(places[index].own)
-            _serve(settings, [listener, own], places[index], guests)
-
-        return supervisor.run(work, place.leave)
+def _check_workers(settings: GatewaySettings) -> None:
+    """Raise InputError if workers would each hold a part of what callers take for one gateway's state."""
+    if settings.workers == 1:
+        return
+    if settings.responses.entries and settings.store is None:
+        raise InputError(
+            f"{settings.workers} workers need a store: a stored response must be found by each of them. Set `store`, "
+            "turn stored responses off with `responses: {entries: 0}`, or use one worker."
+        )
+    limited = settings.quotas.model_fields_set or settings.store is not None
+    if limited and settings.redis is None:
+        raise InputError(
+            f"{settings.workers} workers need Redis: each alone would let callers use their whole limit. Set `redis`, "
+            "or use one worker."
+        )
 
 
-def _serve(
-    settings: GatewaySettings,
-    sockets: list[socket.socket],
-    siblings: Siblings = ALONE,
-    guests: Sequence[Guest] = (),
-) -> bool:
-    app = create_app(settings, siblings, guests=guests)
+def _raise_descriptor_limit() -> None:
+    """Raise the limit of open files to the system's maximum: each connection is a file, and shells allow 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _serve(settings: GatewaySettings, sockets: list[socket.socket], guests: Sequence[Guest]) -> bool:
+    app = create_app(settings, guests=guests)
     calm_garbage_collector()
     server = DrainingServer(server_config(app, settings), app.state.health.drain)
     server.run(sockets=sockets)

@@ -194,10 +194,15 @@ class SamplingSettings(_Section):
 
 
 class StoredResponses(_Section):
-    """How many responses are kept for previous_response_id and GET, in memory or the workers' shared file."""
+    """Responses that are kept for `previous_response_id` and GET: in the store if there is one, else in memory.
 
-    entries: Annotated[int, Field(gt=0)] = 2_000
+    `entries` (0 stores none) and `bytes` bound the responses of each owner in a store, and of all owners in memory;
+    `item_bytes` bounds a single response with its input, `age` how long it is kept.
+    """
+
+    entries: Annotated[int, Field(ge=0)] = 2_000
     bytes: Annotated[int, Field(gt=0)] = 64_000_000
+    item_bytes: Annotated[int, Field(gt=0)] = 1_000_000
     age: _Duration = Seconds(86_400)
 
 

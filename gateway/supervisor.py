@@ -35,13 +35,12 @@ class Supervisor:
         for number in _SIGNALS:
             signal.signal(number, self._hand_on)
 
-    def run(self, work: Callable[[int], None], orphaned: Callable[[], None]) -> bool:
-        """Each worker does `work(index)`, and another one in place of one that dies. True when a second signal ended
-        them.
+    def run(self, work: Callable[[int], object]) -> bool:
+        """Run `work(index)` in each worker, and start a worker that dies again.
 
-        `orphaned` is called in a worker that ends later than its supervisor.
+        Returns True if a second signal ended the workers before their answers had ended.
         """
-        self._work, self._orphaned = work, orphaned
+        self._work = work
         for index in range(self._count):
             self._start(index)
         while self._workers:
@@ -85,8 +84,6 @@ class Supervisor:
         except Exception:
             log.exception("worker %d", index)
         finally:
-            if os.getppid() != parent:
-                self._orphaned()
             os._exit(code)
 
     def _leave_supervisor(self, parent: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Date,
     ForeignKey,
@@ -30,7 +31,7 @@ from llmops.store.moment import Moment
 # SQLite has no such type, and people who look into a file look for what a bill shows
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 
-SCHEMA = "0003"
+SCHEMA = "0004"
 """The newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
 
@@ -146,6 +147,30 @@ messages = Table(
     _created_at(),
 )
 Index("idx_messages_conversation", messages.c.conversation_id, messages.c.created_at)
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("owner", String(255), nullable=False),
+    Column("previous_id", String(64)),
+    Column("running", Boolean, nullable=False),
+    Column("cancelled", Boolean, nullable=False),
+    Column("written_at", Moment, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("response", Text, nullable=False),
+    Column("items", Text, nullable=False),
+    Column("cuts", Text, nullable=False),
+)
+Index("idx_responses_owner", responses.c.owner, responses.c.written_at)
+
+response_items = Table(
+    "response_items",
+    metadata,
+    Column("owner", String(255), primary_key=True),
+    Column("id", String(128), primary_key=True),
+    Column("response_id", String(64), ForeignKey("responses.id", ondelete="CASCADE"), nullable=False, index=True),
+)
 
 usage_records = Table(
     "usage_records",

@@ -1,33 +1,71 @@
-"""Typed events as a stream: written, followed while they are made, or sent again."""
+"""Typed events as a stream: rendered, followed while they are generated, or sent again.
+
+Events that exist already are rendered as the client reads them, a few kilobytes at a time: a response can be
+megabytes, and any number of clients may ask for it at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from llmops.gateway.conversations.builder import Event
+from llmops.gateway.conversations.builder import Event, replay
+from llmops.gateway.conversations.store import ResponseStore, StoredResponse
+from llmops.gateway.errors import ApiError, log_detail
 from llmops.gateway.http.events import EventSource
+
+# Bytes after which a piece of a replay is sent.
+PIECE = 32 * 1024
+# Seconds between two looks at a response that another gateway generates.
+POLL_INTERVAL = 0.5
 
 
 def written(events: Iterable[Event]) -> bytes:
-    """Server-sent events with their type as the event's name, as OpenAI sends them."""
-    return b"".join(
-        f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode(
-            "utf-8", "replace"
-        )
-        for event in events
-    )
+    """Render server-sent events with their type as the event's name, as OpenAI sends them."""
+    return b"".join(map(_rendered, events))
 
 
-class Followed(EventSource):
-    """Events that somebody else makes. A reader who leaves changes nothing for the others."""
+def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -> Iterator[Event]:
+    """Yield the events of a response up to now whose sequence number is greater than `number`."""
+    return (event for event in replay(response, cuts) if event["sequence_number"] > number)
 
-    def __init__(self, past: bytes) -> None:
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+class Replay(EventSource):
+    """Events that exist already."""
+
+    def __init__(self, past: Iterable[Event]) -> None:
+        self._past = iter(past)
         self._over = False
-        if past:
-            self.put(past)
+
+    async def next(self) -> bytes | None:
+        return None if self._over else self._piece()
+
+    def cancel(self) -> None:
+        self._over = True
+
+    def close(self) -> None:
+        self._over = True
+
+    def _piece(self) -> bytes | None:
+        """Render the next events, at least one; None at their end."""
+        parts: list[bytes] = []
+        size = 0
+        for event in self._past:
+            parts.append(_rendered(event))
+            size += len(parts[-1])
+            if size >= PIECE:
+                break
+        return b"".join(parts) or None
+
+
+class Followed(Replay):
+    """Events of a response that this process generates. A reader who leaves changes nothing for the others."""
+
+    def __init__(self, past: Iterable[Event]) -> None:
+        super().__init__(past)
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def put(self, data: bytes) -> None:
         self._queue.put_nowait(data)
@@ -36,13 +74,52 @@ class Followed(EventSource):
         self._queue.put_nowait(None)
 
     async def next(self) -> bytes | None:
-        data = None if self._over else await self._queue.get()
-        self._over = data is None
+        if self._over:
+            return None
+        data = self._piece() or await self._queue.get()
+        self._over = self._over or data is None
         return data
 
     def cancel(self) -> None:
-        self._over = True
+        super().cancel()
         self.end()
 
-    def close(self) -> None:
-        self._over = True
+
+class Polled(Replay):
+    """Events of a response that another gateway generates, read from the store as the response grows."""
+
+    def __init__(self, store: ResponseStore, entry: StoredResponse, after: int) -> None:
+        self._store, self._id, self._owner = store, entry.id, entry.owner
+        self._after, self._running = after, entry.running
+        super().__init__(self._new(entry))
+
+    async def next(self) -> bytes | None:
+        while not self._over:
+            piece = self._piece()
+            if piece is not None:
+                return piece
+            if not self._running:
+                break
+            await asyncio.sleep(POLL_INTERVAL)
+            await self._look()
+        return None
+
+    async def _look(self) -> None:
+        try:
+            row = await self._store.find(self._id, self._owner)
+        except ApiError as error:
+            log_detail(error)
+            return
+        self._running = row is not None and row.running
+        if row is not None:
+            self._past = iter(self._new(row.decoded()))
+
+    def _new(self, entry: StoredResponse) -> list[Event]:
+        events = list(events_after(self._after, entry.response, entry.cuts))
+        self._after = max([self._after, *(event["sequence_number"] for event in events)])
+        return events
+
+
+def _rendered(event: Event) -> bytes:
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {event['type']}\ndata: {data}\n\n".encode("utf-8", "replace")

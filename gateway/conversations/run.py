@@ -1,15 +1,16 @@
-"""One response being generated: the answer's text becomes items and events, and the store knows of it."""
+"""One response being generated: the answer's text becomes items and events, and the result is stored."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import Future
+from collections.abc import Coroutine
+from typing import Any
 
 from llmops.gateway.answers.answer import Answer, Delta
 from llmops.gateway.answers.events import AnswerEvents
-from llmops.gateway.conversations.builder import Event, ResponseBuilder, TokenCounts, replay
-from llmops.gateway.conversations.events import Followed, written
+from llmops.gateway.conversations.builder import Event, ResponseBuilder, TokenCounts
+from llmops.gateway.conversations.events import Followed, events_after, written
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.conversations.store import ResponseStore, StoredResponse
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, log_detail
@@ -17,32 +18,45 @@ from llmops.gateway.http.context import RequestContext
 
 log = logging.getLogger(__name__)
 
+# Seconds between two reports of a background response to a store that other gateways read.
+REPORT_INTERVAL = 2.0
+
 
 class Running:
-    """The responses that this worker is generating, by id; finished ones are in the store."""
+    """The responses that this process generates, by id, and the store where they go when they end."""
 
-    def __init__(self, worker: str, store: ResponseStore) -> None:
-        self.worker = worker
+    def __init__(self, store: ResponseStore) -> None:
         self.store = store
         self._runs: dict[str, ResponseRun] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
 
     def find(self, response_id: str, owner: str) -> ResponseRun | None:
         run = self._runs.get(response_id)
         return run if run is not None and run.owner == owner else None
 
-    def begin(self, run: ResponseRun) -> Future[None]:
-        """Once this returns, every worker can find it."""
+    def add(self, run: ResponseRun) -> None:
         self._runs[run.id] = run
-        return self.store.put_soon(run.entry(self.worker))
 
-    def end(self, run: ResponseRun) -> None:
+    def remove(self, run: ResponseRun) -> None:
         self._runs.pop(run.id, None)
+
+    def soon(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run `work` in a task that `close` waits for."""
+        task = asyncio.create_task(work, name="response")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Wait until what ended is stored, and close the store."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.store.close()
 
 
 class ResponseRun(AnswerEvents):
-    """Streams the events, is collected, or runs in the background, and others may follow.
+    """One response: streamed to its client, collected, or generated in the background; others may follow.
 
-    However it ends, the store gets the last state before the client does. Without `running` nothing is stored.
+    However the response ends, it is stored before the client sees its end. If it cannot be stored, its last state says
+    `"store": false`. Without `running` nothing is stored.
     """
 
     def __init__(
@@ -51,43 +65,49 @@ class ResponseRun(AnswerEvents):
         super().__init__(answer)
         self.owner = owner
         self._builder, self._items, self._running = builder, items, running
-        self._begun = self._closed = self._shown = False
+        self._begun = self._closed = self._shown = self._announced = False
         self._unsaved: StoredResponse | None = None
         self._followers: list[Followed] = []
-        self._last = b""
-        self._known: Future[None] | None = None
+        self._last: list[Event] = []
 
     @property
     def id(self) -> str:
         return self._builder.id
 
     def begin(self) -> ResponseRun:
-        """Let others find it while it runs; without this only its end is stored."""
+        """Let others find the response while it runs; without this only its end is stored."""
         self._shown = True
         if self._running is not None:
-            self._known = self._running.begin(self)
+            self._running.add(self)
         return self
 
-    async def known(self) -> None:
-        """Wait until every worker can find it."""
-        known, self._known = self._known, None
-        if known is not None:
-            await asyncio.wrap_future(known)
+    async def announce(self) -> None:
+        """Store that the response is running, for every gateway. Raises UnavailableError if it cannot be stored."""
+        if self._running is not None:
+            await self._running.store.put(self.entry(running=True).to_row())
+            self._announced = True
 
-    def entry(self, worker: str | None = None) -> StoredResponse:
-        """The state now, as it is stored; later deltas do not change it."""
+    def entry(self, running: bool = False) -> StoredResponse:
+        """Return the present state; later deltas do not change it."""
         cuts = [list(sizes) for sizes in self._builder.cuts]
-        return StoredResponse(self.owner, self._builder.so_far(), self._items, cuts, worker)
+        return StoredResponse(self.owner, self._builder.so_far(), self._items, cuts, running)
 
     def follow(self, after: int = -1) -> Followed:
-        """A second reader: what was sent after event `after`, then what comes."""
-        past = replay(self._builder.so_far(), self._builder.cuts) if self._begun else []
-        follower = Followed(written(event for event in past if event["sequence_number"] > after))
+        """Return another reader: the events after number `after`, then what comes."""
+        past = events_after(after, self._builder.so_far(), self._builder.cuts) if self._begun else ()
+        follower = Followed(list(past))
         if self._closed:
             follower.end()
         else:
             self._followers.append(follower)
         return follower
+
+    def discard(self) -> None:
+        """Stop the response and store nothing of it: it was deleted."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.remove(self)
+        self.cancel()
 
     # -- as an event source ----------------------------------------------------------------------------------------
 
@@ -100,9 +120,9 @@ class ResponseRun(AnswerEvents):
         self._shown = True
 
     async def next(self) -> bytes | None:
-        await self.known()
         data = await super().next()
-        await self._save()
+        if not await self._save():
+            return written(self._last)
         return data
 
     def render(self, delta: Delta) -> bytes:
@@ -148,6 +168,9 @@ class ResponseRun(AnswerEvents):
 
     async def in_background(self) -> None:
         """Run to the end, with or without readers."""
+        reports = None
+        if self._running is not None and self._running.store.shared:
+            reports = asyncio.create_task(self._report(self._running.store), name="report-response")
         try:
             await self._answer.start()
             await self.collect()
@@ -157,8 +180,25 @@ class ResponseRun(AnswerEvents):
             log.exception("response %s failed", self.id)
             self._give_up(InternalError("The gateway failed in the middle of the response."))
         finally:
+            if reports is not None:
+                reports.cancel()
             await self._save()
             self.close()
+
+    async def _report(self, store: ResponseStore) -> None:
+        """Store the state now and then, and stop when another gateway cancelled or deleted the response."""
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL)
+            try:
+                if not await store.put(self.entry(running=True).to_row(), new=False):
+                    break
+                continue
+            except ApiError as error:
+                log_detail(error)
+        if await store.find(self.id, self.owner) is None:
+            self.discard()
+        else:
+            self.cancel()
 
     def _give_up(self, error: ApiError) -> None:
         log_detail(error)
@@ -171,20 +211,24 @@ class ResponseRun(AnswerEvents):
     def _published(self, events: list[Event]) -> bytes:
         data = written(events)
         if self._closed:
-            self._last = data  # followers may have it when the response is stored
+            self._last = events  # followers may have them when the response is stored
         else:
             for follower in self._followers:
                 follower.put(data)
         return data
 
     def _publish(self, events: list[Event]) -> None:
-        """The same when nobody is waiting for the bytes."""
-        if self._followers:
+        """Publish events when nobody waits for the bytes."""
+        if self._closed:
+            self._last = events
+        elif self._followers:
             self._published(events)
 
-    def _release(self, last: bytes) -> None:
+    def _release(self) -> None:
+        last = written(self._last) if self._followers else b""
         for follower in self._followers:
-            follower.put(last)
+            if last:
+                follower.put(last)
             follower.end()
         self._followers.clear()
 
@@ -225,17 +269,35 @@ class ResponseRun(AnswerEvents):
             return
         self._builder.cancel()
         self._settle()
-        if self._running is not None and self._unsaved is not None:
-            self._running.store.put_soon(self._unsaved)
-            self._running.end(self)
-        self._unsaved = None
-        self._release(b"")
+        if self._running is not None:
+            self._running.soon(self._save())
+        else:
+            self._release()
 
-    async def _save(self) -> None:
+    async def _save(self) -> bool:
+        """Store the last state if there is one to store. Returns False if it could not be stored."""
         entry, self._unsaved = self._unsaved, None
         if entry is None:
-            return
-        if self._running is not None:
-            await asyncio.shield(self._running.store.put(entry))
-            self._running.end(self)
-        self._release(self._last)
+            return True
+        stored = self._running is None or await asyncio.shield(self._stored(self._running, entry))
+        if not stored:
+            for event in self._last:
+                if "response" in event:
+                    event["response"]["store"] = False
+            self._builder.response["store"] = False
+        self._release()
+        return stored
+
+    async def _stored(self, running: Running, entry: StoredResponse) -> bool:
+        row, limit = entry.to_row(), running.store.limits.item_bytes
+        try:
+            if row.size > limit:
+                log.warning("response %s was not stored: it has %d bytes, and at most %d are", row.id, row.size, limit)
+                return False
+            await running.store.put(row, new=not self._announced)
+        except ApiError as error:
+            log.warning("response %s was not stored: %s", row.id, error.told)
+            return False
+        finally:
+            running.remove(self)
+        return True

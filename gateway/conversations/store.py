@@ -1,131 +1,242 @@
-"""Responses that can be referred to later, by their owner only. All workers of a gateway see the same ones."""
+"""Responses that later requests can refer to: what is stored of them, and where.
+
+Only the owner of a response finds it. `MemoryResponses` keeps responses as long as the process lives;
+`SqlResponses` (sql.py) keeps them in the store, where every gateway of a deployment finds them.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import sqlite3
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from llmops.gateway.conversations.items import Item
-from llmops.gateway.conversations.table import ResponseTable, Row
-from llmops.gateway.errors import InvalidRequestError, NotFoundError
+from llmops.gateway.settings import StoredResponses
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+# What clients choose as the id of an item is the key of an index.
+LONGEST_ITEM_ID = 128
 
 
 @dataclass(slots=True)
 class StoredResponse:
     """A response with the items that were sent for it (not those of its predecessors).
 
-    `cuts` are the sizes of the deltas of each output item, from which its events can be made again; `worker` is where
-    it is being generated, None when that is over.
+    Attributes:
+        owner: The tenant or user that created the response.
+        response: The response object as the API shows it.
+        items: The input items. A reference to another item is stored as the reference.
+        cuts: The sizes of the deltas of each output item, in characters, from which its events are made again.
+        running: True while a gateway generates the response.
     """
 
     owner: str
     response: dict[str, Any]
     items: list[Item]
     cuts: list[list[int]] = field(default_factory=list)
-    worker: str | None = None
+    running: bool = False
 
     @property
     def id(self) -> str:
         return str(self.response["id"])
 
     def to_row(self) -> Row:
-        # one item at a time: encoding holds the GIL, and others get it in between
-        items = ",".join([_json(item) for item in self.items])
-        body = f"[{_json(self.response)},[{items}],{_json(self.cuts)}]"
-        return Row(self.id, self.owner, self.response.get("previous_response_id"), self.worker, body)
-
-    @classmethod
-    def of(cls, row: Row) -> StoredResponse:
-        response, items, cuts = json.loads(row.body)
-        return cls(row.owner, response, items, cuts, row.worker)
-
-    def item_ids(self) -> Iterator[str]:
-        for item in (*self.items, *self.response["output"]):
-            if isinstance(item.get("id"), str):
-                yield item["id"]
+        """Return the response as it is stored."""
+        named = (*self.items, *self.response["output"])
+        return Row(
+            id=self.id,
+            owner=self.owner,
+            previous=self.response.get("previous_response_id"),
+            running=self.running,
+            response=to_json(self.response),
+            items=to_json(self.items),
+            cuts=to_json(self.cuts),
+            item_ids=tuple(item["id"] for item in named if "id" in item and item.get("type") != "item_reference"),
+        )
 
 
-class ResponseStore:
-    """The table on its own thread: calls run in the order in which they were made."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A stored response, encoded: `response`, `items` and `cuts` are JSON. `age` is in seconds since the last write."""
 
-    def __init__(self, table: ResponseTable) -> None:
-        self._table = table
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmops-responses")
+    id: str
+    owner: str
+    previous: str | None
+    running: bool
+    response: str
+    items: str
+    cuts: str
+    item_ids: tuple[str, ...] = ()
+    age: float = 0.0
 
-    async def put(self, entry: StoredResponse) -> None:
-        """Failures are only logged: an answer must not fail because it cannot be stored."""
-        await asyncio.wrap_future(self.put_soon(entry))
+    @property
+    def size(self) -> int:
+        """The characters that the row counts for."""
+        return len(self.response) + len(self.items) + len(self.cuts)
 
-    def put_soon(self, entry: StoredResponse) -> Future[None]:
-        """The same without waiting. `entry` must not change afterwards."""
-        return self._thread.submit(self._put, entry)
+    def decoded(self) -> StoredResponse:
+        """Parse the row. Costs about 10 ms per megabyte."""
+        return StoredResponse(
+            self.owner, json.loads(self.response), json.loads(self.items), json.loads(self.cuts), self.running
+        )
 
-    async def get(self, response_id: str, owner: str) -> StoredResponse:
-        """Raises NotFoundError, for another owner's response as well."""
-        entry = await self._run(lambda: _read(self._table.find(response_id, owner)))
-        if entry is None:
-            raise NotFoundError(f"Response with id '{response_id}' not found.")
-        return entry
 
-    async def find_item(self, item_id: str, owner: str) -> Item | None:
-        entry = await self._run(lambda: _read(self._table.find_by_item(item_id, owner)))
-        if entry is None:
-            return None
-        return next((item for item in (*entry.items, *entry.response["output"]) if item.get("id") == item_id), None)
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One response of a chain, before anything of it is read: its id and its size in characters."""
 
-    async def context(self, response_id: str, owner: str) -> list[Item]:
-        """The items of the response and of all before it, oldest first.
+    id: str
+    size: int
 
-        Raises NotFoundError if one is gone and InvalidRequestError if the last is not complete yet.
+
+class ResponseStore(ABC):
+    """Stored responses, found by id and owner."""
+
+    #: True if other gateways see the same responses.
+    shared = False
+
+    def __init__(self, limits: StoredResponses) -> None:
+        self.limits = limits
+
+    @abstractmethod
+    async def put(self, row: Row, new: bool = True) -> bool:
+        """Write a response, and evict what exceeds the limits.
+
+        Args:
+            row: The response in its present state.
+            new: Insert the response if it is not stored. Otherwise the response is only replaced.
+
+        Returns:
+            False, without a write, if the response was deleted meanwhile, or is running and was cancelled.
+
+        Raises:
+            UnavailableError: The response could not be stored.
         """
-        entries, missing = await self._run(lambda: self._chain(response_id, owner))
-        if missing is not None:
-            raise NotFoundError(
-                f"Previous response with id '{missing}' not found.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        if entries[-1].worker is not None:
-            raise InvalidRequestError(
-                f"Previous response with id '{response_id}' is still in progress.", param="previous_response_id"
-            )
-        return [item for entry in entries for item in (*entry.items, *entry.response["output"])]
+
+    @abstractmethod
+    async def find(self, response_id: str, owner: str) -> Row | None:
+        """Return the response, or None if the owner has no response of this id."""
+
+    @abstractmethod
+    async def find_items(self, item_ids: Iterable[str], owner: str) -> Sequence[Link]:
+        """Return the responses of this owner that hold any of these items, each once."""
+
+    @abstractmethod
+    async def chain(self, response_id: str, owner: str) -> tuple[Sequence[Link], str | None]:
+        """Return a response and its predecessors, newest first, and the id of a predecessor that is missing."""
+
+    @abstractmethod
+    async def delete(self, response_id: str, owner: str) -> bool:
+        """Delete the response. Returns False if the owner has no response of this id."""
+
+    async def ask_to_cancel(self, response_id: str, owner: str) -> None:
+        """Ask the gateway that generates the response to stop. Does nothing where no other gateway can."""
+        return
+
+    async def close(self) -> None:
+        """Release what the store holds."""
+        return
+
+
+class MemoryResponses(ResponseStore):
+    """The responses of this process, bounded in number, size and age.
+
+    Over its bounds it evicts from the owner that holds most, least recently used first: one owner cannot evict the
+    responses of another that holds less.
+    """
+
+    def __init__(self, limits: StoredResponses, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(limits)
+        self._clock = clock
+        self._owners: dict[str, OrderedDict[str, Row]] = {}
+        self._sizes: dict[str, int] = {}
+        self._size = 0
+        self._holders: dict[tuple[str, str], str] = {}
+        # when each response was last written, oldest first; rewritten and deleted responses leave stale entries
+        self._written: deque[tuple[float, str, str]] = deque()
+        self._when: dict[str, float] = {}
+
+    async def put(self, row: Row, new: bool = True) -> bool:
+        self._expire()
+        if not self._remove(row.owner, row.id) and not new:
+            return False
+        self._owners.setdefault(row.owner, OrderedDict())[row.id] = row
+        self._sizes[row.owner] = self._sizes.get(row.owner, 0) + row.size
+        self._size += row.size
+        for item_id in row.item_ids:
+            self._holders[row.owner, item_id] = row.id
+        self._when[row.id] = now = self._clock()
+        self._written.append((now, row.owner, row.id))
+        while len(self) > self.limits.entries or self._size > self.limits.bytes:
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            self._remove(largest, next(iter(self._owners[largest])))
+        return True
+
+    async def find(self, response_id: str, owner: str) -> Row | None:
+        self._expire()
+        rows = self._owners.get(owner)
+        if rows is None or response_id not in rows:
+            return None
+        rows.move_to_end(response_id)
+        return rows[response_id]
+
+    async def find_items(self, item_ids: Iterable[str], owner: str) -> Sequence[Link]:
+        self._expire()
+        found = {self._holders[owner, one] for one in item_ids if (owner, one) in self._holders}
+        return [Link(one, self._owners[owner][one].size) for one in found]
+
+    async def chain(self, response_id: str, owner: str) -> tuple[Sequence[Link], str | None]:
+        links: list[Link] = []
+        wanted: str | None = response_id
+        while wanted is not None and len(links) < self.limits.entries:
+            row = await self.find(wanted, owner)
+            if row is None:
+                return links, wanted
+            links.append(Link(row.id, row.size))
+            wanted = row.previous
+        return links, None
 
     async def delete(self, response_id: str, owner: str) -> bool:
-        return await self._run(lambda: self._table.delete(response_id, owner))
+        return self._remove(owner, response_id)
 
-    def close(self) -> None:
-        """Pending calls still complete."""
-        self._thread.submit(self._table.close)
-        self._thread.shutdown(wait=True)
+    def __len__(self) -> int:
+        return len(self._when)
 
-    def _chain(self, response_id: str, owner: str) -> tuple[list[StoredResponse], str | None]:
-        rows, missing = self._table.chain(response_id, owner)
-        return [StoredResponse.of(row) for row in rows], missing
+    def _expire(self) -> None:
+        oldest = self._clock() - self.limits.age
+        while self._written and self._written[0][0] < oldest:
+            when, owner, response_id = self._written.popleft()
+            if self._when.get(response_id) == when:
+                self._remove(owner, response_id)
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._thread.submit(work))
+    def _remove(self, owner: str, response_id: str) -> bool:
+        row = self._owners.get(owner, OrderedDict()).pop(response_id, None)
+        if row is None:
+            return False
+        del self._when[response_id]
+        self._sizes[owner] -= row.size
+        self._size -= row.size
+        for item_id in row.item_ids:
+            if self._holders.get((owner, item_id)) == response_id:
+                del self._holders[owner, item_id]
+        if not self._owners[owner]:
+            del self._owners[owner], self._sizes[owner]
+        return True
 
-    def _put(self, entry: StoredResponse) -> None:
-        try:
-            self._table.put(entry.to_row(), entry.item_ids())
-        except sqlite3.Error as error:
-            log.warning("response %s could not be stored: %s", entry.id, error)
 
-
-def _json(value: object) -> str:
+def to_json(value: object) -> str:
+    """Encode `value` compactly, without a character that PostgreSQL's text cannot hold."""
     return json.dumps(value, separators=(",", ":"))
 
 
-def _read(row: Row | None) -> StoredResponse | None:
-    return None if row is None else StoredResponse.of(row)
+def references_in(items: Iterable[Item]) -> Iterator[str]:
+    """Yield the id of each reference among `items`, as often as it occurs."""
+    for item in items:
+        if item.get("type") == "item_reference":
+            yield str(item.get("id"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -16,7 +15,6 @@ from llmops.gateway.fleet.serving import Standing
 from llmops.gateway.http.context import context_of
 from llmops.gateway.http.sharing import Shared
 from llmops.gateway.messages import Caller
-from llmops.gateway.observability.combined import OWN, combined
 from llmops.gateway.observability.metrics import Metrics
 
 GENERATE_SECONDS = 10.0
@@ -30,13 +28,11 @@ class Health:
     `?model=NAME` asks for one model, `?strict=true` for all of them; `generate=true` also has them answer.
     """
 
-    def __init__(self, catalogue: Catalogue, metrics: Metrics, siblings: Sequence[Path] = ()) -> None:
-        """`siblings`: Unix sockets of the other workers on the same port."""
+    def __init__(self, catalogue: Catalogue, metrics: Metrics) -> None:
         self._catalogue = catalogue
         self._look = Shared(catalogue.look, LOOKS)
         self._trials: dict[str, Shared[str | None]] = {}
-        self._page = Shared(partial(combined, metrics.registry, siblings), LOOKS)
-        self._own_page = Shared(partial(combined, metrics.registry, ()), LOOKS)
+        self._page = Shared(partial(_page, metrics.registry), LOOKS)
         self.draining = False
 
     def drain(self) -> None:
@@ -79,8 +75,7 @@ class Health:
         return self._trials[name]
 
     async def metrics(self, request: Request) -> Response:
-        page = self._own_page if OWN in request.query_params else self._page
-        return Response(await page.get(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._page.get(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _said_to_strangers(standing: Standing) -> Response:
@@ -121,3 +116,7 @@ def _missing(request: Request, ready: Sequence[str], broken: Mapping[str, str], 
 
 def _not_ready(missing: str) -> UnavailableError:
     return UnavailableError(missing, code="not_ready")
+
+
+async def _page(registry: CollectorRegistry) -> bytes:
+    return generate_latest(registry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,13 +11,13 @@ from llmops.gateway.answers.answer import Answer
 from llmops.gateway.answers.chat import check_chat, start_chat
 from llmops.gateway.answers.service import Service
 from llmops.gateway.answers.sizes import characters
-from llmops.gateway.conversations.builder import ResponseBuilder, new_id, new_response, replay
+from llmops.gateway.conversations.builder import ResponseBuilder, new_id, new_response
 from llmops.gateway.conversations.chat import put_into_own_terms, to_chat
-from llmops.gateway.conversations.events import Followed, written
-from llmops.gateway.conversations.forwarding import forward
+from llmops.gateway.conversations.context import StoredContext
+from llmops.gateway.conversations.events import Polled, Replay, events_after, written
 from llmops.gateway.conversations.items import Item, as_items
-from llmops.gateway.conversations.run import ResponseRun, Running
-from llmops.gateway.conversations.store import StoredResponse
+from llmops.gateway.conversations.run import REPORT_INTERVAL, ResponseRun, Running
+from llmops.gateway.conversations.store import LONGEST_ITEM_ID, Row, to_json
 from llmops.gateway.conversations.tools import OfferedTools, offered_tools
 from llmops.gateway.endpoints.common import StartingEvents, json_response, respond
 from llmops.gateway.endpoints.ignored_fields import note_ignored, note_left_out
@@ -46,7 +45,12 @@ IGNORED = frozenset(
     }
 )
 
-Handler = Callable[[Request, StoredResponse, ResponseRun | None], Awaitable[Response]]
+# Seconds without a report after which the gateway that generated a response counts as gone.
+LOST_AFTER = 5 * REPORT_INTERVAL
+# Seconds that a cancellation waits for another gateway, and between two looks whether it has stopped.
+CANCEL_PATIENCE, CANCEL_INTERVAL = 3 * REPORT_INTERVAL, 0.25
+# A character of a body is at most six of the JSON that is stored of it (\uXXXX).
+_EXPANSION = 6
 
 
 class Responses:
@@ -61,14 +65,20 @@ class Responses:
         owner = context.caller.owner
         body = await self._service.intake.load(ResponsesRequest, request)
         model = self._service.models.get(body.model, context.caller)
-        own = [_with_id(await self._resolved(item, owner)) for item in as_items(body.input)]
-        before = await self._store.context(body.previous_response_id, owner) if body.previous_response_id else []
+        own = [_with_id(item) for item in as_items(body.input)]
+        if body.previous_response_id and self._running.find(body.previous_response_id, owner):
+            raise InvalidRequestError(
+                f"Previous response with id '{body.previous_response_id}' is still in progress.",
+                param="previous_response_id",
+            )
+        intake = self._service.intake
+        stored = StoredContext(self._store, owner, intake.limits, lambda size: intake.hold(size, context))
         tools = offered_tools(body.tools or [])
-        chat = self._as_chat(body, [*before, *own], tools, model, context)
+        chat = self._as_chat(body, await stored.items(own, body.previous_response_id), tools, model, context)
         # earlier messages are not part of this body, but of its work
         context.size = max(context.size, characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model), tools.origins)
-        running = None if body.store is False else self._running
+        running = self._running if self._is_to_be_stored(body, own, builder, context) else None
         whole = not (body.stream or body.background)
 
         async def start() -> Answer:
@@ -81,6 +91,16 @@ class Responses:
         def run(answer: Answer) -> ResponseRun:
             return ResponseRun(answer, builder, own, owner, running)
 
+        async def announced(answer: Answer) -> ResponseRun:
+            begun = run(answer).begin()
+            try:
+                await begun.announce()
+            except ApiError:
+                begun.discard()
+                begun.close()
+                raise
+            return begun
+
         def failed(error: ApiError) -> bytes:
             return written([*builder.start(), *builder.fail(error)])
 
@@ -88,16 +108,16 @@ class Responses:
             watch = ClientWatch(request.receive)
 
             async def follow() -> EventSource:
-                begun = run(await start()).begin()
+                begun = await announced(await start())
                 source = begun.follow()
                 watch.tell(source.cancel)
-                await self._in_background(begun, context)
+                self._in_background(begun, context)
                 return source
 
             return self._stream(StartingEvents(follow, failed), watch)
         if body.background:
-            begun = run(await start()).begin()
-            await self._in_background(begun, context)
+            begun = await announced(await start())
+            self._in_background(begun, context)
             return json_response(begun.entry().response)
         return await respond(
             request,
@@ -109,86 +129,103 @@ class Responses:
         )
 
     async def get(self, request: Request) -> Response:
-        return await self._where_it_is(request, self._get)
+        response_id, owner = _named(request)
+        run = self._running.find(response_id, owner)
+        if run is not None:
+            after = _asked_stream(request)
+            return json_response(run.entry().response) if after is None else self._reading(request, run.follow(after))
+        row = await self._find(response_id, owner)
+        after = _asked_stream(request)
+        if after is None:
+            return Response(row.response, media_type="application/json")
+        entry = row.decoded()
+        if entry.running:
+            return self._reading(request, Polled(self._store, entry, after))
+        return self._reading(request, Replay(events_after(after, entry.response, entry.cuts)))
 
     async def delete(self, request: Request) -> Response:
-        return await self._where_it_is(request, self._delete)
+        response_id, owner = _named(request)
+        run = self._running.find(response_id, owner)
+        if run is not None:
+            run.discard()
+        if not await self._store.delete(response_id, owner) and run is None:
+            raise _not_found(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        return await self._where_it_is(request, self._cancel)
+        response_id, owner = _named(request)
+        run = self._running.find(response_id, owner)
+        if run is not None:
+            run.cancel()
+            return json_response(run.entry().response)
+        row = await self._find(response_id, owner)
+        if not row.running:
+            status = row.decoded().response["status"]
+            raise InvalidRequestError(f"Only a response in progress can be cancelled; this one is {status}.")
+        await self._store.ask_to_cancel(response_id, owner)
+        deadline = asyncio.get_running_loop().time() + CANCEL_PATIENCE
+        while row.running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(CANCEL_INTERVAL)
+            row = await self._find(response_id, owner)
+        return Response(row.response, media_type="application/json")
 
     async def input_items(self, request: Request) -> Response:
-        return await self._where_it_is(request, self._input_items)
+        response_id, owner = _named(request)
+        run = self._running.find(response_id, owner)
+        items = (run.entry() if run is not None else (await self._find(response_id, owner)).decoded()).items[::-1]
+        ids = [item["id"] for item in items] or [None]
+        page = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
+        return json_response(page)
 
     async def close(self) -> None:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._store.close()
+        await self._running.close()
 
-    # -- of one response -------------------------------------------------------------------------------------------
+    # -- one that is stored ----------------------------------------------------------------------------------------
 
-    async def _where_it_is(self, request: Request, handle: Handler) -> Response:
-        """By the worker that generates it, else by this one."""
-        response_id, owner = request.path_params["response_id"], context_of(request).caller.owner
-        run = self._running.find(response_id, owner)
-        if run is not None:
-            return await handle(request, run.entry(), run)
-        entry = await self._store.get(response_id, owner)
-        if entry.worker is not None:
-            there = entry.worker != self._running.worker
-            answer = await forward(request, entry.worker) if there else None
-            if answer is not None:
-                return answer
-            await self._lost(entry)
-        return await handle(request, entry, None)
-
-    async def _lost(self, entry: StoredResponse) -> None:
-        """Its worker died, or was started again since."""
-        message = "The gateway worker that generated this response is gone."
+    async def _find(self, response_id: str, owner: str) -> Row:
+        """Return the stored response, as failed if the gateway that generated it is gone. Raises NotFoundError."""
+        row = await self._store.find(response_id, owner)
+        if row is None:
+            raise _not_found(response_id)
+        if not row.running or row.age < LOST_AFTER:
+            return row
+        entry = row.decoded()
+        message = "The gateway that generated this response is gone."
         entry.response.update(status="failed", error={"code": "server_error", "message": message})
-        entry.worker = None
-        await self._store.put(entry)
-
-    async def _get(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
-        after = _asked_stream(request)
-        if after is None:
-            return json_response(entry.response)
-        if run is not None:
-            return self._following(request, run.follow(after))
-        past = [event for event in replay(entry.response, entry.cuts) if event["sequence_number"] > after]
-        source = Followed(written(past))
-        source.end()
-        return self._following(request, source)
-
-    async def _delete(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
-        if run is not None:
-            run.cancel()
-        await self._store.delete(entry.id, entry.owner)
-        return json_response({"id": entry.id, "object": "response", "deleted": True})
-
-    async def _cancel(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
-        if run is None:
-            status = entry.response["status"]
-            raise InvalidRequestError(f"Only a response in progress can be cancelled; this one is {status}.")
-        run.cancel()
-        return json_response(run.entry().response)
-
-    async def _input_items(self, request: Request, entry: StoredResponse, run: ResponseRun | None) -> Response:
-        items = entry.items[::-1]
-        ids = [item["id"] for item in items] or [None]
-        page = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
-        return json_response(page)
+        entry.running = False
+        failed = entry.to_row()
+        await self._store.put(failed, new=False)
+        return failed
 
     # -- creating one ----------------------------------------------------------------------------------------------
 
-    async def _resolved(self, item: Item, owner: str) -> Item:
-        if item.get("type") != "item_reference":
-            return item
-        found = await self._store.find_item(str(item.get("id")), owner)
-        if found is None:
-            raise NotFoundError(f"Item with id '{item.get('id')}' not found.", param="input")
-        return found
+    def _is_to_be_stored(
+        self, body: ResponsesRequest, own: list[Item], builder: ResponseBuilder, context: RequestContext
+    ) -> bool:
+        """Return whether the response is stored, and say so in the response.
+
+        Raises InvalidRequestError if the client asks for a response to be stored that cannot be.
+        """
+        limits, response = self._store.limits, builder.response
+        if body.store is False:
+            problem = "The request says store: false"
+        elif not limits.entries:
+            problem = "This gateway stores no responses"
+        else:
+            # a body that is short enough needs no look at what would be stored of it
+            size = context.size * _EXPANSION
+            if size > limits.item_bytes:
+                size = len(to_json(own)) + len(to_json(response))
+            if size <= limits.item_bytes:
+                return True
+            problem = f"The request has {size:,} characters, and a stored response may have {limits.item_bytes:,}"
+        if body.store or body.background:
+            raise InvalidRequestError(f"{problem}; leave out store and background.", param="store")
+        response["store"] = False
+        return False
 
     def _as_chat(
         self,
@@ -210,15 +247,14 @@ class Responses:
         note_left_out(context, tools.left_out)
         return chat
 
-    async def _in_background(self, run: ResponseRun, context: RequestContext) -> None:
-        """It goes on whatever its client does."""
+    def _in_background(self, run: ResponseRun, context: RequestContext) -> None:
+        """Generate the response whatever its client does."""
         context.later = task = asyncio.create_task(run.in_background(), name=f"response-{run.id}")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-        await run.known()
 
-    def _following(self, request: Request, source: Followed) -> Response:
-        """A reader who leaves ends this stream only."""
+    def _reading(self, request: Request, source: Replay) -> Response:
+        """Stream `source` to a reader, who ends nothing else by leaving."""
         watch = ClientWatch(request.receive)
         watch.tell(source.cancel)
         return self._stream(source, watch)
@@ -246,5 +282,22 @@ def _asked_stream(request: Request) -> int | None:
 
 
 def _with_id(item: Item) -> Item:
-    prefixes = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-    return {"id": new_id(prefixes.get(str(item.get("type")), "msg")), **item}
+    """Return the item with an id. Raises InvalidRequestError for an id of the client's that cannot be stored."""
+    given = item.get("id")
+    if given is None:
+        prefixes = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+        return {**item, "id": new_id(prefixes.get(str(item.get("type")), "msg"))}
+    if not isinstance(given, str) or len(given) > LONGEST_ITEM_ID or not given.isprintable():
+        raise InvalidRequestError(
+            f"The id of an item must be a printable text of at most {LONGEST_ITEM_ID} characters.", param="input"
+        )
+    return item
+
+
+def _named(request: Request) -> tuple[str, str]:
+    """Return the id of the response that is asked for, and who asks."""
+    return request.path_params["response_id"], context_of(request).caller.owner
+
+
+def _not_found(response_id: str) -> NotFoundError:
+    return NotFoundError(f"Response with id '{response_id}' not found.")

@@ -1,30 +1,17 @@
-"""Who asks, as far as an address and an unknown key tell; and how one worker tells it to another."""
+"""Callers without a verified key: their name comes from the address and a digest of the key they sent."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import lru_cache
 from ipaddress import IPv6Address
 
 from llmops.gateway.messages import Caller
 
-# only read from a worker's own socket
-HEADER = "x-llmops-caller"
-
 
 def anonymous(host: str, credential: bytes) -> Caller:
     """The caller at an address, with what was sent as a key (empty for none). Neither can be told from the result."""
     return _anonymous(host, hashlib.sha256(credential).hexdigest() if credential else "")
-
-
-def written(caller: Caller) -> str:
-    """For `HEADER`: whose a request is that one worker hands on to another."""
-    return json.dumps([caller.tenant_id, caller.user_id, caller.key_id, caller.share])
-
-
-def read(text: bytes) -> Caller:
-    return Caller(*json.loads(text))
 
 
 def client_of(host: str) -> str:

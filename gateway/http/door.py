@@ -12,7 +12,7 @@ from types import MappingProxyType
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmops.gateway.http import caller
+from llmops.gateway.http.caller import anonymous
 from llmops.gateway.http.chunked import BURST, SEND, Burst
 from llmops.gateway.http.context import KEY, RequestContext, new_context
 from llmops.gateway.http.failures import Handlers, answer_to
@@ -36,8 +36,7 @@ class Check:
 class Door:
     """Plain ASGI: gives each request its context, its answer the standard headers, and has the checks look at it.
 
-    The server's own `send` goes into the scope, for the short path of event streams (chunked.py). What comes over
-    `own`, the socket where this worker's siblings ask, has passed a sibling's door.
+    The server's own `send` goes into the scope, for the short path of event streams (chunked.py).
     """
 
     def __init__(
@@ -46,21 +45,18 @@ class Door:
         route_of: Callable[[Scope], str],
         checks: Sequence[Check] = (),
         handlers: Handlers = MappingProxyType({}),
-        own: str = "",
     ) -> None:
         """`handlers`: those of the application for exceptions, by class."""
         self._app, self._route_of, self._handlers = app, route_of, handlers
         self._before = [check.before for check in checks if type(check).before is not Check.before]
         self._after = [check.after for check in checks if type(check).after is not Check.after]
-        self._own = (own, None) if own else ()
         self._burst = Burst()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        passed = scope.get("server") == self._own
-        context = self._enter(scope, passed)
+        context = self._enter(scope)
         scope[SEND], scope[BURST] = send, self._burst
         status = 0
 
@@ -75,7 +71,7 @@ class Door:
             await send(message)
 
         try:
-            if context.route and not passed:
+            if context.route:
                 for before in self._before:
                     await before(scope, context)
             await self._app(scope, receive, send_with_headers)
@@ -91,21 +87,17 @@ class Door:
         finally:
             # it belongs to an object of the server that holds this scope: a reference cycle
             scope.pop(SEND, None)
-            if context.later is not None and not passed:
+            if context.later is not None:
                 context.later.add_done_callback(lambda _: self._tell(context, status))
-            elif not passed:
+            else:
                 self._tell(context, status)
 
-    def _enter(self, scope: Scope, passed: bool) -> RequestContext:
+    def _enter(self, scope: Scope) -> RequestContext:
         given = dict(reversed(scope["headers"]))
         context = scope[KEY] = new_context(given)
         current_request.set(context.request_id)
-        told = given.get(caller.HEADER.encode()) if passed else None
-        if told is not None:
-            context.caller = caller.read(told)
-        else:
-            credential = given.get(b"authorization") or given.get(b"x-api-key", b"")
-            context.caller = caller.anonymous((scope.get("client") or ("",))[0], credential)
+        credential = given.get(b"authorization") or given.get(b"x-api-key", b"")
+        context.caller = anonymous((scope.get("client") or ("",))[0], credential)
         context.route = self._route_of(scope)
         return context
 

@@ -48,11 +48,10 @@ class ExpressApp(FastAPI):
 
     express: Mapping[str, ASGIApp] = MappingProxyType({})
 
-    def __init__(self, *, checks: Sequence[Check] = (), own: str = "", **fastapi: Any) -> None:
-        """`checks` and `own`: as Door takes them."""
+    def __init__(self, *, checks: Sequence[Check] = (), **fastapi: Any) -> None:
         super().__init__(docs_url=None, redoc_url=None, **fastapi)
         add_reference(self)
-        self._checks, self._own = checks, own
+        self._checks = checks
         self._entrance: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +73,7 @@ class ExpressApp(FastAPI):
         app: ASGIApp = self._fork
         for middleware, args, kwargs in reversed(self.user_middleware):
             app = middleware(app, *args, **kwargs)
-        return Door(app, self._route_of, self._checks, self.exception_handlers, self._own)
+        return Door(app, self._route_of, self._checks, self.exception_handlers)
 
     def _fork(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """The short way where there is one."""

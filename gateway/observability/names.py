@@ -114,7 +114,7 @@ HELD = _g.counter(
     "llmops_event_loop_held_seconds_total",
     "Time in which the gateway's own work kept the event loop from anything else for over 50 ms.",
 )
-MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of all workers, in bytes.")
+MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of this process, in bytes.")
 
 # What is told by who has it: the room of usage, control, or an evaluation in a file for the node exporter.
 ROOMS = Table()

@@ -53,9 +53,9 @@ class ResponsesRequest(Wire):
     stream: bool | None = None
     store: bool | None = Field(default=None, description="true when absent; the store is bounded.")
     background: bool | None = Field(default=None, description="Answer at once, generate meanwhile; needs store.")
-    previous_response_id: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=64)] | None = None
     metadata: Metadata | None = None
-    user: str | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
     truncation: Literal["auto", "disabled"] | None = Field(default=None, description='Only "disabled".')
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="Refused unless 0.")
     conversation: str | dict[str, Any] | None = Field(default=None, description="Refused.")

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from gateway_conftest import Step, eventually, running
 from starlette.applications import Starlette
@@ -21,14 +20,10 @@ from starlette.routing import Route
 
 from llmops.errors import InputError
 from llmops.gateway.app import create_app
-from llmops.gateway.conversations.forwarding import forward
 from llmops.gateway.errors import ApiError
-from llmops.gateway.http.caller import anonymous, written
-from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check, Door
 from llmops.gateway.messages import Caller, Outcome, Usage
 from llmops.gateway.settings import GatewaySettings, load_settings
-from llmops.gateway.siblings import Siblings
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
@@ -224,24 +219,7 @@ async def test_parameters_that_fastapi_reads_are_refused_in_openai_s_words(app, 
     assert [outcome for _, outcome in watch.heard] == [Outcome(400, "error")]
 
 
-async def test_siblings_and_other_protocols_pass(watch):
-    """What comes over a worker's own socket passed a sibling's door. A socket of somebody else's does not count."""
-    app = create_app(GatewaySettings(triton="127.0.0.1:1"), Siblings(own="/run/own.sock"), [watch])
-    watch.refuses = TooManyError("Too many requests.")
-
-    async def status_over(server) -> int:
-        sent = []
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {"type": "http", "method": "GET", "path": "/health/live", "headers": [], "query_string": b""}
-        await app({**scope, "server": server, "client": None}, lambda: asyncio.sleep(0), send)
-        return sent[0]["status"]
-
-    assert [await status_over(("/run/own.sock", None)), await status_over(("/run/other.sock", None))] == [200, 429]
-    assert len(watch.heard) == 1
-
+async def test_other_protocols_pass(watch):
     seen = []
 
     async def inner(scope, receive, send):
@@ -251,33 +229,6 @@ async def test_siblings_and_other_protocols_pass(watch):
     for kind in ("lifespan", "websocket"):
         await door({"type": kind}, None, None)
     assert seen == ["lifespan", "websocket"]
-
-
-async def test_a_sibling_is_told_who_asks_and_nobody_else_can_say_so(tmp_path):
-    """Over a real socket of a worker's; a client's own header says nothing."""
-    seen, own = [], str(tmp_path / "own.sock")
-    ann = Caller("tenant", "ann", "key", "some/one")
-
-    async def inner(scope, receive, send):
-        seen.append(scope["llmops"].caller)
-        await PlainTextResponse("text")(scope, receive, send)
-
-    door = Door(inner, lambda scope: "/", own=own)
-    server = uvicorn.Server(uvicorn.Config(door, uds=own, log_config=None, lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    try:
-        await eventually(lambda: server.started)
-        context = RequestContext("req", caller=ann)
-        scope = {"type": "http", "method": "GET", "path": "/v1/responses/x", "query_string": b"", "headers": []}
-        answer = await forward(Request({**scope, "llmops": context}), own)
-        assert answer.status_code == 200
-        assert b"".join([part async for part in answer.body_iterator]) == b"text"
-    finally:
-        server.should_exit = True
-        await serving
-    async with client(door) as http:
-        await http.get("/", headers={"x-llmops-caller": written(ann)})
-    assert seen == [ann, anonymous("127.0.0.1", b"")]
 
 
 # -- after -----------------------------------------------------------------------------------------------------------

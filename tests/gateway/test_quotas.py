@@ -18,9 +18,9 @@ from llmops.errors import InputError
 from llmops.gateway.app import create_app
 from llmops.gateway.callers.limits.buckets import Ask, Bound
 from llmops.gateway.callers.limits.check import LimitCheck
-from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.expected import FIRST
 from llmops.gateway.callers.limits.gate import TICK, Gate
+from llmops.gateway.callers.limits.memory import InMemoryLimiter
 from llmops.gateway.callers.limits.plan import Plan
 from llmops.gateway.endpoints.embeddings import Embeddings
 from llmops.gateway.endpoints.rerank import Rerank
@@ -109,7 +109,7 @@ class Bounded:
 @pytest.fixture
 async def bounded(card, tokenizer):
     clock, ledger, keys = Clock(), Ledger(), Keys()
-    gate = Gate(Embedded(":memory:", clock), ledger, clock, lambda: NOON)
+    gate = Gate(InMemoryLimiter(clock), ledger, clock, lambda: NOON)
     async with running({**card, "max_batch_size": 8}, tokenizer, checks=[keys, LimitCheck(gate, Quotas())]) as stack:
         yield Bounded(stack, keys, gate, clock, ledger)
     await gate.close()
@@ -385,7 +385,7 @@ async def test_a_key_and_its_tenant_bound_both_or_nothing_is_taken(bounded):
 async def test_encoders_reserve_what_they_read(tokenizer, what):
     """What they use is known before they run: a request too many never reaches the engine."""
     clock, ran = Clock(), []
-    gate = Gate(Embedded(":memory:", clock), None, clock)
+    gate = Gate(InMemoryLimiter(clock), None, clock)
 
     async def run(rows, *_):
         ran.append(rows)

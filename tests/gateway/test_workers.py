@@ -1,4 +1,4 @@
-"""`llmops gateway --workers N`: one port, N processes, one /metrics."""
+"""`llmops gateway --workers N`: N independent gateways on one port, each with a port of its own for its metrics."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from pathlib import Path
 
 import pytest
 from gateway_conftest import GENEROUS
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from scripted_triton import ScriptedTriton
 
-from llmops.gateway.observability.combined import combined
+from llmops.errors import InputError
+from llmops.gateway.server import run
+from llmops.gateway.settings import GatewaySettings
 
 
 @contextlib.contextmanager
 def started(log: Path, triton: str, count: int):
     """Workers in front of `triton`: the supervisor and its address."""
     command = [sys.executable, "-m", "llmops.cli", "gateway", "--triton", triton, "--port", "0"]
+    environment = {**os.environ, "LLMOPS_RESPONSES__ENTRIES": "0"}
     with log.open("w") as file:
-        process = subprocess.Popen([*command, "--workers", str(count)], stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, "--workers", str(count)], stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         deadline = time.monotonic() + GENEROUS
         while not (found := re.search(r"listens on (http://\S+)", log.read_text())):
@@ -68,17 +72,43 @@ def get(url: str) -> str:
 
 
 def counted(text: str) -> int:
-    return int(float(re.search(r'llmops_requests_total\{route="/health/live",status="200"\} (\S+)', text)[1]))
+    found = re.search(r'llmops_requests_total\{route="/health/live",status="200"\} (\S+)', text)
+    return int(float(found[1])) if found else 0
 
 
-def test_metrics_of_all_workers_add_up(gateway) -> None:
-    process, url, _ = gateway
+def pages(log: Path) -> list[str]:
+    """Where each worker's metrics are."""
+    return re.findall(r"http://\S+?/metrics", log.read_text())
+
+
+def test_every_worker_is_scraped_for_itself(gateway) -> None:
+    process, url, log = gateway
     get(f"{url}/health/live")
-    assert len(workers(process.pid)) == 3
+    assert len(workers(process.pid)) == len(pages(log)) == 3
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda _: get(f"{url}/health/live"), range(200)))
-    # each scrape may reach another worker, and all of them know all
-    assert [counted(get(f"{url}/metrics")) for _ in range(5)] == [201] * 5
+    each = [counted(get(page)) for page in pages(log)]
+    assert sum(each) == 201
+    # the same worker answers each time, also after it was started again
+    assert [counted(get(page)) for page in pages(log)] == each
+    victim = min(workers(process.pid))
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: victim not in (now := workers(process.pid)) and len(now) == 3)
+    assert sorted(counted(get(page)) for page in pages(log))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "2 workers need a store"),
+        ({"responses": {"entries": 0}, "quotas": {"each": {"rpm": 5}}}, "2 workers need Redis"),
+        ({"store": "sqlite:////nowhere/store.db", "open": True}, "2 workers need Redis"),
+    ],
+)
+def test_workers_that_could_not_share_are_refused(settings, said, monkeypatch) -> None:
+    monkeypatch.setattr("llmops.gateway.server.keys_asked", lambda settings: False)
+    with pytest.raises(InputError, match=said):
+        run(GatewaySettings(port=0, workers=2, **settings))
 
 
 def test_a_worker_that_dies_is_started_again(gateway) -> None:
@@ -158,7 +188,9 @@ def marked(tmp_path):
     """Starts marked gateways whose temporary files are in tmp_path/t; whatever they leave behind is ended."""
     mark, place = f"{os.getpid()}-{tmp_path.name}", tmp_path / "t"
     place.mkdir()
-    environment = {**os.environ, "LLMOPS_TEST_MARK": mark, "TMPDIR": str(place)}
+    environment = {
+        **os.environ, "LLMOPS_TEST_MARK": mark, "TMPDIR": str(place), "LLMOPS_RESPONSES__ENTRIES": "0"
+    }  # fmt: skip
     started_ones = []
 
     def start(count: int, **more: str) -> subprocess.Popen:
@@ -205,90 +237,12 @@ def test_sigterm_while_workers_are_being_started_leaves_none(marked, millisecond
 def test_a_supervisor_that_is_killed_leaves_no_worker_and_no_file(marked) -> None:
     start, mark, place = marked
     process = start(4)
-    until(lambda: len(list(place.glob("*/*.sock"))) == 4)
+    until(lambda: len(workers(process.pid)) == 4)
     get(f"{process.url}/health/live")
     process.kill()
     process.wait()
     until(lambda: alive(mark) == [])
     assert list(place.iterdir()) == []
-
-
-def test_what_was_killed_all_at_once_is_removed_by_the_next_gateway(marked) -> None:
-    start, mark, place = marked
-    process = start(3)
-    until(lambda: len(list(place.glob("*/*.sock"))) == 3)
-    get(f"{process.url}/health/live")
-    (lost,) = place.iterdir()
-    for pid in [process.pid, *workers(process.pid)]:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in alive(mark):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: alive(mark) == [])
-    assert (lost / "responses.db").exists()
-    second = start(2)
-    until(lambda: len(list(place.glob("*/*.sock"))) == 2)
-    assert not lost.exists()
-    third = start(2)
-    until(lambda: len(list(place.glob("*/*.sock"))) == 4)
-    for one in (second, third):
-        one.send_signal(signal.SIGTERM)
-        assert one.wait(GENEROUS) == 0
-
-
-@pytest.mark.parametrize("length", [60, 100, 200])
-def test_a_long_path_of_temporary_files(marked, tmp_path, length) -> None:
-    start, _, _ = marked
-    long = tmp_path / "l" / ("x" * max(1, length - len(str(tmp_path))))
-    long.mkdir(parents=True)
-    process = start(2, TMPDIR=str(long))
-    get(f"{process.url}/health/live")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(GENEROUS) == 0
-    assert list(long.iterdir()) == []
-
-
-def answering(path: Path, data: bytes):
-    """A sibling that says this, whatever it is asked."""
-
-    async def answer(reader, writer) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(data)
-        writer.close()
-
-    return asyncio.start_unix_server(answer, path)
-
-
-def http(status: str, body: bytes) -> bytes:
-    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
-
-
-WRONG = {
-    "refused": http("401 Unauthorized", b'{"error": {"message": "no key", "code": null}}'),
-    "broken": http("500 Internal Server Error", b"llmops_requests_total 5\n"),
-    "garbage": http("200 OK", b"\xff{{,,}} 1 1 1 1\n# TYPE\n{ = }"),
-    "unfinished": http("200 OK", b'llmops_requests_total{route="/x'),
-    "no-http": b"what?",
-    "silent": b"",
-}
-
-
-async def test_a_sibling_without_metrics_is_left_out(tmp_path, caplog, monkeypatch) -> None:
-    monkeypatch.setattr("llmops.gateway.observability.combined.TIMEOUT", GENEROUS)
-    own, others = CollectorRegistry(), []
-    Counter("llmops_requests", "Requests.", registry=own).inc(2)
-    # what all workers say of the same thing
-    Gauge("llmops_replicas", "Replicas.", registry=own).set(3)
-    for name, data in {**WRONG, "right": http("200 OK", generate_latest(own))}.items():
-        others.append(await answering(tmp_path / name, data))
-    (tmp_path / "nobody").touch()
-    text = (await combined(own, [tmp_path / name for name in [*WRONG, "right", "nobody"]])).decode()
-    assert "llmops_requests_total 4.0" in text
-    assert "llmops_replicas 3.0" in text
-    for name in [*WRONG, "nobody"]:
-        assert f"the worker at {name} are left out" in caplog.text
-    assert "the worker at right" not in caplog.text
-    for other in others:
-        other.close()
 
 
 SUPERVISED = """
@@ -303,7 +257,7 @@ def work(index):
     print(os.getpid(), flush=True)
     signal.pause()
 
-supervisor.run(work, lambda: None)
+supervisor.run(work)
 print(other.wait(), flush=True)
 """
 

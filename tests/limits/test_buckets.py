@@ -24,9 +24,9 @@ from llmops.gateway.callers.limits.buckets import (
     decide,
     renewed,
 )
-from llmops.gateway.callers.limits.embedded import Embedded
 from llmops.gateway.callers.limits.expected import Expected
 from llmops.gateway.callers.limits.headers import anthropic_headers, duration, levels_of, openai_headers
+from llmops.gateway.callers.limits.memory import InMemoryLimiter
 
 FREE = NO_LIMIT
 
@@ -129,7 +129,9 @@ def test_debt_stops_nobody_who_asks_for_something_else():
 
 
 def test_a_share_of_each_limit_but_not_of_money():
+    """A rate is divided exactly, also below one; of places each share has at least one."""
     share = Bound("a", 60, FREE, 2, 100, 7).share(3)
+    assert Bound("a", 1).share(4).requests == 0.25
     assert (share.name, share.requests, share.tokens, share.places, share.money, share.period) == (
         "a", 20, FREE, 1, 100, 7,
     )  # fmt: skip
@@ -205,8 +207,8 @@ BOUND = [Bound("a", LIMIT)]
 
 
 @asynccontextmanager
-async def kept(clock: Clock | None = None) -> AsyncIterator[Embedded]:
-    limiter = Embedded(":memory:", clock or Clock())
+async def kept(clock: Clock | None = None) -> AsyncIterator[InMemoryLimiter]:
+    limiter = InMemoryLimiter(clock or Clock())
     yield limiter
     await limiter.close()
 
@@ -254,7 +256,7 @@ async def test_what_is_given_back_late_is_not_more_than_a_full_bucket():
 @settings(max_examples=30)
 def test_who_waits_as_told_uses_all_of_it(amounts):
     clock = Clock()
-    limiter = Embedded(":memory:", clock)
+    limiter = InMemoryLimiter(clock)
     used = 0
     for amount in amounts:
         while (decision := limiter.reserve_now(BOUND, [Ask(amount)]).decision).lacking is not None:

@@ -1,6 +1,6 @@
 """Processes that migrate stores, for test_migrations.py. They are forks: all of them begin with everything imported.
 
-`migrator.py URL OTHER-URL FOLDER`, both empty. The first gets the newest schema, then a row, then schema 0004 of
+`migrator.py URL OTHER-URL FOLDER`, both empty. The first gets the newest schema, then a row, then the later schema of
 FOLDER, by processes that `kill -9` themselves before another statement each, or before the commit, until one gets
 through; the other gets all at once from several processes.
 """
@@ -24,6 +24,9 @@ from llmops.store.database import connect
 from llmops.store.migrate import FOLDER, migrate
 from llmops.store.place import Place
 from llmops.store.tables import SCHEMA
+
+# The revision after the newest.
+LATER = f"{int(SCHEMA) + 1:04}"
 
 
 async def migrated(url: str, folder: Path, newest: str) -> None:
@@ -95,7 +98,7 @@ def kill(url: str, folder: Path, newest: str, step: int) -> list[dict[str, list[
 def main(url: str, other: str, folder: Path) -> None:
     first = kill(url, FOLDER, SCHEMA, 9)
     asyncio.run(changed(url, "INSERT INTO tenants (id) VALUES ('acme')"))
-    print(json.dumps({"first": first, "upgrade": kill(url, folder, "0004", 2), "race": race(other, folder, "0004", 4)}))
+    print(json.dumps({"first": first, "upgrade": kill(url, folder, LATER, 2), "race": race(other, folder, LATER, 4)}))
 
 
 if __name__ == "__main__":

@@ -46,13 +46,14 @@ INDEXES = {
     ("usage_records", "idx_usage_billing"): ["user_id", "model", "created_at"],
 }
 COUNTED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
+LATER = f"{int(SCHEMA) + 1:04}"
 NEXT = '''
 """A later schema: a column with a value for each row, a table, an index less."""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "LATER"
+down_revision = "SCHEMA"
 
 
 def upgrade() -> None:
@@ -69,7 +70,7 @@ def later(tmp_path: Path) -> Path:
     """The migrations, and one more."""
     copied = tmp_path / "migrations"
     shutil.copytree(FOLDER, copied)
-    (copied / "versions" / "0004_later.py").write_text(NEXT)
+    (copied / "versions" / "later.py").write_text(NEXT.replace("LATER", LATER).replace("SCHEMA", SCHEMA))
     return copied
 
 
@@ -132,7 +133,7 @@ def test_migrations_that_are_killed_and_those_that_come_together(empty_url, anot
     # of several processes one migrated, once, and all went on
     assert states["race"] == [0] * 4
     assert asyncio.run(rows(another_url, "SELECT id FROM later")) == [(1,)]
-    with pytest.raises(VersionMismatchError, match=r"has schema 0004, which a newer llmops made .*up to 0003"):
+    with pytest.raises(VersionMismatchError, match=rf"has schema {LATER}, which a newer llmops made .*up to {SCHEMA}"):
         asyncio.run(open_store(empty_url))
 
 

@@ -27,6 +27,9 @@ reserved_of = maker(Reserved)
 class Limiter(ABC):
     """Reserves in all or in none, for everybody who keeps the same things."""
 
+    #: Changes when what was spent may have been lost: budgets ask the ledger again.
+    generation = 0
+
     async def start(self) -> None:
         """Connect, where there is something to connect to; without it the first reservation does."""
         return

@@ -48,11 +48,13 @@ class Bound:
         self.holds = places < NO_LIMIT or money < NO_LIMIT
 
     def share(self, parts: int) -> Bound:
-        """Of one of `parts` that do not hear of each other. Money is not divided: it is counted elsewhere."""
-        requests, tokens, places = (
-            limit if limit == NO_LIMIT else max(limit // parts, 1)
-            for limit in (self.requests, self.tokens, self.places)
-        )
+        """Return the share of one of `parts` gateways that do not hear of each other.
+
+        A share of less than one request is a bucket that gives one as debt, so that all shares together are the limit.
+        Money is not divided: only its rest may be, which the caller knows.
+        """
+        requests, tokens = (limit if limit == NO_LIMIT else limit / parts for limit in (self.requests, self.tokens))
+        places = self.places if self.places == NO_LIMIT else max(self.places // parts, 1)
         return Bound(self.name, requests, tokens, places, self.money, self.period)
 
 

@@ -45,6 +45,7 @@ class Budgets:
         self.tariff = costs.tariff
         # the period of each name, and when the ledger was asked for it
         self._looked: dict[str, tuple[int, float]] = {}
+        self._generation = limiter.generation
         # looks that are under way, and what was settled meanwhile, which they may not have seen
         self._looking = 0
         self._settled: Counter[str] = Counter()
@@ -54,6 +55,9 @@ class Budgets:
         """Their bounds are of the period that is now, of which the ledger has been asked; the clock's time until when
         that is enough."""
         until = inf
+        if self._generation != self._limiter.generation:
+            self._generation = self._limiter.generation
+            self._looked.clear()
         for quota, bound in budgets:
             assert quota.budget is not None
             now, clock = self._now(), self._clock()

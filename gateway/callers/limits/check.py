@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from starlette.types import Scope
 
 from llmops.distribution import missing_extra
 from llmops.gateway.callers.limits.base import Limiter
 from llmops.gateway.callers.limits.budgets import Costs
-from llmops.gateway.callers.limits.embedded import Embedded, folder
 from llmops.gateway.callers.limits.gate import Gate
+from llmops.gateway.callers.limits.memory import InMemoryLimiter
 from llmops.gateway.callers.limits.plan import Plan
-from llmops.gateway.callers.limits.table import VERSION
 from llmops.gateway.http.context import RequestContext
 from llmops.gateway.http.door import Check
 from llmops.gateway.messages import Caller, Outcome, Quota
@@ -66,35 +63,24 @@ class LimitCheck(Check):
         return (*_quotas(name, self._quotas.each), *by_model)
 
 
-def limits_of(settings: GatewaySettings, own: str = "", costs: Costs | None = None) -> LimitCheck | None:
+def limits_of(settings: GatewaySettings, costs: Costs | None = None) -> LimitCheck | None:
     """The check that the settings, or the keys of their store, may need; None without both.
-
-    `own`: this worker's place among others.
 
     Raises MissingDependencyError when Redis is asked for and its client is not installed.
     """
     if not settings.quotas.model_fields_set and settings.redis is None and settings.store is None and costs is None:
         return None
-    return LimitCheck(Gate(_limiter(settings, own), costs), settings.quotas)
+    return LimitCheck(Gate(_limiter(settings), costs), settings.quotas)
 
 
-def _limiter(settings: GatewaySettings, own: str) -> Limiter:
-    embedded = Embedded(_file(settings, own))
+def _limiter(settings: GatewaySettings) -> Limiter:
     if settings.redis is None:
-        return embedded
+        return InMemoryLimiter()
     try:
-        from llmops.gateway.callers.limits.redis import Shared
+        from llmops.gateway.callers.limits.redis import RedisLimiter
     except ImportError as error:
         raise missing_extra("The setting `redis` needs Redis's client, which is not installed", "redis") from error
-    return Shared(settings.redis, embedded)
-
-
-def _file(settings: GatewaySettings, own: str) -> Path | str:
-    """The same for all workers, and for the next start of this gateway; with a port that is new each time, its own."""
-    if settings.port:
-        name = hashlib.sha256(f"{settings.host}:{settings.port}".encode()).hexdigest()[:16]
-        return folder() / f"{name}.{VERSION}.limits"
-    return Path(own).with_name("limits") if own else ":memory:"
+    return RedisLimiter(settings.redis)
 
 
 def name_of(caller: Caller) -> str:

@@ -135,8 +135,10 @@ class Ticket(Grant):
             self._tariff = tariff = self._gate.budgets.tariff(model)
             # of the longest answer, and of the shortest
             money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
-            if money and self._plan.fresh <= self._gate.clock():
-                self._plan.fresh = await self._gate.budgets.known(self._plan.budgets)
+            plan, generation = self._plan, self._gate.limiter.generation
+            if money and (plan.fresh <= self._gate.clock() or plan.generation != generation):
+                plan.fresh = await self._gate.budgets.known(plan.budgets)
+                plan.generation = generation
         asks = bounds.asks(amount, money, least, entered)
         reserved = await self._reserve(bounds, asks)
         if not entered or not bounds.own:

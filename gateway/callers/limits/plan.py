@@ -42,10 +42,10 @@ class Plan:
     `room`: what this process last saw of requests and places beyond half of each. Where there is some, a request asks
     for its own together with its tokens: one step and not two. How much there is, that step decides.
 
-    `fresh`: until when (the clock's time) the periods of its `budgets` are known.
+    `fresh`: until when (the clock's time) the periods of its `budgets` are known, `generation`: of the limiter, then.
     """
 
-    __slots__ = ("_halves", "_models", "before", "budgets", "fresh", "holds", "room", "whose")
+    __slots__ = ("_halves", "_models", "before", "budgets", "fresh", "generation", "holds", "room", "whose")
 
     def __init__(self, quotas: Sequence[Quota]) -> None:
         known = [(quota, _bound(quota)) for quota in quotas]
@@ -60,7 +60,7 @@ class Plan:
         self._halves = [(one.requests / 2, one.places / 2) for one in self.before.plain]
         # of what is limited nothing is known yet
         self.room = 0.0 if any(min(one.requests, one.places) < NO_LIMIT for one in self.before.plain) else NO_LIMIT
-        self.fresh = -inf
+        self.fresh, self.generation = -inf, 0
 
     def of(self, model: str) -> Bounds:
         return self._models.get(model, self.before)

@@ -1,9 +1,11 @@
-"""Limits that several gateways share, in Redis or Valkey; this machine's own while that is away.
+"""Limits that several gateways share, in Redis or Valkey; this gateway's share of them while Redis is away.
 
-All that one turn of the event loop asks goes as one EVALSHA, with what was settled meanwhile, and while that is on its
-way the next one gathers. Who has no reply in `PATIENCE` is answered by the machine's own limiter with its share of each
-limit, and so is everybody until the reply comes; what it gave too late is given back. A Redis that is only slow, on a
-busy machine, is no alarm: one is away when its connection fails, or says nothing for `GIVE_UP`.
+A reservation is one call of a script (reserve.lua), which also takes along what was settled since the last call. When a
+call fails or takes longer than `TIMEOUT`, this gateway decides alone, with its part of each limit, until Redis answers
+again.
+
+Redis may come back empty: restarted, flushed, or replaced. So each call names what this gateway knows to be spent of
+the budgets that it is about, and the script never goes below it. `generation` tells budgets.py to ask the ledger again.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json, to_json
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from llmops.clocks import within
 from llmops.gateway.callers.limits.base import LEASE, Limiter, Reserved, reserved_of
 from llmops.gateway.callers.limits.buckets import (
     BUSY,
@@ -31,79 +34,94 @@ from llmops.gateway.callers.limits.buckets import (
     Ask,
     Bound,
     Change,
-    Left,
     Sums,
     add_to,
     change_of,
     decision_of,
 )
-from llmops.gateway.callers.limits.embedded import Embedded
-from llmops.gateway.callers.limits.wire import Wire
+from llmops.gateway.callers.limits.memory import InMemoryLimiter
 
 log = logging.getLogger(__name__)
 
-# with the version of what is kept: gateways of two versions each have their own
-PREFIX = "{llmops:limits:2}"
-# Seconds; and turns of the event loop, since one that was busy sees the time first and the reply after it.
-PATIENCE, TURNS = 0.004, 4
-GIVE_UP = 0.25
-# calls of one command, which holds up Redis for less than a millisecond
-MOST = 64
+# Contains the version of what is stored: gateways of two versions each have their own limits.
+PREFIX = "{llmops:limits:3}"
+# Seconds after which Redis counts as away. Its script takes less than a millisecond; a busy machine takes longer.
+TIMEOUT = 0.25
+# Seconds that connecting may take.
 CONNECT = 0.5
-# Seconds for which what was settled waits for a reservation to go with: places and money are waited for.
-SETTLED, HELD = 0.5, 0.05
-PAUSES = (0.2, 0.4, 0.8)
+# Seconds between two attempts to reach a Redis that is away.
+RETRY_INTERVAL = 0.5
+# Seconds for which settled usage waits for a reservation to travel with, and for which freed slots and money wait:
+# other requests may be refused for want of them.
+SETTLE_INTERVAL, RELEASE_INTERVAL = 0.5, 0.05
+# Connections at most. Requests beyond them wait in line; a call takes less than a millisecond.
+CONNECTIONS = 16
+# Levels and budgets that are remembered for the time when Redis is away.
+MAX_REMEMBERED = 10_000
+
 _SCRIPT = Path(__file__).with_name("reserve.lua")
-_FAILURES = (RedisError, OSError, asyncio.TimeoutError, EOFError)
+_FAILURES = (RedisError, OSError, asyncio.TimeoutError, ValueError, EOFError)
 
-_Call = tuple[Sequence[Bound], Sequence[Ask], "asyncio.Future[Reserved | None]"]
+_Call = tuple[Sequence[Bound], Sequence[Ask]]
 
 
-class Shared(Limiter):
-    """Limits in the Redis at `url`, or `own` where it does not answer. Starts at the first reservation."""
+class RedisLimiter(Limiter):
+    """Limits in the Redis at `url`."""
 
     def __init__(
-        self, url: str, own: Embedded, prefix: str = PREFIX, patience: float = PATIENCE, give_up: float = GIVE_UP
+        self, url: str, prefix: str = PREFIX, timeout: float = TIMEOUT, clock: Callable[[], float] | None = None
     ) -> None:
-        self._url, self._own, self._prefix, self._patience, self._give_up = url, own, prefix, patience, give_up
-        self.machines = 1
+        self._url, self._prefix = url, prefix
+        pool = BlockingConnectionPool.from_url(
+            url,
+            protocol=2,
+            max_connections=CONNECTIONS,
+            timeout=timeout,
+            socket_timeout=timeout,
+            socket_connect_timeout=CONNECT,
+            # a reservation that was sent twice would count twice
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._client = Redis(connection_pool=pool)
+        self._script = self._client.register_script(_SCRIPT.read_bytes())
+        self._alone = _Alone(self._carry, clock)
         self.up = asyncio.Event()
-        self._calls: list[_Call] = []
-        self._sent: list[_Call] = []
+        # gateways that use this Redis, this one included
+        self.gateways = 1
+        self._process, self._gone, self._epoch = "", "", ""
         self._settled: Sums = {}
-        # what this process holds
+        # what open requests of this process hold
         self._held: Sums = {}
-        self._spent: dict[str, tuple[Bound, int]] = {}
-        self._process, self._gone = "", ""
-        # the script's name there
-        self._sha = b""
-        self._wire: Wire | None = None
-        # whether there is something to ask for, it will be at the end of this turn, and a reply is waited for
-        self._wanted = self._due = self._asking = False
-        self._beats = False
+        # the period and what Redis or the ledger said was spent in it, by the name of the bound
+        self._known: dict[str, tuple[int, int]] = {}
+        # of each budget, up to what this gateway may spend while Redis is away
+        self._parts: dict[tuple[str, int], float] = {}
+        # requests and tokens that were left at the last call
+        self._levels: dict[str, tuple[float, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._late: asyncio.TimerHandle | None = None
-        self._closing: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._trouble = ""
 
     async def start(self) -> None:
-        """Connect, for as long as that may take at most (`CONNECT`); afterwards it goes on trying."""
-        self._begin()
+        """Connect, for at most `CONNECT` seconds; afterwards the limiter goes on trying."""
+        self._connect()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.up.wait(), CONNECT)
 
     async def reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask]) -> Reserved:
-        self._begin()
-        if self.up.is_set():
-            future: asyncio.Future[Reserved | None] = asyncio.get_running_loop().create_future()
-            self._calls.append((bounds, asks, future))
-            self._want()
-            reserved = await future
-            if reserved is not None:
-                return reserved
-        shares = bounds if self.machines == 1 else [bound.share(self.machines) for bound in bounds]
-        return self._own.reserve_now(shares, asks)
+        if not self.up.is_set():
+            self._connect()
+            return self._reserve_alone(bounds, asks)
+        # the request may be cancelled meanwhile: what it got must be given back
+        call = asyncio.ensure_future(self._reserve(bounds, asks))
+        try:
+            reserved = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(lambda done: self._give_back(asks, done))
+            self._keep(call)
+            raise
+        return reserved or self._reserve_alone(bounds, asks)
 
     def settle(self, bounds: Sequence[Bound], change: Change) -> None:
         held = change_of((0, 0, change.places, change.money, 0)) if change.places or change.money else None
@@ -111,206 +129,160 @@ class Shared(Limiter):
             add_to(self._settled, bound, change)
             if held is not None and bound.holds:
                 self._note_held(bound, held)
-        if self.up.is_set() and (self._timer is None or held):
-            loop, wait = asyncio.get_running_loop(), HELD if held else SETTLED
-            if self._timer is None or self._timer.when() > loop.time() + wait:
-                self._stop_timer()
-                self._timer = loop.call_later(wait, self._settle_now)
+            if change.spent and not self.up.is_set():
+                self._alone.spent(bound, self._spent(bound))
+        if self.up.is_set():
+            self._flush_in(SETTLE_INTERVAL if held is None else RELEASE_INTERVAL)
 
     def spent(self, bound: Bound, at_least: int) -> None:
-        self._spent[bound.name] = bound, at_least
-        self._own.spent(bound, at_least)
+        self._note_spent(bound.name, bound.period, at_least)
+        self._alone.spent(bound, at_least)
 
     def beat(self) -> None:
-        self._own.beat()
-        self._beats = True
-        self._want()
+        if self.up.is_set():
+            self._flush_in(0)
 
     async def close(self) -> None:
-        if self._task is not None:
-            if self._settled and self.up.is_set():
-                # goes with what was settled, and its reply says that it is there
-                await self.reserve((), ())
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._own.close()
-
-    def _settle_now(self) -> None:
-        """Nobody asked for anything that it could have travelled with."""
-        self._stop_timer()
-        self._want()
-
-    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self.up.is_set() and self._settled:
+            await self._call([])
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(*_FAILURES):
+            await self._client.aclose()
 
-    # -- the connection --------------------------------------------------------------------------------------------
+    # -- Redis -----------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        if self._task is None:
-            self._task = asyncio.create_task(self._stay(), name="limits")
+    async def _reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask]) -> Reserved | None:
+        """Return the decision of Redis, or None if there is none."""
+        replies = await self._call([(bounds, asks)])
+        if replies is None:
+            return None
+        lacking, of, wait, money, left = replies[0]
+        money = int(money)
+        for bound, ask, (requests, tokens, _, _) in zip(bounds, asks, left, strict=True):
+            if len(self._levels) > MAX_REMEMBERED:
+                self._levels.clear()
+            self._levels[bound.name] = requests, tokens
+            if not lacking and bound.holds:
+                self._note_held(bound, change_of((0, 0, ask.places, money, 0)))
+        return reserved_of((decision_of((left, money, lacking - 1 if lacking else None, of, wait)), bounds, self))
 
-    async def _stay(self) -> None:
-        """Connected for as long as it answers, and again soon after."""
-        loop, failures = asyncio.get_running_loop(), 0
-        while True:
-            began, answered = loop.time(), False
-            try:
-                wire = await within(CONNECT, self._connect())
-                answered = True
-                await wire.over
-            except _FAILURES as error:
-                self._say(_told(error))
-            finally:
-                self._away()
-            failures = 0 if answered and loop.time() - began > 10 else failures + 1
-            await asyncio.sleep(PAUSES[min(failures, len(PAUSES) - 1)])
-
-    async def _connect(self) -> Wire:
-        """When it answers. What this process holds is held under a new name: of a reply that never came nobody knows
-        what it said."""
-        pool = Redis.from_url(self._url, protocol=2).connection_pool
-        options = {**pool.connection_kwargs, "socket_timeout": None, "socket_connect_timeout": CONNECT}
-        connection = pool.connection_class(**options)
-        try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_command("SCRIPT", "LOAD", _SCRIPT.read_bytes())
-            self._sha = await connection.read_response()
-            self._gone, self._process = self._process, f"{self._own.machine}/{secrets.token_hex(4)}"
-            for name, (bound, change) in self._settled.items():
-                self._settled[name] = bound, change._replace(places=0, money=0)
-            await connection.send_packed_command(self._command([], self._held))
-            self.machines, _ = from_json(await connection.read_response())
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        self._wire = wire = Wire(connection)
-        self._say("")
-        self.up.set()
-        self._want()
-        return wire
-
-    def _want(self) -> None:
-        """By the end of this turn of the loop all have asked who do so in it; or by the next reply."""
-        self._wanted = True
-        if not (self._due or self._asking) and self._wire is not None:
-            self._due = True
-            asyncio.get_running_loop().call_soon(self._send)
-
-    def _send(self) -> None:
-        self._due = False
-        if self._wire is None or self._asking:
-            return
-        self._wanted = False
-        if not (self._calls or self._settled or self._spent or self._beats):
-            return
-        self._asking, self._beats = True, False
-        self._sent, self._calls = self._calls[:MOST], self._calls[MOST:]
-        self._wanted = bool(self._calls)
-        loop = asyncio.get_running_loop()
-        self._late = loop.call_later(self._patience, self._if_still, self._sent, self._is_late)
-        self._wire.ask(self._command(self._sent), self._replied)
-
-    def _replied(self, reply: bytes) -> None:
-        self.machines, replies = from_json(reply)
-        self._not_asking()
-        self.up.set()
-        sent, self._sent = self._sent, []
-        for call, one in zip(sent, replies, strict=True):
-            self._answer(*call, *one)
-        if self._wanted:
-            self._want()
-
-    def _if_still(self, sent: list[_Call], then: Callable[[list[_Call]], None], turns: int = TURNS) -> None:
-        """Where nothing came for `sent` meanwhile."""
-        if sent is not self._sent:
-            return
-        if turns:
-            asyncio.get_running_loop().call_soon(self._if_still, sent, then, turns - 1)
-        else:
-            then(sent)
-
-    def _is_late(self, sent: list[_Call]) -> None:
-        self._go_on()
-        asyncio.get_running_loop().call_later(self._give_up, self._if_still, sent, self._give_it_up)
-
-    def _give_it_up(self, _: list[_Call]) -> None:
-        self._say(f"nothing for {(self._patience + self._give_up) * 1000:g} ms")
-        if self._wire is not None:
-            self._wire.end(None)
-        self._away()
-
-    def _go_on(self) -> None:
-        """Everybody who waits is answered by this machine."""
-        self.up.clear()
-        for *_, future in (*self._sent, *self._calls):
-            if not future.done():
-                future.set_result(None)
-        self._calls = []
-
-    def _not_asking(self) -> None:
-        self._asking = False
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-    def _away(self) -> None:
-        self._go_on()
-        self._not_asking()
-        self._sent = []
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            closing = asyncio.get_running_loop().create_task(wire.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-
-    def _command(self, calls: Sequence[_Call], held: Sums | None = None) -> bytes:
-        """What was settled is gone with it, also where no reply comes: it may have been done."""
+    async def _call(self, calls: Sequence[_Call], restore: bool = False) -> list[Any] | None:
+        """Run the script. Returns the decisions in the order of `calls`, or None if Redis is away."""
         settled, self._settled = self._settled, {}
-        spent, self._spent = self._spent, {}
-        asked: dict[str, Any] = {
+        if restore:
+            # this process holds what it holds under a new name: of calls without a reply nobody knows what they did
+            self._gone, self._process = self._process, secrets.token_hex(8)
+            settled = {name: (bound, one._replace(places=0, money=0)) for name, (bound, one) in settled.items()}
+        try:
+            reply = await self._script(keys=[self._prefix], args=[self._asked(calls, settled, restore)])
+            self.gateways, epoch, spent, replies = from_json(reply)
+        except _FAILURES as error:
+            # what was settled may have been done: it counts as known, and is not sent again
+            for name, (bound, change) in settled.items():
+                if change.spent:
+                    self._note_spent(name, bound.period, self._known_of(bound) + change.spent)
+            self._lose(str(error) or type(error).__name__)
+            return None
+        except asyncio.CancelledError:
+            for bound, change in settled.values():
+                add_to(self._settled, bound, change)
+            raise
+        for name, (period, micros) in dict(spent).items():
+            self._note_spent(name, period, int(micros))
+        known, self._epoch = self._epoch, epoch
+        if known not in ("", epoch):
+            log.warning("The limits' Redis at %s has lost its data; budgets are read from the ledger.", self._place)
+            self.generation += 1
+            if not restore:
+                self._later(self._call([], restore=True))
+        return list(replies)
+
+    def _asked(self, calls: Sequence[_Call], settled: Sums, restore: bool) -> bytes:
+        budgets = [bound for bounds, _ in calls for bound in bounds] + [bound for bound, _ in settled.values()]
+        asked = {
             "process": self._process,
+            "gone": self._gone,
             "lease": LEASE,
             "step": STEP,
             "busy": BUSY,
             "never": NEVER,
             "slack": SLACK,
             "nolimit": NO_LIMIT,
-            # as plain lists, which become JSON in a third of the time
-            "restore": [[*_values(bound), *change] for bound, change in (held or {}).values()],
+            "restore": [[*_values(bound), *change] for bound, change in self._held.values()] if restore else [],
+            "spent": [[*_values(bound), known] for bound in budgets if (known := self._known_of(bound))],
             "settle": [[*_values(bound), *change] for bound, change in settled.values()],
-            "spent": [[*_values(bound), at_least] for bound, at_least in spent.values()],
             "calls": [
-                [[*_values(bound), *ask] for bound, ask in zip(bounds, asks, strict=True)] for bounds, asks, _ in calls
+                [[*_values(bound), *ask] for bound, ask in zip(bounds, asks, strict=True)] for bounds, asks in calls
             ],
         }
-        if self._gone:
-            asked["gone"], self._gone = self._gone, ""
-        return _packed(b"EVALSHA", self._sha, b"1", self._prefix.encode(), to_json(asked))
+        return to_json(asked)
 
-    def _answer(
-        self,
-        bounds: Sequence[Bound],
-        asks: Sequence[Ask],
-        future: asyncio.Future[Reserved | None],
-        lacking: int,
-        of: str,
-        wait: float,
-        money: float,
-        left: Sequence[Left],
-    ) -> None:
-        decision = decision_of((left, int(money), lacking - 1 if lacking else None, of, wait))
-        if not lacking:
-            for bound, ask in zip(bounds, asks, strict=True):
-                if bound.holds:
-                    self._note_held(bound, change_of((0, 0, ask.places, decision.money, 0)))
-        if not future.done():
-            future.set_result(reserved_of((decision, bounds, self)))
-        elif not lacking:
-            # who asked has left, or was told that nobody answers
-            for bound, ask in zip(bounds, asks, strict=True):
-                self.settle((bound,), undone(ask, decision.money))
+    def _connect(self) -> None:
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._reconnect(), name="limits")
+
+    async def _reconnect(self) -> None:
+        """Try until Redis answers."""
+        while await self._call([], restore=True) is None:
+            await asyncio.sleep(RETRY_INTERVAL)
+        if self._trouble:
+            log.warning("The limits' Redis at %s answers again.", self._place)
+            self._trouble = ""
+        self.generation += 1
+        self._alone.forget_rates()
+        self._parts.clear()
+        self.up.set()
+
+    def _lose(self, trouble: str) -> None:
+        """Decide alone from now on; the log has one line each time, however many requests notice."""
+        if self.up.is_set():
+            self.up.clear()
+            self.generation += 1
+            self._connect()
+        if not self._trouble:
+            share = "this gateway's share of each limit holds until it answers"
+            log.error("The limits' Redis at %s is not usable (%s); %s.", self._place, trouble, share)
+            self._trouble = trouble
+
+    @property
+    def _place(self) -> str:
+        """The address without its password."""
+        return self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def _flush_in(self, seconds: float) -> None:
+        """Send what is settled after `seconds`, unless a reservation takes it along before."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        if self.up.is_set():
+            self._later(self._call([]))
+
+    def _later(self, work: Any) -> None:
+        self._keep(asyncio.create_task(work))
+
+    def _keep(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.add(task)  # type: ignore[arg-type]
+        task.add_done_callback(self._tasks.discard)
+
+    def _give_back(self, asks: Sequence[Ask], done: asyncio.Future[Reserved | None]) -> None:
+        """Undo a reservation whose request was cancelled."""
+        reserved = None if done.cancelled() or done.exception() else done.result()
+        if reserved is not None and reserved.decision.lacking is None:
+            for bound, ask in zip(reserved.bounds, asks, strict=True):
+                self.settle((bound,), Change(-ask.requests, -ask.tokens, -ask.places, -reserved.decision.money))
 
     def _note_held(self, bound: Bound, change: Change) -> None:
         add_to(self._held, bound, change)
@@ -318,35 +290,64 @@ class Shared(Limiter):
         if held.places <= 0 and held.money <= 0:
             del self._held[bound.name]
 
-    def _say(self, trouble: str) -> None:
-        """Once per change: a storm needs no log of its own."""
-        place = _place(self._url)
-        if trouble and not self._trouble:
-            share = "this machine's share of each limit holds until it answers"
-            log.error("The limits' Redis at %s is not usable (%s); %s.", place, trouble, share)
-        elif self._trouble and not trouble:
-            log.warning("The limits' Redis at %s answers again.", place)
-        self._trouble = trouble
+    # -- without Redis ---------------------------------------------------------------------------------------------
+
+    def _reserve_alone(self, bounds: Sequence[Bound], asks: Sequence[Ask]) -> Reserved:
+        """Decide with this gateway's share of what was left when Redis was heard of last."""
+        shares = [self._share(bound) for bound in bounds]
+        return self._alone.reserve_now(shares, asks)
+
+    def _share(self, bound: Bound) -> Bound:
+        parts = self.gateways
+        share = bound.share(parts)
+        if bound.name in self._levels:
+            requests, tokens = self._levels[bound.name]
+            self._alone.begin(share, requests / parts, tokens / parts)
+        if bound.money < NO_LIMIT:
+            known = self._spent(bound)
+            self._alone.spent(share, known)
+            # once per absence: what is spent meanwhile comes out of this gateway's part of the rest
+            part = known + max(bound.money - known, 0) / parts
+            share.money = self._parts.setdefault((bound.name, bound.period), part)
+        return share
+
+    def _carry(self, bounds: Iterable[Bound], spent: int) -> None:
+        """Take along to Redis what was spent without it."""
+        for bound in bounds:
+            add_to(self._settled, bound, Change(spent=spent))
+
+    # -- budgets ---------------------------------------------------------------------------------------------------
+
+    def _note_spent(self, name: str, period: int, micros: int) -> None:
+        if len(self._known) > MAX_REMEMBERED:
+            self._known.clear()
+        known, before = self._known.get(name, (period, 0))
+        if period >= known:
+            self._known[name] = period, max(micros, before) if period == known else micros
+
+    def _known_of(self, bound: Bound) -> int:
+        """Return what Redis or the ledger said was spent in the bound's period, in micro-dollars."""
+        period, micros = self._known.get(bound.name, (0, 0))
+        return micros if period == bound.period else 0
+
+    def _spent(self, bound: Bound) -> int:
+        """Return what this gateway knows was spent in the bound's period, in micro-dollars."""
+        settled = self._settled.get(bound.name)
+        return self._known_of(bound) + (settled[1].spent if settled else 0)
 
 
-def undone(ask: Ask, money: int) -> Change:
-    """The change after which nothing was reserved."""
-    return Change(-ask.requests, -ask.tokens, -ask.places, -money)
+class _Alone(InMemoryLimiter):
+    """The limits of this gateway while Redis is away. `carry` gets what is spent meanwhile."""
 
+    def __init__(self, carry: Callable[[Iterable[Bound], int], None], clock: Callable[[], float] | None) -> None:
+        super().__init__(**({"clock": clock} if clock else {}))
+        self._carry = carry
 
-def _packed(*parts: bytes) -> bytes:
-    """A command as Redis reads it. The client's own way takes a quarter of what asking costs."""
-    return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
+    def settle(self, bounds: Sequence[Bound], change: Change) -> None:
+        super().settle(bounds, change)
+        if change.spent:
+            self._carry(bounds, change.spent)
 
 
 def _values(bound: Bound) -> tuple[str, float, float, float, float, int]:
     return bound.name, bound.requests, bound.tokens, bound.places, bound.money, bound.period
-
-
-def _place(url: str) -> str:
-    """Without what is secret in it."""
-    return url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
-
-
-def _told(error: BaseException) -> str:
-    return str(error) or type(error).__name__

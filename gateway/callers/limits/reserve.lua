@@ -3,9 +3,11 @@
 -- KEYS[1]  what all keys begin with, with a hash tag: a cluster keeps them in one place
 -- ARGV[1]  JSON: process, lease, step, busy, never, slack, nolimit; gone (what this process was before); restore (what
 --          it holds, when it comes back) and settle: arrays of a Bound's values and then a Change's; spent: of a Bound's
---          and an amount; calls: arrays of such arrays, of a Bound's values and then an Ask's
--- Returns  JSON: machines that were heard of within the lease, and of each call {lacking (0: nothing), of, wait, money,
---          left of each bound}
+--          and the least that was spent of it before settle; calls: arrays of such arrays, of a Bound's values and then
+--          an Ask's
+-- Returns  JSON: gateways that were heard of within the lease, the name of what is kept, what was spent of the
+--          budgets (an array of name and {period, amount}), and of each call {lacking (0: nothing), of, wait, money, left
+--          of each bound}
 local minute, day = 60, 86400
 local NAME, REQUESTS, TOKENS, PLACES, MONEY, PERIOD = 1, 2, 3, 4, 5, 6
 -- of what comes behind a bound
@@ -16,21 +18,23 @@ local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
 
 local processes = prefix .. ':processes'
+-- names what is kept here: another name tells that what was kept before is gone
+local epoch = redis.call('GET', prefix .. ':epoch')
+if not epoch then
+  epoch = asked.process .. '/' .. clock[1] .. clock[2]
+  redis.call('SET', prefix .. ':epoch', epoch)
+end
 redis.call('ZADD', processes, now, asked.process)
-if asked.gone then redis.call('ZREM', processes, asked.gone) end
+if asked.gone ~= '' then redis.call('ZREM', processes, asked.gone) end
 redis.call('ZREMRANGEBYSCORE', processes, '-inf', now - 4 * asked.lease)
 
 -- whether each process that is known was heard of
-local alive, machines, seen = {}, 0, {}
+local alive, gateways = {}, 0
 local heard = redis.call('ZRANGE', processes, 0, -1, 'WITHSCORES')
 for at = 1, #heard, 2 do
   local process, lives = heard[at], tonumber(heard[at + 1]) >= now - asked.lease
   alive[process] = lives
-  local machine = string.match(process, '^[^/]*')
-  if lives and not seen[machine] then
-    seen[machine] = true
-    machines = machines + 1
-  end
+  if lives then gateways = gateways + 1 end
 end
 
 -- each is read once, and written once
@@ -95,16 +99,16 @@ local function waits_of(want, left)
   }
 end
 
-for _, changes in ipairs({asked.restore, asked.settle}) do
-  for _, one in ipairs(changes) do
-    use(record_of(one), one, one[ASKED], one[COUNTED], one[OPEN], one[HELD], one[PAID])
+for _, least in ipairs(asked.spent) do
+  local record = record_of(least)
+  if record.period == least[PERIOD] and record.spent < least[AMOUNT] then
+    use(record, least, 0, 0, 0, 0, least[AMOUNT] - record.spent)
   end
 end
 
-for _, known in ipairs(asked.spent) do
-  local record = record_of(known)
-  if record.period == known[PERIOD] and record.spent < known[AMOUNT] then
-    use(record, known, 0, 0, 0, 0, known[AMOUNT] - record.spent)
+for _, changes in ipairs({asked.restore, asked.settle}) do
+  for _, one in ipairs(changes) do
+    use(record_of(one), one, one[ASKED], one[COUNTED], one[OPEN], one[HELD], one[PAID])
   end
 end
 
@@ -139,4 +143,9 @@ for name, bound in pairs(changed) do
   local seconds = bound[MONEY] < asked.nolimit and 40 * day or next(record.held) and day or math.max(empty, 0) * minute + 2
   redis.call('SET', prefix .. ':' .. name, cmsgpack.pack(record), 'PX', math.ceil(seconds * 1000))
 end
-return cjson.encode({machines, replies})
+
+local spent = {}
+for name, record in pairs(records) do
+  if record.spent > 0 then spent[#spent + 1] = {name, {record.period, record.spent}} end
+end
+return cjson.encode({gateways, epoch, spent, replies})

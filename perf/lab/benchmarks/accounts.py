@@ -16,7 +16,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from llmops.perf.lab.benchmarks import exactness
 from llmops.perf.lab.benchmarks.hot_path import PERIOD
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.load import options, run, window
@@ -61,10 +60,8 @@ def measure(engine: Path) -> Section:
         f"tokens in. {ROUNDS} rounds of the three gateways by turns, medians of the differences within a round."
     )
     section = Section("Keys, limits and usage", "python -m llmops.perf.lab.benchmarks.accounts ENGINE", text)
-    with section:
-        with fronts(engine) as known:
-            _compare(known, section)
-        exactness.measure(section)
+    with section, fronts(engine) as known:
+        _compare(known, section)
     return section
 
 

@@ -139,7 +139,7 @@ def measure() -> Section:
 async def _stages(name: str, store: str, redis: str | None, folder: Path, section: Section, most: float) -> None:
     key = await account(store)
     settings = GatewaySettings(port=0, store=store, redis=redis, usage=UsageSettings(journal=folder / "journal"))
-    async with _opened(settings, str(folder / "own")) as rooms:
+    async with _opened(settings) as rooms:
         await _round(rooms, key, REQUESTS)
         calm_garbage_collector()
         rounds = [await _round(rooms, key, REQUESTS) for _ in range(ROUNDS)]
@@ -153,9 +153,9 @@ async def _stages(name: str, store: str, redis: str | None, folder: Path, sectio
 
 
 @contextlib.asynccontextmanager
-async def _opened(settings: GatewaySettings, own: str) -> AsyncIterator[Rooms]:
+async def _opened(settings: GatewaySettings) -> AsyncIterator[Rooms]:
     billing, access = billing_of(settings), access_of(settings)
-    limits, usage = limits_of(settings, own, billing), usage_of(settings, billing)
+    limits, usage = limits_of(settings, billing), usage_of(settings, billing)
     assert billing is not None
     assert access is not None
     assert limits is not None

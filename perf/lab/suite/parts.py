@@ -37,7 +37,6 @@ def parts() -> list[Part]:
         Part("engine path", 280, _engine_path, peer="llamacpp"),
         Part("Dynamo", 180, _dynamo, peer="dynamo"),
         Part("streams", 150, _streams),
-        Part("workers", 120, _workers),
         Part("soak", 180, lambda engine: _soak(engine, SOAK_SLICE)),
         Part("full soak", 600, lambda engine: _soak(engine, None), included=False),
         Part("load generator", 150, _load_generator, peer="aiperf"),
@@ -94,12 +93,6 @@ def _streams(engine: Path) -> Section:
     from llmops.perf.lab.benchmarks import streams
 
     return streams.measure(engine)
-
-
-def _workers(engine: Path) -> Section:
-    from llmops.perf.lab.benchmarks import workers
-
-    return workers.measure(engine)
 
 
 def _soak(engine: Path, requests: int | None) -> Section:

@@ -1,0 +1,126 @@
+"""Stored responses of the Responses API. Every query names the owner, who alone finds a response."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, delete, func, insert, literal, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.store.tables import response_items, responses
+
+
+@dataclass(frozen=True)
+class ResponseRow:
+    """A row of `responses` without its item ids. `response`, `items` and `cuts` are JSON, `size` is their characters.
+
+    `running` is True while a gateway generates the response, `cancelled` once another gateway was asked to stop it.
+    """
+
+    id: str
+    owner: str
+    previous_id: str | None
+    running: bool
+    cancelled: bool
+    written_at: datetime
+    size: int
+    response: str
+    items: str
+    cuts: str
+
+
+async def put_response(
+    connection: AsyncConnection, row: ResponseRow, item_ids: Collection[str], new: bool = True
+) -> bool:
+    """Replace a response and its item ids, or insert them if `new` is set.
+
+    Returns:
+        False, without a change, if the response was deleted meanwhile, or is running and was cancelled or finished.
+    """
+    if not new:
+        known = select(responses.c.running, responses.c.cancelled).where(_own(row.id, row.owner))
+        stored = (await connection.execute(known.with_for_update())).first()
+        if stored is None or (row.running and (stored.cancelled or not stored.running)):
+            return False
+    await connection.execute(delete(responses).where(_own(row.id, row.owner)))
+    await connection.execute(insert(responses).values(**vars(row)))
+    if item_ids:
+        taken = and_(response_items.c.owner == row.owner, response_items.c.id.in_(item_ids))
+        await connection.execute(delete(response_items).where(taken))
+        rows = [{"owner": row.owner, "id": one, "response_id": row.id} for one in sorted(set(item_ids))]
+        await connection.execute(insert(response_items), rows)
+    return True
+
+
+async def evict_responses(connection: AsyncConnection, owner: str, before: datetime, entries: int, size: int) -> None:
+    """Delete the owner's responses written before `before`, and the oldest beyond `entries` rows or `size` characters.
+
+    The newest response always stays.
+    """
+    await connection.execute(delete(responses).where(responses.c.owner == owner, responses.c.written_at < before))
+    newest = (responses.c.written_at.desc(), responses.c.id)
+    ranked = (
+        select(
+            responses.c.id,
+            func.row_number().over(order_by=newest).label("place"),
+            func.sum(responses.c.size).over(order_by=newest).label("total"),
+        )
+        .where(responses.c.owner == owner)
+        .subquery()
+    )
+    over = select(ranked.c.id).where(ranked.c.place > 1, (ranked.c.place > entries) | (ranked.c.total > size))
+    await connection.execute(delete(responses).where(responses.c.id.in_(over)))
+
+
+async def find_response(
+    connection: AsyncConnection, response_id: str, owner: str, since: datetime
+) -> ResponseRow | None:
+    """Return the owner's response if it was written at or after `since`."""
+    wanted = select(responses).where(_own(response_id, owner), responses.c.written_at >= since)
+    row = (await connection.execute(wanted)).mappings().first()
+    return None if row is None else ResponseRow(**row)
+
+
+async def find_holders(
+    connection: AsyncConnection, item_ids: Collection[str], owner: str, since: datetime
+) -> Sequence[tuple[str, int]]:
+    """Return (id, size) of the owner's responses that hold any of these items, each once."""
+    wanted = (
+        select(responses.c.id, responses.c.size)
+        .distinct()
+        .join(response_items, response_items.c.response_id == responses.c.id)
+        .where(response_items.c.owner == owner, response_items.c.id.in_(item_ids), responses.c.written_at >= since)
+    )
+    return [(row.id, row.size) for row in await connection.execute(wanted)]
+
+
+async def response_chain(
+    connection: AsyncConnection, response_id: str, owner: str, since: datetime, limit: int
+) -> Sequence[tuple[str, int, str | None]]:
+    """Return (id, size, previous id) of a response and up to `limit` - 1 predecessors, newest first."""
+    columns = responses.c
+    first = select(columns.id, columns.size, columns.previous_id, literal(0).label("place"))
+    chain = first.where(_own(response_id, owner), columns.written_at >= since).cte("chain", recursive=True)
+    step = select(columns.id, columns.size, columns.previous_id, chain.c.place + 1).join(
+        chain, columns.id == chain.c.previous_id
+    )
+    chain = chain.union_all(step.where(columns.owner == owner, columns.written_at >= since, chain.c.place < limit - 1))
+    wanted = select(chain.c.id, chain.c.size, chain.c.previous_id).order_by(chain.c.place)
+    return [(row.id, row.size, row.previous_id) for row in await connection.execute(wanted)]
+
+
+async def delete_response(connection: AsyncConnection, response_id: str, owner: str) -> bool:
+    """Delete the response. Returns False if the owner has no response of this id."""
+    return (await connection.execute(delete(responses).where(_own(response_id, owner)))).rowcount > 0
+
+
+async def cancel_response(connection: AsyncConnection, response_id: str, owner: str) -> None:
+    """Mark a running response as cancelled, for the gateway that generates it."""
+    running = and_(_own(response_id, owner), responses.c.running)
+    await connection.execute(update(responses).where(running).values(cancelled=True))
+
+
+def _own(response_id: str, owner: str) -> ColumnElement[bool]:
+    return and_(responses.c.id == response_id, responses.c.owner == owner)
