@@ -11,6 +11,12 @@ from llmops.gateway.errors import InvalidRequestError
 Item = dict[str, Any]
 Message = dict[str, Any]
 
+# The fields of an item, and of a part of its content, that this gateway reads or shows. Others are not stored: they
+# would be megabytes that nobody asked for.
+_FIELDS = frozenset(
+    {"id", "type", "role", "content", "status", "name", "namespace", "arguments", "call_id", "output", "summary"}
+)
+_PART_FIELDS = frozenset({"type", "text", "refusal"})
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -18,7 +24,20 @@ def as_items(value: str | Sequence[Mapping[str, Any]]) -> list[Item]:
     """`input` as items; text is one user message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
-    return [dict(item) for item in value]
+    return [_known_fields(item) for item in value]
+
+
+def _known_fields(item: Mapping[str, Any]) -> Item:
+    return {name: _known_parts(value) for name, value in item.items() if name in _FIELDS}
+
+
+def _known_parts(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return [
+        {name: text for name, text in part.items() if name in _PART_FIELDS} if isinstance(part, dict) else part
+        for part in value
+    ]
 
 
 def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = None) -> list[Message]:

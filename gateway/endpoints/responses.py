@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from llmops.gateway.answers.answer import Answer
 from llmops.gateway.answers.chat import check_chat, start_chat
@@ -14,7 +15,7 @@ from llmops.gateway.answers.sizes import characters
 from llmops.gateway.conversations.builder import ResponseBuilder, new_id, new_response
 from llmops.gateway.conversations.chat import put_into_own_terms, to_chat
 from llmops.gateway.conversations.context import StoredContext
-from llmops.gateway.conversations.events import Polled, Replay, events_after, written
+from llmops.gateway.conversations.events import PIECE, Polled, Replay, events_after, written
 from llmops.gateway.conversations.items import Item, as_items
 from llmops.gateway.conversations.run import REPORT_INTERVAL, ResponseRun, Running
 from llmops.gateway.conversations.store import LONGEST_ITEM_ID, Row, to_json
@@ -49,6 +50,8 @@ IGNORED = frozenset(
 LOST_AFTER = 5 * REPORT_INTERVAL
 # Seconds that a cancellation waits for another gateway, and between two looks whether it has stopped.
 CANCEL_PATIENCE, CANCEL_INTERVAL = 3 * REPORT_INTERVAL, 0.25
+# A reader of events has the response encoded, parsed, and encoded again for the event that is being sent.
+_COPIES = 3
 # A character of a body is at most six of the JSON that is stored of it (\uXXXX).
 _EXPANSION = 6
 
@@ -135,9 +138,10 @@ class Responses:
             after = _asked_stream(request)
             return json_response(run.entry().response) if after is None else self._reading(request, run.follow(after))
         row = await self._find(response_id, owner)
+        self._hold(request, row)
         after = _asked_stream(request)
         if after is None:
-            return Response(row.response, media_type="application/json")
+            return _json_in_pieces(row.response)
         entry = row.decoded()
         if entry.running:
             return self._reading(request, Polled(self._store, entry, after))
@@ -172,7 +176,12 @@ class Responses:
     async def input_items(self, request: Request) -> Response:
         response_id, owner = _named(request)
         run = self._running.find(response_id, owner)
-        items = (run.entry() if run is not None else (await self._find(response_id, owner)).decoded()).items[::-1]
+        if run is not None:
+            items = run.entry().items[::-1]
+        else:
+            row = await self._find(response_id, owner)
+            self._hold(request, row)
+            items = row.decoded().items[::-1]
         ids = [item["id"] for item in items] or [None]
         page = {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
         return json_response(page)
@@ -184,6 +193,10 @@ class Responses:
         await self._running.close()
 
     # -- one that is stored ----------------------------------------------------------------------------------------
+
+    def _hold(self, request: Request, row: Row) -> None:
+        """Count what a reader makes the gateway hold until the last byte is sent. Raises UnavailableError."""
+        self._service.intake.hold(_COPIES * row.size, context_of(request))
 
     async def _find(self, response_id: str, owner: str) -> Row:
         """Return the stored response, as failed if the gateway that generated it is gone. Raises NotFoundError."""
@@ -292,6 +305,18 @@ def _with_id(item: Item) -> Item:
             f"The id of an item must be a printable text of at most {LONGEST_ITEM_ID} characters.", param="input"
         )
     return item
+
+
+def _json_in_pieces(text: str) -> Response:
+    """Answer with JSON that is encoded as the client reads it."""
+    pieces = (text[start : start + PIECE].encode() for start in range(0, len(text), PIECE))
+    headers = {"content-length": str(len(text))}  # ASCII: everything else is escaped
+    return StreamingResponse(_each(pieces), media_type="application/json", headers=headers)
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 def _named(request: Request) -> tuple[str, str]:

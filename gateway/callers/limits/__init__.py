@@ -1,4 +1,5 @@
-"""May they: requests, tokens and money per caller, reserved before the work and settled to what it was.
+"""Rate limits and budgets: reserved before the work and settled to its real usage.
 
-`buckets` is the arithmetic, `memory` and `redis` keep it for one gateway and for several, `gate` is what a request meets.
+`buckets` is the arithmetic; `memory` keeps the limits of one gateway, `redis` those of several; `gate` is what a
+request passes.
 """

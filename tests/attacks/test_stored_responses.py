@@ -1,0 +1,137 @@
+"""Small requests that name large stored responses, and owners that push out each other's."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, connect, record, scaled
+
+#: Bytes that the gateway may grow by, whatever a client refers to: half of `limits.held_bytes`,
+#: which is counted, and as much again for what is parsed at the moment.
+GROWTH = 300 * MIB
+#: Seconds within which 95 of 100 requests of a neighbour are answered meanwhile.
+NEIGHBOUR_P95 = 1.0
+
+
+class Client:
+    """A client of the Responses API, with a key of its own."""
+
+    def __init__(self, gateway: Gateway, key: str = "attacker") -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=gateway.url, headers=headers, timeout=60)
+
+    def create(self, **body: Any) -> httpx.Response:
+        return self._http.post("/v1/responses", json={"model": "tiny", "input": "hi", "max_output_tokens": 1, **body})
+
+    def get(self, response_id: str, **query: str) -> httpx.Response:
+        return self._http.get(f"/v1/responses/{response_id}", params=query)
+
+
+@pytest.fixture
+def gateway(engine: Engine, start: Callable[..., Gateway]) -> Gateway:
+    made = start(engine.address, log_level="error")
+    made.ready()
+    return made
+
+
+def largest_stored(client: Client, **body: Any) -> dict[str, Any]:
+    """Store a response with the largest text that the gateway stores, 4.8 MB or less, in `instructions`."""
+    for size in (4_800_000, 900_000, 100_000):
+        # a text that is no prompt: it is too long for the model and is refused only after it was read
+        answer = client.create(metadata={"k": "v"}, tools=[tool(size)], **body)
+        if answer.status_code == 200 and answer.json()["store"]:
+            return answer.json()
+    raise AssertionError("nothing was stored")
+
+
+def tool(size: int) -> dict[str, Any]:
+    """A function that is not part of the prompt (`tool_choice: none`), with a description of this many bytes."""
+    return {"type": "function", "name": "f", "description": "x" * size, "parameters": {"type": "object"}}
+
+
+def test_references_that_expand(gateway: Gateway) -> None:
+    """A request of a few kilobytes names a stored item many times."""
+    client = Client(gateway)
+    item = {"type": "message", "role": "user", "content": "hi", "id": "msg_large", "unheard_of": "y" * 4_800_000}
+    assert client.create(input=[item]).status_code == 200
+    before = gateway.memory()
+    references = [{"type": "item_reference", "id": "msg_large"}] * scaled(300, 1000)
+    with Neighbour(gateway) as neighbour:
+        for _ in range(20):
+            refused = client.create(input=references, store=False)
+    growth = gateway.peak() - before
+    record(f"{len(references)} references: {growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert growth < GROWTH
+    assert neighbour.quantile(0.95) < NEIGHBOUR_P95
+
+
+def test_chains_that_expand(gateway: Gateway) -> None:
+    """Short requests, twelve at a time, continue a long chain of large responses."""
+    client, previous = Client(gateway), None
+    for _ in range(scaled(10, 40)):
+        answer = client.create(previous_response_id=previous, tools=[tool(900_000)], tool_choice="none")
+        if answer.status_code != 200:
+            break
+        previous = answer.json()["id"]
+    before = gateway.memory()
+    with Neighbour(gateway) as neighbour, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: client.create(previous_response_id=previous), range(scaled(60, 240))))
+    growth = gateway.peak() - before
+    record(f"12 long chains: {growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
+    assert {answer.status_code for answer in answers} <= {200, 400, 503}
+    assert growth < GROWTH
+    assert neighbour.quantile(0.95) < NEIGHBOUR_P95
+
+
+def test_readers_that_do_not_read(gateway: Gateway) -> None:
+    """Many clients ask for a large response, as JSON and as events, and take nothing of it."""
+    stored = largest_stored(Client(gateway), tool_choice="none")
+    readers: list[socket.socket] = []
+    before = gateway.memory()
+    try:
+        with Neighbour(gateway) as neighbour:
+            for at in range(scaled(100, 400)):
+                reader = connect(gateway, receive_buffer=4096)
+                readers.append(reader)
+                path = f"/v1/responses/{stored['id']}" + ("?stream=true" if at % 2 else "")
+                head = f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer attacker\r\n\r\n"
+                reader.sendall(head.encode())
+                neighbour.join(0.01)
+        growth = gateway.peak() - before
+    finally:
+        for reader in readers:
+            reader.close()
+    record(f"{len(readers)} readers: {growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
+    assert growth < GROWTH
+    assert neighbour.quantile(0.95) < NEIGHBOUR_P95
+
+
+def test_an_owner_that_stores_much_evicts_nobody_else(engine: Engine, start: Callable[..., Gateway]) -> None:
+    """Another client stores more than the gateway keeps in all."""
+    kept_bytes = scaled(8_000_000, 64_000_000)
+    gateway = start(engine.address, log_level="error", responses={"bytes": kept_bytes})
+    gateway.ready()
+    victim, attacker = Client(gateway, "victim"), Client(gateway, "attacker")
+    kept = [victim.create().json()["id"] for _ in range(5)]
+    for _ in range(kept_bytes * 2 // 900_000):
+        assert attacker.create(tools=[tool(900_000)], tool_choice="none").status_code == 200
+    found = [victim.get(one).status_code for one in kept]
+    record(f"{found.count(200)} of {len(found)} responses of the victim are there")
+    assert found == [200] * len(kept)
+
+
+def test_unknown_fields_are_not_stored(gateway: Gateway) -> None:
+    """A response has only the fields that the API has, and each text of them is bounded."""
+    client = Client(gateway)
+    stored = client.create(unheard_of="z" * 1000, user="me").json()
+    assert "unheard_of" not in json.dumps(client.get(stored["id"]).json())
+    assert client.create(user="u" * 5000).status_code == 400
