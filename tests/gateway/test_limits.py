@@ -588,7 +588,8 @@ async def test_a_background_stream_that_waits_for_its_turn_says_that_it_lives(sl
     monkeypatch.setattr(chat, "plan_chat", held)
     slow.go.set()
     # what is not brief is prepared in a thread
-    body = {"model": "tiny", "stream": True, "background": True, "input": given, "user": "x" * 5000}
+    metadata = {f"{at}": "x" * 512 for at in range(10)}
+    body = {"model": "tiny", "stream": True, "background": True, "input": given, "metadata": metadata}
     lines = []
     async with slow.client.stream("POST", "/v1/responses", json=body) as response:
         assert response.status_code == 200
