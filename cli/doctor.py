@@ -10,13 +10,20 @@ import click
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+@click.option("--deep", is_flag=True, help="Import, parse and start what can be tried without a GPU.")
+@click.option("--root", default="/", envvar="LLMOPS_IMAGE_ROOT", hidden=True, help="Where the image lies.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(ctx: click.Context, as_json: bool, deep: bool, root: str) -> None:
     """Check what `llmops build` and `llmops serve` need on this machine.
 
     Each line is ok, not ok (with the fix) or a note (something this machine does not need). Exit code 1 when something
     is not ok.
+
+    With --deep, the last step of building the image: each line was seen, failed or needs a GPU. Exit code 1 when
+    anything failed.
     """
+    if deep:
+        _deep(ctx, as_json, root)
     from llmops.model_repository.doctor.check import healthy
     from llmops.model_repository.doctor.machine import examine
 
@@ -30,3 +37,19 @@ def command(ctx: click.Context, as_json: bool) -> None:
             if check.fix:
                 click.echo(f"{'':7}{'':22}→ {check.fix}")
     ctx.exit(0 if healthy(checks) else 1)
+
+
+def _deep(ctx: click.Context, as_json: bool, root: str) -> None:
+    from pathlib import Path
+
+    from llmops.model_repository.doctor.deep import examine, failed
+
+    found = []
+    for one in examine(Path(root)):
+        found.append(one)
+        if not as_json:
+            colour = {"seen": "green", "failed": "red"}.get(one.outcome, "yellow")
+            click.echo(f"{click.style(f'{one.outcome:12}', fg=colour)}{one.name:48} {one.detail}".rstrip())
+    if as_json:
+        click.echo(json.dumps({"ok": not failed(found), "found": [asdict(one) for one in found]}, indent=2))
+    ctx.exit(1 if failed(found) else 0)

@@ -92,7 +92,7 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         for folder in folders:
-            _write_model(scratch / folder.name, folder)
+            write_model(scratch / folder.name, folder)
         _marker(entries).save(scratch)
         _replace(scratch, output)
     except OSError as error:
@@ -315,7 +315,8 @@ def _served(entry: EngineEntry) -> ServedEngine:
     )
 
 
-def _write_model(folder: Path, model: ModelFolder) -> None:
+def write_model(folder: Path, model: ModelFolder) -> None:
+    """Write one Triton model: its config.pbtxt and its version folder."""
     version = folder / "1"
     if model.package is None:
         version.mkdir(parents=True)

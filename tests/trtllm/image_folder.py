@@ -27,9 +27,15 @@ _ABSOLUTE = re.compile(r"(?<![\w.$}/:-])/(?=(opt|usr|src|models|engines|home|app
 #: Programs that want a real root; what they would do does not matter here.
 _HARMLESS = ("useradd", "chown")
 _SERVE = "from openai.types.responses.response_content_part_added_event import PartReasoningText\n"
+_OPENAI = (
+    "openai/__init__.py",
+    "openai/types/__init__.py",
+    "openai/types/responses/__init__.py",
+    "openai/types/responses/response_content_part_added_event.py",
+)
 _STANDIN = {
     "executor/__init__.py": "from tensorrt_llm import LoRARequest\n",
-    "llmapi/__init__.py": "from tensorrt_llm import GuidedDecodingParams, KvCacheConfig\n",
+    "llmapi/__init__.py": "from tensorrt_llm import *\n",
     "llmapi/llm_args.py": "from tensorrt_llm import TorchLlmArgs, update_llm_args_with_extra_dict\n",
     "serve/__init__.py": "",
     "serve/responses_utils.py": _SERVE,
@@ -49,7 +55,7 @@ class ImageFolder:
     """
 
     def __init__(self, root: Path, image: Image) -> None:
-        self.root, self.image = root, image
+        self.root, self.image, self.said = root, image, ""
         tools, wheels = root / "tools", root / "wheels"
         for folder in (tools, wheels, root / "src", root / "home" / "llmops"):
             folder.mkdir(parents=True)
@@ -57,11 +63,12 @@ class ImageFolder:
             _program(tools / name, "exit 0")
         _program(self.at("/usr/bin/python3"), f'exec {sys._base_executable} -I -S "$@"')
         self.site = self._virtual_environment()
-        _wheel(wheels, "openai", image.openai_needed, {_added_event(): "class PartReasoningText: ...\n"})
+        new = dict.fromkeys(_OPENAI, "") | {_OPENAI[-1]: "class PartReasoningText: ...\n"}
+        _wheel(wheels, "openai", image.openai_needed, new)
         bin_folder = Path(self.at(image.layout.python)).parent
         self.environment = {
             "PATH": f"{bin_folder}:{tools}:/usr/bin:/bin",
-            "NVIDIA_TRITON_SERVER_VERSION": image.tag,
+            "NVIDIA_TRITON_SERVER_VERSION": image.tag, "LLMOPS_IMAGE_ROOT": str(root),
             "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_NO_DEPS": "1",
             "PIP_NO_BUILD_ISOLATION": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore",
         }  # fmt: skip
@@ -80,7 +87,7 @@ class ImageFolder:
             elif word == "COPY":
                 self._copy(text.split())
             elif word == "RUN":
-                self.run(text.strip())
+                self.said = self.run(text.strip())
 
     def run(self, command: str) -> str:
         """Execute one shell command as the image would, and return its output. Raises
@@ -111,8 +118,14 @@ class ImageFolder:
             (package / name).write_text(text)
         shutil.copyfile(Path(__file__).with_name("standin.py"), package / "__init__.py")
         (package / "VERSION").write_text(self.image.tensorrt_llm)
-        (site / _added_event()).parent.mkdir(parents=True)
-        (site / _added_event()).write_text("")
+        backends = self.at(self.image.layout.backends) / "tensorrtllm"
+        backends.mkdir(parents=True)
+        for name in self.image.layout.backend_files:
+            # any shared library whose own libraries are all found
+            shutil.copyfile(_linked_library(), backends / name)
+        for name in _OPENAI:
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text("")
         return site
 
     def _copy(self, words: list[str]) -> None:
@@ -132,8 +145,10 @@ class ImageFolder:
         return _ABSOLUTE.sub(f"{self.root}/", text)
 
 
-def _added_event() -> str:
-    return "openai/types/responses/response_content_part_added_event.py"
+def _linked_library() -> str:
+    """A shared library whose own libraries and symbols the loader finds: the C library's mathematics."""
+    maps = Path("/proc/self/maps").read_text()
+    return next(line.split()[-1] for line in maps.splitlines() if "/libm.so" in line)
 
 
 def _program(path: Path, body: str) -> None:
@@ -148,7 +163,7 @@ def _distribution(site: Path, name: str, version: str) -> None:
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (folder / "INSTALLER").write_text("pip\n")
-    owned = [_added_event()] if name == "openai" else []
+    owned = _OPENAI if name == "openai" else ()
     records = [*owned, *(f"{folder.name}/{file}" for file in ("METADATA", "INSTALLER", "RECORD"))]
     (folder / "RECORD").write_text("".join(f"{record},,\n" for record in records))
 

@@ -15,6 +15,7 @@ Facts, read on 2026-11-22 and 2026-11-23. 1.2.1: NVIDIA/TensorRT-LLM branch gh-p
 from __future__ import annotations
 
 import asyncio
+import enum
 import os
 import random
 from dataclasses import dataclass
@@ -218,6 +219,26 @@ class KvCacheConfig13(KvCacheConfig):
     onboard_blocks: ClassVar[None] = None
     use_kv_cache_manager_v2: bool | Literal["auto"] = "auto"
     max_util_for_resume: float = 0.95
+
+
+class QuantAlgo(enum.Enum):
+    """1.2.1 quantization/mode.py, as far as target pytorch has checkpoints."""
+
+    FP8 = "FP8"
+    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN"
+    FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES"
+    W4A16_AWQ = "W4A16_AWQ"
+    W4A8_AWQ = "W4A8_AWQ"
+    W4A16_MXFP4 = "W4A16_MXFP4"
+
+
+class QuantConfig(_Strict):
+    """1.2.1 models/modeling_utils.py."""
+
+    quant_algo: QuantAlgo | None = None
+    kv_cache_quant_algo: QuantAlgo | None = None
+    group_size: int | None = 128
+    exclude_modules: list[str] | None = None
 
 
 class SchedulerConfig(_Strict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from llmops.build.installed import TRTLLM_PYTHON
 from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES, OWN_TAG
 from llmops.cli.main import cli
+from llmops.model_repository.doctor import deep
 from tests.trtllm.image_folder import BuildFailedError, ImageFolder, interpreter_of
 
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile.trtllm").read_text()
 INSTRUCTIONS = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", TEXT, flags=re.M)).splitlines()
@@ -99,10 +103,89 @@ def test_the_instructions_run_in_a_folder_laid_out_like_upstreams(image: ImageFo
     assert (home, image.environment["USER"]) == (str(image.at("/home/llmops")), "llmops")
 
 
+def test_the_last_step_sees_everything_of_the_image(image: ImageFolder) -> None:
+    """`llmops doctor --deep`, with the stand-in as the library and the wheel's Triton as the server."""
+    found = dict(reversed(re.split(r" {2,}", line)[:2]) for line in image.said.splitlines())
+    assert set(found.values()) == {"seen"}
+    assert found.keys() >= {
+        "import tensorrt_llm.serve.responses_utils", "LlmArgs: kv fp8, tp 8, experts, Eagle3", "KvCacheConfig",
+        "SamplingParams: regex", "QuantConfig: W4A8_AWQ", "backend: libtriton_tensorrtllm.so", "tritonserver",
+        "config.pbtxt: tensorrt", "config.pbtxt: pytorch", "version of openai",
+    }  # fmt: skip
+
+
+def tried(image: ImageFolder) -> dict[str, str]:
+    """What the deep check finds of the library, by name."""
+    return {one.name: one.outcome for one in deep.library_of(IMAGE, image.root, str(image.at(IMAGE.layout.python)))}
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "outcome"),
+    [
+        # the image's own openai: server r26.07 python/openai/requirements.txt:32 has 1.107.3
+        ("openai/types/responses/response_content_part_added_event.py", "", "failed"),
+        ("tensorrt_llm/serve/responses_utils.py", "import ctypes; ctypes.CDLL('libcuda.so.1')", "needs a GPU"),
+        ("tensorrt_llm/serve/responses_utils.py", "import ctypes; ctypes.CDLL('libnccl-none.so.2')", "failed"),
+        ("tensorrt_llm/serve/responses_utils.py", "raise SystemExit('broken')", "failed"),
+    ],
+)
+def test_only_the_drivers_libraries_may_be_missing(image: ImageFolder, module: str, text: str, outcome: str) -> None:
+    path = image.site / module
+    before = path.read_text()
+    # of another size, so that Python does not take the compiled file for it
+    path.write_text(f"{text}\n\n")
+    try:
+        found = tried(image)
+    finally:
+        path.write_text(before)
+    assert found["import tensorrt_llm._torch.pyexecutor.py_executor"] == outcome
+    assert found["import tensorrt_llm.llmapi"] == "seen"
+
+
+def test_an_image_without_what_its_facts_name(image: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(deep.IMAGE_VARIABLE, DEFAULT_TAG)
+    (one,) = deep.examine(image.root / "nothing")
+    wanted = "/opt/venv-tritonserver/bin/python, the Python of image 26.07, is missing: start from nvcr.io/"
+    assert one.outcome == "failed"
+    assert one.detail.startswith(wanted)
+    monkeypatch.setenv(deep.IMAGE_VARIABLE, "30.01")
+    (one,) = deep.examine(image.root)
+    assert (one.outcome, one.detail[:40]) == ("failed", "30.01 has no facts; build from one of 26")
+    backend = image.at(IMAGE.layout.backends) / "tensorrtllm" / "trtllmExecutorWorker"
+    shutil.move(backend, backend.with_suffix(".away"))
+    try:
+        assert [one.outcome for one in deep.backend_of(IMAGE, image.root)] == ["seen", "failed"]
+    finally:
+        shutil.move(backend.with_suffix(".away"), backend)
+
+
 def test_the_systems_python_is_not_the_one_to_install_into(tmp_path: Path) -> None:
     """Upstream's Dockerfile.triton.trt_llm_backend (r26.07, lines 121 and 132) has a virtual environment."""
     with pytest.raises(BuildFailedError, match="No module named pip"):
         built(tmp_path, lambda line: line.replace(IMAGE.layout.python, "/usr/bin/python3"))
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome", "detail"),
+    [
+        ("\tlibc.so.6 => /lib/libc.so.6 (0x1)\n", "seen", "all shared libraries"),
+        ("\tlibcuda.so.1 => not found\n\tlibnvidia-ml.so.1 => not found\n", "needs a GPU", "libcuda.so.1, libnv"),
+        ("\tlibcuda.so.1 => not found\n\tlibnvinfer.so.10 => not found\n", "failed", "does not find libnvinfer"),
+        ("undefined symbol: _ZN3foo\t(./x.so)\n", "failed", "no library has the symbol _ZN3foo (1 in all)"),
+    ],
+)
+def test_what_the_loader_says_of_the_backend(said: str, outcome: str, detail: str) -> None:
+    found = deep.linked_outcome("x.so", said, IMAGE)
+    assert (found.outcome, detail in found.detail) == (outcome, True)
+
+
+def test_the_embedded_triton_reads_the_models_and_answers() -> None:
+    pytest.importorskip("pytriton")
+    result = CliRunner().invoke(cli, ["doctor", "--deep", "--json"])
+    assert result.exit_code == 0, result.output
+    found = {one["name"]: one["outcome"] for one in json.loads(result.output)["found"]}
+    wanted = ("config.pbtxt: tensorrt", "config.pbtxt: pytorch", "tritonserver")
+    assert found == dict.fromkeys(wanted, "seen")
 
 
 def stages() -> dict[str, str]:
@@ -128,7 +211,8 @@ def test_what_is_copied_makes_the_whole_package(image: ImageFolder) -> None:
 
 def test_it_runs_as_nobody_special_and_is_reachable() -> None:
     assert arguments("USER") == ["10001"]
-    assert "useradd --create-home --uid 10001" in arguments("RUN")[-1]
+    assert "useradd --create-home --uid 10001" in arguments("RUN")[-2]
+    assert arguments("RUN")[-1] == "llmops doctor --deep"
     assert json.loads(arguments("ENTRYPOINT")[0])[-1] == "llmops"
     command = json.loads(arguments("CMD")[0])
     serve = cli.get_command(None, command[0])

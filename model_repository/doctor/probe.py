@@ -1,0 +1,76 @@
+"""Run by the Python that has TensorRT-LLM, which need not have llmops: tries what our engine model
+does there.
+
+`python probe.py < task.json` prints a JSON list of [name, error]; an empty error means that it
+worked. The task names the folder with the engine model's code, the modules to import, and per
+release line the profiles to construct.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+found: list[tuple[str, str]] = []
+
+
+def attempt(name: str, action: Callable[[], Any]) -> Any:
+    """Record whether `action` works, and return what it returns."""
+    try:
+        result = action()
+    except BaseException as error:  # noqa: BLE001 - a library may end the process at import, or raise anything
+        found.append((name, f"{type(error).__name__}: {error}"))
+        return None
+    found.append((name, ""))
+    return result
+
+
+def constructed(task: dict[str, Any]) -> None:
+    """Construct what `serve` constructs: arguments, sampling parameters, quantisation."""
+    library = importlib.import_module("llmops_engine.runtimes.trtllm_library")
+    runtime = importlib.import_module("llmops_engine.runtimes.trtllm")
+    request = importlib.import_module("llmops_engine.request")
+    api = attempt("the names that the engine model uses", lambda: library.load_library(engine=False))
+    if api is None:
+        return
+    for name, profiles in task["profiles"].items():
+
+        def arguments(profiles: Any = profiles) -> None:
+            profile = library.choose_profile(profiles, api.version)
+            library.final_arguments(api, profile, "/models/x", "/models/x")
+
+        attempt(f"LlmArgs: {name}", arguments)
+    for name, fields in task["requests"].items():
+
+        def sampling(fields: Any = fields) -> None:
+            sampled = request.Sampling(**fields.get("sampling", {}))
+            rest = {key: value for key, value in fields.items() if key != "sampling"}
+            rest["end_ids"] = frozenset(rest.get("end_ids", ()))
+            rest["guide"] = tuple(rest["guide"]) if rest.get("guide") else None
+            made = request.GenerationRequest(None, 8, sampling=sampled, **rest)
+            runtime.sampling_params(api, made, 0, task["log_probs"], (2,))
+
+        attempt(f"SamplingParams: {name}", sampling)
+    names = importlib.import_module("tensorrt_llm.llmapi")
+    attempt("KvCacheConfig", lambda: names.KvCacheConfig(free_gpu_memory_fraction=0.9, dtype="fp8"))
+    for algorithm in task["algorithms"]:
+        attempt(f"QuantConfig: {algorithm}", lambda one=algorithm: names.QuantConfig(quant_algo=names.QuantAlgo[one]))
+
+
+def main() -> None:
+    """Read the task, try everything in it, and print what happened."""
+    task = json.load(sys.stdin)
+    # a library that prints while it is imported must not spoil the answer
+    answer, sys.stdout = sys.stdout, sys.stderr
+    sys.path.insert(0, task["code"])
+    imported = [attempt(f"import {name}", lambda one=name: importlib.import_module(one)) for name in task["modules"]]
+    if all(module is not None for module in imported):
+        constructed(task)
+    json.dump(found, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What the probe tries: every kind of argument that `build` can produce, and every kind of request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmops.build.engine_folder.manifest import EngineLimits
+from llmops.build.trtllm.images import Image
+from llmops.build.trtllm.llm_args import Parallel, make_llm_args
+from llmops.build.trtllm.llm_releases import CHECKED, profile_of, profiles
+from llmops.build.trtllm.versions import release
+
+#: What `serve` imports for target pytorch. The executor's module imports tensorrt_llm.serve, and that openai.
+_MODULES = (
+    "tensorrt_llm",
+    "tensorrt_llm.executor",
+    "tensorrt_llm.llmapi",
+    "tensorrt_llm.llmapi.llm_args",
+    "tensorrt_llm._torch.pyexecutor.py_executor",
+    "tensorrt_llm.serve.responses_utils",
+)
+_SPECULATION: dict[str, dict[str, Any]] = {
+    "": {},
+    "NGram": {"decoding_type": "NGram", "max_draft_len": 4},
+    "MTP": {"decoding_type": "MTP"},
+    "Eagle3": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/draft"},
+    "Draft_Target": {"decoding_type": "Draft_Target", "max_draft_len": 3, "speculative_model": "/draft"},
+}
+#: The algorithms of the checkpoints that target pytorch serves, by the library's names.
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "W4A8_AWQ", "FP8_BLOCK_SCALES", "W4A16_MXFP4")
+_REQUESTS: dict[str, dict[str, Any]] = {
+    "OpenAI's defaults": {},
+    "greedy": {"sampling": {"temperature": 0.0}, "log_probs": True},
+    "everything": {
+        "sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7,
+                     "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        "end_ids": [2, 9], "stop_words": [[4], [5, 6]], "min_tokens": 3,
+    },
+    "json": {"guide": ["json", ""]},
+    "json_schema": {"guide": ["json_schema", '{"type": "object"}']},
+    "regex": {"guide": ["regex", "[a-z]+"]},
+    "ebnf_grammar": {"guide": ["ebnf_grammar", 'root ::= "a"']},
+}  # fmt: skip
+
+
+def task(image: Image | None) -> dict[str, Any]:
+    """Return the probe's task for the release of `image`, or for the oldest one that has the target."""
+    version = image.tensorrt_llm if image is not None else CHECKED[min(CHECKED)]
+    log_probs = profile_of({}, version).log_probs
+    return {
+        "modules": _MODULES if image is None or "pytorch" in image.targets else _MODULES[:1],
+        "profiles": _profiles(version),
+        "requests": _REQUESTS,
+        "algorithms": _ALGORITHMS,
+        "log_probs": log_probs,
+    }
+
+
+def _profiles(version: str) -> dict[str, Any]:
+    limits = EngineLimits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
+    made: dict[str, Any] = {}
+    if release(version) < (1, 2):
+        return made
+    for kv_cache in ("auto", "fp8"):
+        for parallel in (Parallel(1, 1, 1, moe=False), Parallel(8, 1, 1, moe=False), Parallel(8, 1, 8, moe=True)):
+            for name, speculative in _SPECULATION.items():
+                overrides = {"speculative_config": speculative} if speculative else {}
+                arguments = make_llm_args(limits, parallel, kv_cache, overrides, version)
+                key = (
+                    f"kv {kv_cache}, tp {parallel.tp}{', experts' if parallel.moe else ''}{', ' + name if name else ''}"
+                )
+                made[key] = [one.as_json() for one in profiles(arguments)]
+    return made
