@@ -100,8 +100,8 @@ def _probed(image: Image | None, root: Path, python: str) -> Iterator[Found]:
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             yield Found("library", "failed", f"{python} ended without an answer: {error}")
             return
-    for name, error in results:
-        yield Found(name, outcome_of(error, image), error)
+    for name, said in results:
+        yield Found(name, outcome_of(said, image), said)
 
 
 def outcome_of(error: str, image: Image | None) -> Outcome:

@@ -12,6 +12,7 @@ import tritonclient.grpc as triton
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from llmops import contract
+from llmops.build.engine_folder.extras import extra_type
 from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 from llmops.build.target_names import TargetName
 from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES
@@ -60,7 +61,7 @@ def asked(folder: Path) -> str:
             ids = _infer(client, f"{_NAME}{PREPROCESSING}", given, contract.PRE_OUT_IDS)
             tokens = ids.reshape(1, 1, -1).astype(np.int32)
             given = {contract.POST_TOKENS: tokens, contract.POST_LENGTH: np.array([[ids.size]], dtype=np.int32)}
-            text = _infer(client, f"{_NAME}{POSTPROCESSING}", given, contract.POST_OUTPUT).reshape(-1)[0].decode()
+            text = _infer(client, f"{_NAME}{POSTPROCESSING}", given, contract.POST_OUTPUT).item().decode()
         except triton.InferenceServerException as error:
             raise ValueError(f"Triton refused the request: {error.message()}") from error
         finally:
@@ -91,6 +92,7 @@ def _entry(folder: Path, target: TargetName) -> EngineEntry:
     (folder / "model" / "config.json").write_text("{}")
     vocabulary = _write_tokenizer(folder / "tokenizer")
     arguments = {"llm_args": {"backend": "pytorch"}} if target == "pytorch" else {}
+    extra = extra_type(target, {}).model_validate({"tensorrt_llm": image.tensorrt_llm, **arguments})
     manifest = EngineManifest(
         key=_NAME, name=_NAME, target=target, architecture="LlamaForCausalLM", versions={},
         source=Source(checkpoint=_NAME, format="huggingface", files=[]),
@@ -98,7 +100,7 @@ def _entry(folder: Path, target: TargetName) -> EngineEntry:
         tokenizer=TokenizerInfo(
             vocab_size=vocabulary, bos_id=None, end_ids=[vocabulary - 1], pad_id=None, chat_template=False
         ),
-        extra={"tensorrt_llm": image.tensorrt_llm, **arguments},
+        extra=extra,
     )  # fmt: skip
     return EngineEntry(_NAME, folder, manifest, find_target(target))
 

@@ -12,6 +12,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 found: list[tuple[str, str]] = []
@@ -57,7 +58,11 @@ def constructed(task: dict[str, Any]) -> None:
     names = importlib.import_module("tensorrt_llm.llmapi")
     attempt("KvCacheConfig", lambda: names.KvCacheConfig(free_gpu_memory_fraction=0.9, dtype="fp8"))
     for algorithm in task["algorithms"]:
-        attempt(f"QuantConfig: {algorithm}", lambda one=algorithm: names.QuantConfig(quant_algo=names.QuantAlgo[one]))
+        attempt(f"QuantConfig: {algorithm}", partial(_quantised, names, algorithm))
+
+
+def _quantised(names: Any, algorithm: str) -> Any:
+    return names.QuantConfig(quant_algo=names.QuantAlgo[algorithm])
 
 
 def main() -> None:
@@ -66,7 +71,7 @@ def main() -> None:
     # a library that prints while it is imported must not spoil the answer
     answer, sys.stdout = sys.stdout, sys.stderr
     sys.path.insert(0, task["code"])
-    imported = [attempt(f"import {name}", lambda one=name: importlib.import_module(one)) for name in task["modules"]]
+    imported = [attempt(f"import {name}", partial(importlib.import_module, name)) for name in task["modules"]]
     if all(module is not None for module in imported):
         constructed(task)
     json.dump(found, answer)
