@@ -26,6 +26,7 @@ RESERVED_POOLS = ("gateway", "control")
 _Name = Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")]
 _Path = Annotated[str, Field(pattern=r"^/[^\s]*[^\s/]$")]
 _Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|Mi|Gi|Ti|M|G|T)?$")]
+_Amount = _Quantity | Annotated[float, Field(gt=0)]
 _Count = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[int, Field(ge=0)]
 _Objects = list[dict[str, Any]]
@@ -77,8 +78,8 @@ class Kafka(_Part):
 
 
 class Resources(_Part):
-    requests: dict[str, _Quantity] = {}
-    limits: dict[str, _Quantity] = {}
+    requests: dict[str, _Amount] = {}
+    limits: dict[str, _Amount] = {}
 
 
 class Placed(_Part):

@@ -74,6 +74,7 @@ VALUES: dict[str, dict] = {
     "placed": {
         **KEYS,
         "image": {**IMAGES, "pullSecrets": ["registry"], "engine": f"registry.example:5000/llmops:1{DIGEST}"},
+        "gateway": {"resources": {"requests": {"cpu": 2, "memory": "1.5Gi"}}},
         "engines": {
             "one": {
                 **ONE, "nodeSelector": {"gpu": "h100"},

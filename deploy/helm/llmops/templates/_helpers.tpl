@@ -95,9 +95,18 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{- define "llmops.bounds" -}}
+{{- if .scaling.enabled }}
+{{- $min := int (default .min .scaling.min) }}
+{{- $max := int (default .max .scaling.max) }}
+{{- if gt $min $max }}{{ fail (printf "%s.autoscaling has min %d and max %d: min may not be more than max" .place $min $max) }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "llmops.checks" -}}
 {{- $root := . }}
 {{- $release := include "llmops.name" . }}
+{{- include "llmops.bounds" (dict "place" "gateway" "scaling" .Values.gateway.autoscaling "min" 2 "max" 10) }}
 {{- if and .Values.control.enabled (not .Values.secrets.store.name) }}{{ fail "control keeps everything in the store: set secrets.store.name, or control.enabled=false" }}{{ end }}
 {{- if and (not .Values.secrets.store.name) (not .Values.open) }}{{ fail "without secrets.store.name there are no keys, and gateways ask for them: set it, or open=true" }}{{ end }}
 {{- if not .Values.engines }}{{ fail "there is nothing to serve: name a pool in engines" }}{{ end }}
@@ -110,6 +119,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- if not (hasPrefix (printf "%s/" $root.Values.storage.mountPath) $pool.repository) }}{{ fail (printf "%s.repository is %s, and pods have only what is below storage.mountPath (%s)" $place $pool.repository $root.Values.storage.mountPath) }}{{ end }}
 {{- if and (gt (int (default 1 $pool.nodes)) 1) (not $pool.leaderScript) }}{{ fail (printf "%s has several nodes: set leaderScript" $place) }}{{ end }}
 {{- include "llmops.requests" (dict "place" $place "part" $pool) }}
+{{- include "llmops.bounds" (dict "place" $place "scaling" (default dict $pool.autoscaling) "min" 1 "max" 4) }}
 {{- /* a StatefulSet's pods have its name and ten characters of a hash in a label */ -}}
 {{- if gt (len (printf "%s-%s" $release $name)) 52 }}{{ fail (printf "%s: with the release's name that is more than the 52 characters which a StatefulSet may have; shorten one of the two" $place) }}{{ end }}
 {{- end }}
