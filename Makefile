@@ -16,7 +16,7 @@ FOLDERS := build store model_repository gateway control cli perf
 export PIP_NO_COMPILE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test attacks test312 mutate lint fmt bench docs clean
+.PHONY: help install serve test attacks matrix test312 mutate lint fmt bench docs clean
 
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -31,6 +31,9 @@ test: $(STAMPS)/test ## All tests, with the real Triton server
 
 attacks: $(STAMPS)/test ## The attacks of tests/attacks at full size, with the figures that they measure
 	LLMOPS_ATTACKS=full $(BIN)/python -m pytest -n 0 -rP --show-capture=stderr tests/attacks $(ARGS)
+
+matrix: $(STAMPS)/test ## Every family, format, KV cache and target against TensorRT-LLM's loader rules; writes the tables of docs/tensorrt-llm.md
+	LLMOPS_EVERY_CELL=1 LLMOPS_WRITE_MATRIX=1 $(BIN)/python -m pytest -n 0 -x tests/trtllm/test_loader_matrix.py $(ARGS)
 
 test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.12, numpy 2 in the library's own Python
 	$(PYTHON312) -m venv .cache/py312/llmops && .cache/py312/llmops/bin/pip install -q -e . nvidia-pytriton==0.7.0

@@ -79,6 +79,12 @@ if TYPE_CHECKING:
     help="A LoRA adapter (PEFT folder) to serve as model NAME beside the base model; once for each. tensorrt, pytorch.",
 )
 @click.option("--set", "options", multiple=True, metavar="KEY=VALUE", help="A setting of the target's own.")
+@click.option(
+    "--extra-llm-api-options",
+    "extra_options",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="pytorch: a YAML file of LLM-API options, as trtllm-serve takes it; flags and --set win over it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest, or with --dry-run the plan, as JSON.")
 def command(
     checkpoint: str | None,
@@ -86,6 +92,7 @@ def command(
     options: tuple[str, ...],
     adapters: tuple[str, ...],
     plan_file: Path | None,
+    extra_options: Path | None,
     dry_run: bool,
     resume: Path | None,
     in_container: bool,
@@ -114,6 +121,13 @@ def command(
         settings["adapters"] = _options(adapters, "--adapter")
     if plan_file:
         fields |= _planned(plan_file, fields)
+        settings = fields["plan"]["settings"] | settings
+    if extra_options:
+        from llmops.build.trtllm.extra_options import read_extra_options
+
+        more, options_of_file = read_extra_options(extra_options)
+        fields |= {name: value for name, value in more.items() if not _typed(name)}
+        settings = options_of_file | settings
     spec = BuildSpec(checkpoint=checkpoint, options=settings, **fields)
     if dry_run:
         from llmops.build.job.dry_run import dry_run as plan
@@ -122,6 +136,11 @@ def command(
         click.echo(json.dumps(planned._asdict(), indent=2) if as_json else planned.text())
         return
     _show(*build(spec, make_progress()), spec.output, as_json)
+
+
+def _typed(name: str) -> bool:
+    """Return True if the flag of this parameter is on the command line."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 # flags that only some targets have; the target checks them like --set KEY=VALUE
@@ -142,11 +161,10 @@ def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
     from llmops.build.plan.buildplan import BuildPlan
     from llmops.errors import InputError
 
-    plan, context = BuildPlan.load(file), click.get_current_context()
+    plan = BuildPlan.load(file)
     fields = {name: value for name, value in plan.build_options().items() if value is not None}
     for name, value in fields.items():
-        typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if typed and given[name] != value:
+        if _typed(name) and given[name] != value:
             flag = "--" + name.replace("_", "-")
             raise InputError(
                 f"{flag} {given[name]} contradicts {file}, which plans {value}; drop the flag or make another plan."

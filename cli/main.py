@@ -21,6 +21,7 @@ from llmops.errors import LlmopsError
 COMMANDS = {
     "init": "Start an llmops.yaml: one file for everything that follows.",
     "plan": "Whether a model fits, how to shard it, how fast it is and what it costs.",
+    "recipe": "Ready plans for well-known models, each number with its source.",
     "simulate": "How a fleet would perform, with the gateway's own policies.",
     "build": "From a checkpoint to an engine folder.",
     "upgrade": "Move an engine to another release of TensorRT-LLM.",

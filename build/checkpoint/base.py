@@ -66,7 +66,27 @@ class ExistingQuantisation:
         """Its name here, where it has one."""
         if self.method == "modelopt":
             return format_of_algorithm(str(self.detail.get("quant_algo") or ""))
+        if self.method == "compressed-tensors":
+            return format_of_algorithm(compressed_algorithm(self.detail) or "")
         return format_of_method(self.method)
+
+
+def compressed_algorithm(quantised: Mapping[str, Any]) -> str | None:
+    """Return TensorRT-LLM's QuantAlgo for a compressed-tensors description of FP8 weights, or None for any other.
+
+    One group of layers, weights per output channel with inputs per token, or both in blocks of 128: what
+    `update_quant_config_from_compressed_tensors` of `tensorrt_llm/models/quant_config_utils.py` takes.
+    """
+    groups = [group for group in (quantised.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+    if len(groups) != 1:
+        return None
+    weights, inputs = groups[0].get("weights") or {}, groups[0].get("input_activations") or {}
+    if (weights.get("num_bits"), weights.get("type")) != (8, "float"):
+        return None
+    strategies = (weights.get("strategy"), inputs.get("strategy"))
+    if strategies == ("channel", "token"):
+        return "FP8_PER_CHANNEL_PER_TOKEN"
+    return "FP8_BLOCK_SCALES" if strategies == ("block", "group") and inputs.get("group_size") == 128 else None
 
 
 @dataclass(frozen=True)

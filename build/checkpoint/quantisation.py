@@ -31,7 +31,9 @@ def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantis
 
 
 def _modelopt(path: Path) -> ExistingQuantisation:
-    detail = read_json(path).get("quantization", {})
+    content = read_json(path)
+    # ModelOpt 1.x writes the fields themselves, without the object around them
+    detail = content if "quantization" not in content and "quant_algo" in content else content.get("quantization", {})
     if not isinstance(detail, dict):
         raise CheckpointError(f"{path} has no object `quantization`; export the checkpoint again.")
     algorithm = str(detail.get("quant_algo") or "")

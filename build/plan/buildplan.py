@@ -19,7 +19,8 @@ FORMAT: Literal[1] = 1
 
 class BuildPlan(BaseModel):
     """One replica's engine and how many of it. Lengths in tokens; `quantisation` and `kv_cache_dtype` are the names of
-    `llmops plan --quant` and `--kv-dtype`; `predicted` is what the planner expects (seconds, requests/s, bytes)."""
+    `llmops plan --quant` and `--kv-dtype`; `predicted` is what the planner expects (seconds, requests/s, bytes);
+    `settings` are those of `build --set`, which a recipe has and which the command line may override."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,6 +45,7 @@ class BuildPlan(BaseModel):
     chunked_prefill: bool = True
     replicas: int = Field(ge=1, default=1)
     predicted: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def world_size(self) -> int:

@@ -25,6 +25,7 @@ from llmops.build.targets.nvidia.build_request import (
 from llmops.build.targets.nvidia.fits import check_gpu
 from llmops.build.targets.nvidia.job import NvidiaJob
 from llmops.build.targets.nvidia.quantised import quantised_checkpoint
+from llmops.build.trtllm.extra_options import contradiction
 from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
 from llmops.build.trtllm.llm_releases import profile_of
 from llmops.build.trtllm.lora import copy_adapters
@@ -107,6 +108,9 @@ def llm_args(request: BuildRequest, adapters: list[Adapter]) -> dict[str, Any]:
     for name in ("model", "tokenizer", "backend"):
         if name in given:
             raise InputError(f"--set llm.{name}: the engine folder decides that; leave it out.")
+    for path, value in given.items():
+        if fault := contradiction(spec, path, value):
+            raise InputError(fault)
     if adapters:
         given = {**lora_fields(adapters), **given}
     parallel = Parallel(spec.tp, spec.pp, spec.ep, request.checkpoint.architecture.moe is not None)

@@ -179,6 +179,65 @@ def test_refused_in_one_sentence(published, tmp_path, form, change, target, says
     assert not (tmp_path / "engine").exists()
 
 
+CHANNEL = {"num_bits": 8, "type": "float", "strategy": "channel"}
+TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+BLOCK = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+GROUP = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": True}
+
+
+def described(folder, weights, inputs, ignore=("lm_head",)):
+    """Write a compressed-tensors description of llm-compressor into config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    groups = {"FP8": {"weights": weights, "input_activations": inputs, "targets": ["Linear"]}}
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "format": "float-quantized",
+                                     "config_groups": groups, "ignore": list(ignore)}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "says"),
+    [
+        (CHANNEL, TOKEN, None),
+        (BLOCK, GROUP, None),
+        ({**CHANNEL, "strategy": "tensor"}, TOKEN, "which TensorRT-LLM's PyTorch backend does not load"),
+        (CHANNEL, None, "which TensorRT-LLM's PyTorch backend does not load"),
+        (BLOCK, {**GROUP, "group_size": 64}, "which TensorRT-LLM's PyTorch backend does not load"),
+    ],
+)
+def test_fp8_of_llm_compressor_is_served_as_it_is_from_1_3_on(published, tmp_path, weights, inputs, says):
+    folder, _ = published("float")
+    described(folder, weights, inputs)
+    words = ("build", folder, "-o", tmp_path / "engine", "--target", "pytorch", "--dry-run")
+    error = run(*words, "--set", "image=trtllm-1.3")[1]
+    assert says in error if says else error is None
+    older = run(*words)[1]
+    assert older is not None
+    assert ("take --set image=trtllm-1.3, or give the full-precision checkpoint" in older) == (says is None)
+
+
+def test_exceptions_by_pattern_are_refused(published, tmp_path):
+    folder, _ = published("float")
+    described(folder, CHANNEL, TOKEN, ignore=("re:.*lm_head",))
+    words = ("build", folder, "-o", tmp_path / "engine", "--target", "pytorch", "--set", "image=trtllm-1.3")
+    assert "with exceptions given as patterns (re:…), where" in run(*words)[1]
+
+
+@pytest.mark.parametrize("place", ["config.json", "hf_quant_config.json"])
+def test_modelopts_newer_descriptions_are_served_as_they_are_from_1_3_on(published, tmp_path, place):
+    folder, _ = published("fp8")
+    config = json.loads((folder / "config.json").read_text())
+    described = {"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}, "ignore": []}
+    if place == "config.json":
+        config["quantization_config"] = described
+    else:
+        del config["quantization_config"]
+        (folder / place).write_text(json.dumps(described))
+    (folder / "config.json").write_text(json.dumps(config))
+    words = ("build", folder, "-o", tmp_path / "engine", "--target", "pytorch", "--dry-run")
+    assert "(modelopt FP8), " in run(*words)[1]
+    assert run(*words, "--set", "image=trtllm-1.3")[1] is None
+
+
 def test_modelopt_checkpoints(export, checkpoint, tmp_path):
     _, folder, source = export("llama", "fp8", target="pytorch", **FITTED)
     for name in ("tokenizer.json", "tokenizer_config.json"):

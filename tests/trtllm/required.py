@@ -122,3 +122,22 @@ def required(
         if not (kind.shared_embedding and stage == 0):
             found["lm_head.weight"] = table
     return found
+
+
+#: Endings of tensors that are factors, and so positive numbers.
+SCALES = ("scaling_factor", "per_channel_scale", "weights_scaling_factor_2")
+_NARROW = {"FP8": {"float8_e4m3fn"}, "FP8_PER_CHANNEL_PER_TOKEN": {"float8_e4m3fn"}, "W8A8_SQ_PER_CHANNEL": {"int8"},
+           "W4A16_AWQ": {"int8", "uint8"}, "W4A8_AWQ": {"int8", "uint8"}}  # fmt: skip
+
+
+def dtypes(name: str, algorithm: str | None, dtype: str) -> set[str]:
+    """Return the dtypes that a tensor may have: `quantization/layers.py` declares the weights of a quantised layer
+    narrow, factors of 8-bit formats in float32 and those of groups in the model's dtype."""
+    module, _, suffix = name.rpartition(".")
+    if suffix.endswith(SCALES):
+        return {"float32", dtype}
+    if module.endswith("router"):
+        return {"float32"}  # `layers/moe.py`, MixtureOfExperts: the router is computed in float32
+    linear = module.startswith("transformer.layers.") and not module.endswith("layernorm")
+    quantised = suffix == "weight" and linear
+    return _NARROW.get(str(algorithm), {dtype}) if quantised else {dtype}

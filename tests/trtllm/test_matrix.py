@@ -4,8 +4,7 @@ grammars, adapters and speculation. What comes out is put through what the other
 `tensorrt`: config.pbtxt is read as NVIDIA's C++ backend reads it. `pytorch`: the arguments go through the classes of
 1.2.1 and 1.3 in the stand-in, and where TensorRT-LLM is installed through its own.
 
-matrix.json holds how many cells `build` accepts, by family and target. Where that changes on purpose:
-`LLMOPS_WRITE_MATRIX=1 pytest tests/trtllm/test_matrix.py`, and read the difference.
+Which weights and caches a family can have is test_loader_matrix.py's; here each is combined with everything else.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import importlib
 import importlib.util
 import itertools
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,6 @@ from tests.trtllm import cpp_backend
 
 TESTS = Path(__file__).parents[1]
 KV_CACHES = ("auto", "fp8", "int8")
-ACCEPTED = Path(__file__).with_name("matrix.json")
 # what 1.3 does not load, and so has no profile for
 NOT_ON_1_3 = {"int8_wo"}
 SPECULATION: dict[str, tuple[dict[str, Any], ...]] = {
@@ -193,21 +190,4 @@ def test_all_that_build_accepts_is_what_the_other_side_takes(
             check_cpp(config, announced, manifest)
         else:
             check_llm_api(config, announced, manifest, engine)
-    if os.environ.get("LLMOPS_WRITE_MATRIX"):
-        write_count(family, target, accepted)
-    assert accepted == json.loads(ACCEPTED.read_text())[family][target]
     assert bool(accepted) == (target in FAMILIES[family].targets)
-
-
-def write_count(family: str, target: str, accepted: int) -> None:
-    counts = json.loads(ACCEPTED.read_text()) if ACCEPTED.exists() else {}
-    counts.setdefault(family, {})[target] = accepted
-    ACCEPTED.write_text(json.dumps(counts, indent=2, sort_keys=True) + "\n")
-
-
-def test_the_documented_number_is_that_of_the_table() -> None:
-    counts = json.loads(ACCEPTED.read_text())
-    assert sorted(counts) == sorted(FAMILIES)
-    total = sum(count for targets in counts.values() for count in targets.values())
-    text = (TESTS.parent / "docs" / "tensorrt-llm.md").read_text()
-    assert f"{total:,} combinations that `build` accepts" in text

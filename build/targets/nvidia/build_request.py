@@ -87,7 +87,8 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         )
     form = format_of(spec.quant, spec.target)
     check_kv_cache(spec.kv_cache, spec.target)
-    unchanged = passed_on(spec, checkpoint)
+    image = _image(spec)
+    unchanged = passed_on(spec, checkpoint, release(image.tensorrt_llm))
     _check_family_format(arch, form, spec, unchanged)
     copied = unchanged or _copied(spec, checkpoint)
     group_size = _group_size(arch, form, spec)
@@ -102,7 +103,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         gates=Gates.from_options(spec.options, form.name, _stored_cache(spec)),
         limits=_limits(spec, arch),
         dtype=stored_dtype(arch, spec.options.get("dtype")),
-        image=_image(spec),
+        image=image,
         passed_on=unchanged,
         copied=copied,
         measure_quality=not copied and switch(spec, "quality", True),

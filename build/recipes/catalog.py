@@ -1,0 +1,70 @@
+"""The recipes that come with the package, and the models that none can be written for."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llmops.build.plan.buildplan import BuildPlan
+from llmops.errors import InputError
+
+FOLDER = Path(__file__).with_name("data")
+
+#: Models that people ask for and that no release here can serve through llmops, with the reason.
+UNSUPPORTED = {
+    "Llama 4 Scout, Maverick": "its family (Llama4ForConditionalGeneration) is not known to llmops yet; TensorRT-LLM "
+    "has it",
+    "Qwen3.5, Qwen3-Next": "linear-attention layers (Qwen3_5ForConditionalGeneration, Qwen3NextForCausalLM) are not "
+    "known to llmops yet; TensorRT-LLM 1.3 has them",
+    "Nemotron 3": "Mamba layers (NemotronHForCausalLM) are not known to llmops yet; TensorRT-LLM has them",
+    "GLM 4.x, MiniMax, DeepSeek V3.2": "their families are not known to llmops yet",
+    "Kimi K2": "its weights of about 1 TB do not fit on 8 x H100",
+    "DeepSeek R1, V3 on 8 x H100": "the weights of 671 GB do not fit; the recipe deepseek-r1 is for 8 x H200",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One model as it is served on one machine.
+
+    `sources` names for each number of `plan` where it was read. `published` is a throughput to compare with
+    (`llmops bench --compare`), with its own source, or empty. `file` is what `llmops build --plan` takes.
+    """
+
+    name: str
+    model: str
+    summary: str
+    machine: str
+    sources: dict[str, str]
+    plan: BuildPlan
+    file: Path
+    published: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """Return every recipe by its name."""
+    found = (_read(file) for file in sorted(FOLDER.glob("*.json")))
+    return {recipe.name: recipe for recipe in found}
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of this name. Raises InputError that names the nearest one."""
+    known = recipes()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+    raise InputError(f"no recipe is called {name}; {hint}")
+
+
+def _read(file: Path) -> Recipe:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    about = dict(content["recipe"])
+    notes = tuple(about.pop("notes", ()))
+    return Recipe(**about, notes=notes, plan=BuildPlan.from_dict(content, file.name), file=file)

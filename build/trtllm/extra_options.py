@@ -1,0 +1,75 @@
+"""Files of LLM-API options, as `trtllm-serve --extra_llm_api_options` takes them.
+
+What a build has a flag for (layout, limits, the KV cache's dtype) becomes that flag, so that the
+engine's manifest, its memory and its model metadata agree with it. Everything else becomes
+`--set llm.KEY=VALUE` and is checked against the fields of the release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmops.errors import InputError
+
+FLAG = "--extra-llm-api-options"
+#: LLM-API field -> the field of BuildSpec that decides it.
+DECIDED = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "moe_expert_parallel_size": "ep",
+    "max_batch_size": "max_batch_size",
+    "max_seq_len": "max_seq_len",
+    "max_num_tokens": "max_num_tokens",
+    "kv_cache_config.dtype": "kv_cache",
+}
+
+
+def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of BuildSpec and the settings, by their `--set` names, that a file holds.
+
+    Raises:
+        InputError: The file cannot be read, or is no mapping.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{FLAG} {file} cannot be read ({error.strerror}); name a YAML file.") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{FLAG} {file} is not YAML ({_first_line(error)}); correct it.") from None
+    if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
+        raise InputError(f"{FLAG} {file} holds no options; write one `name: value` per line, as for trtllm-serve.")
+    fields, settings = {}, {}
+    for path, value in _flat(content, ""):
+        if path in DECIDED:
+            fields[DECIDED[path]] = value
+        else:
+            settings[f"llm.{path}"] = value
+    return fields, settings
+
+
+def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    """Nested groups as dotted names. A group without a name of its own (`speculative_config: {}`) stays whole."""
+    found: list[tuple[str, Any]] = []
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value and name.endswith("_config") and name != "speculative_config":
+            found += _flat(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found
+
+
+def contradiction(spec: Any, path: str, value: Any) -> str | None:
+    """Return what is wrong with `--set llm.PATH=VALUE` where a flag of the build decides the field, or None."""
+    name = DECIDED.get(path)
+    if name is None or value == getattr(spec, name):
+        return None
+    flag = "--" + name.replace("_", "-")
+    return f"--set llm.{path}={value}: {flag} decides that; give {flag} {value} instead."
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

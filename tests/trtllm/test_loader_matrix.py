@@ -1,0 +1,353 @@
+"""Family x weights x KV cache x target: what `build` accepts is exported from a tiny random model and holds what
+TensorRT-LLM loads, by name, shape, dtype and value; what it refuses names the alternatives.
+
+The rules are data with their sources: `required.py` for engines (1.2.1), `hf_required.py` for the PyTorch backend. By
+default cells that cover every pair of family, weights and cache; `make matrix` runs all of them and writes the table of
+docs/tensorrt-llm.md. Where `tensorrt_llm` is installed its own classes load the same files (test_the_real_loader).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from llmops.build.checkpoint import open_checkpoint
+from llmops.build.formats import FORMATS, buildable, dropped, format_of
+from llmops.build.model.families import FAMILIES
+from llmops.build.spec import BuildSpec
+from llmops.build.target_names import TARGETS
+from llmops.build.targets.registry import get_target
+from llmops.build.trtllm.loaders import REJECTIONS
+from llmops.errors import LlmopsError
+
+pytest.importorskip("modelopt")
+
+
+def _module(name: str, path: Path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HERE = Path(__file__).parent
+DOC = HERE.parents[1] / "docs" / "tensorrt-llm.md"
+required = _module("trtllm_required", HERE / "required.py")
+hf_required = _module("trtllm_hf_required", HERE / "hf_required.py")
+models = _module("trtllm_models", HERE.parent / "quantize" / "models.py")
+
+SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
+EXPERTS = 4
+KV_ALGORITHM = {"auto": None, "fp8": "FP8", "int8": "INT8"}
+PUBLISHED = {"deepseek_v3": models.FP8, "gpt_oss": {"quant_method": "mxfp4"}}
+EVERY = bool(os.environ.get("LLMOPS_EVERY_CELL"))
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory):
+    """`sources(family)`: a tiny checkpoint; of families that are only passed on, their config.json alone."""
+    made = {}
+
+    def get(family):
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            if family in PUBLISHED:
+                made[family] = _published(folder, family)
+            else:
+                experts = {"moe_intermediate_size": 256} if family == "qwen3_moe" else {}
+                made[family] = open_checkpoint(str(models.write_checkpoint(folder, family, **SMALL, **experts)))
+        return made[family]
+
+    return get
+
+
+def _published(folder, family):
+    import transformers
+
+    name, extra = models.CLASSES[family]
+    config = getattr(transformers, name)(**{**models.SIZES, **extra})
+    config.architectures = [name.replace("Config", "ForCausalLM")]
+    config.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": PUBLISHED[family]}))
+    return open_checkpoint(str(folder), weights=False)
+
+
+def refusal(source, target, quant, kv, **options):
+    """What `build` says before any work, or None."""
+    try:
+        spec = BuildSpec("c", Path("e"), target, "tiny", quant, kv, options=options)
+        get_target(target).prepare(spec, source)
+    except LlmopsError as error:
+        return error.message
+    return None
+
+
+def offered(target):
+    """family, weights, KV cache: every combination that a user can write down for a target."""
+    families = [name for name, family in FAMILIES.items() if target in family.targets]
+    return list(itertools.product(families, buildable(target), TARGETS[target].kv_caches))
+
+
+def accepted(target):
+    """The cells of `offered` that the families table allows and that are exported. Without a checkpoint, because these
+    are parameters of tests; test_what_is_refused holds `build` to the same."""
+    from llmops.build.targets.nvidia.build_request import allowed_formats
+
+    return [(family, quant, kv) for family, quant, kv in offered(target)
+            if family not in PUBLISHED and quant in allowed_formats(family, target)]  # fmt: skip
+
+
+def pairwise(cells):
+    """The fewest cells, greedily, that hold every pair of family, weights and cache that occurs in `cells`."""
+
+    def pairs(cell):
+        return {(i, j, cell[i], cell[j]) for i, j in ((0, 1), (0, 2), (1, 2))}
+
+    missing, chosen = set().union(*map(pairs, cells)), []
+    while missing:
+        best = max(cells, key=lambda cell: len(pairs(cell) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return sorted(chosen)
+
+
+ENGINES, CHECKPOINTS = (accepted(target) if EVERY else pairwise(accepted(target)) for target in ("tensorrt", "pytorch"))
+# and other layouts: one GPU, more GPUs than KV heads, pipeline stages
+LAYOUTS = [(family, tp, pp) for family in required.KINDS for tp, pp in ((1, 1), (4, 1), (2, 2))]
+
+
+@pytest.fixture
+def export(sources, tmp_path):
+    from llmops.build.progress import SilentProgress
+    from llmops.build.quantize.calibration import CalibrationSettings
+    from llmops.build.quantize.experts import split_experts
+    from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
+    from llmops.build.quantize.loading import load_model, load_tokenizer
+    from llmops.build.quantize.quantizer import quantize
+
+    def run(family, quant, kv="auto", tp=2, pp=1, dtype=None, target="tensorrt", form=None):
+        checkpoint, form = sources(family), form or format_of(quant, target)
+        model = load_model(checkpoint)
+        split_experts(model)
+        group = group_of(quant, tp)
+        settings = CalibrationSettings(size=1, seq_len=8)
+        quantize(model, load_tokenizer(checkpoint), form, kv, group, settings, SilentProgress())
+        folder = tmp_path / "c"
+        if target == "tensorrt":
+            export_engine_checkpoint(model, checkpoint.architecture, form, folder, tp, pp, dtype)
+        else:
+            export_hf_checkpoint(model, checkpoint.architecture, form, folder, dtype)
+        return folder
+
+    return run
+
+
+def group_of(quant, tp):
+    """Attention's output is cut to 128 / tp inputs; on one GPU the group is what every format takes."""
+    return 128 // tp if FORMATS[quant].grouped else None
+
+
+def sizes_of(family, quant, tp):
+    small = {name.removeprefix("num_").removesuffix("_size"): value for name, value in SMALL.items()}
+    experts = EXPERTS if required.KINDS[family].moe else 0
+    return required.Sizes(
+        vocab=models.SIZES["vocab_size"], hidden=small["hidden"], intermediate=small["intermediate"],
+        layers=small["hidden_layers"], heads=small["attention_heads"], kv_heads=small["key_value_heads"],
+        head=small["head_dim"], experts=experts, group=group_of(quant, tp) or 0,
+    )  # fmt: skip
+
+
+def check_ranks(folder, family, quant, kv, tp, pp):
+    from safetensors import safe_open
+
+    config = json.loads((folder / "config.json").read_text())
+    algorithm = FORMATS[quant].algorithm
+    assert config["quantization"]["quant_algo"] == algorithm
+    assert config["quantization"]["kv_cache_quant_algo"] == KV_ALGORITHM[kv]
+    assert config["logits_dtype"] == "float32"
+    for rank in range(tp * pp):
+        wanted = required.required(family, sizes_of(family, quant, tp), algorithm, KV_ALGORITHM[kv], tp, pp, rank)
+        with safe_open(folder / f"rank{rank}.safetensors", "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, tensor in tensors.items():
+            assert str(tensor.dtype).removeprefix("torch.") in required.dtypes(name, algorithm, config["dtype"]), name
+            if name.endswith(required.SCALES):
+                assert (tensor.float().isfinite() & (tensor.float() > 0)).all(), name
+            if name.endswith("prequant_scaling_factor") and tensor.dim() == 2:
+                assert (tensor == tensor[0]).all(), name  # preprocess_weights takes the first expert's for all
+        # the two halves of kv_cache_scaling_factor, which preprocess_weights would join
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()
+                 if ".k_cache_" not in name and ".v_cache_" not in name}  # fmt: skip
+        assert found == wanted, (rank, sorted(found.items() ^ wanted.items()))
+
+
+@pytest.mark.parametrize(("family", "quant", "kv"), ENGINES)
+def test_an_engine_checkpoint_has_what_trtllm_build_loads(export, family, quant, kv):
+    check_ranks(export(family, quant, kv), family, quant, kv, 2, 1)
+
+
+@pytest.mark.parametrize(("family", "tp", "pp"), LAYOUTS)
+def test_each_layout_has_what_the_engine_loads(export, family, tp, pp):
+    check_ranks(export(family, "fp8", "fp8", tp, pp), family, "fp8", "fp8", tp, pp)
+
+
+def stored(folder):
+    """(config.json, hf_quant_config.json's `quantization` or None, the tensors by name)."""
+    from safetensors.torch import load_file
+
+    tensors = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    quantised = folder / "hf_quant_config.json"
+    found = {name: hf_required.Stored(tuple(one.shape), str(one.dtype).removeprefix("torch."), one)
+             for name, one in tensors.items()}  # fmt: skip
+    quantisation = json.loads(quantised.read_text())["quantization"] if quantised.is_file() else None
+    return json.loads((folder / "config.json").read_text()), quantisation, found
+
+
+@pytest.mark.parametrize(("family", "quant", "kv"), CHECKPOINTS)
+def test_a_checkpoint_has_what_the_pytorch_backend_loads(sources, export, tmp_path, family, quant, kv):
+    if quant == "none":
+        from llmops.build.progress import SilentProgress
+
+        (tmp_path / "tokenizer").mkdir()
+        spec = BuildSpec("c", tmp_path / "e", "pytorch", "tiny", quant, kv)
+        get_target("pytorch").prepare(spec, sources(family)).build(tmp_path, SilentProgress())
+        folder, tps = tmp_path / "model", (1, 2)
+    else:
+        folder = export(family, quant, kv, tp=1, target="pytorch")
+        tps = (1,) if FORMATS[quant].grouped else (1, 2)  # groups of 128 inputs do not divide by 2 here
+    config, quantisation, tensors = stored(folder)
+    assert (quantisation or {}).get("quant_algo") == FORMATS[quant].algorithm
+    assert (quantisation or {}).get("kv_cache_quant_algo") == (KV_ALGORITHM[kv] if quant != "none" else None)
+    for tp in tps:
+        assert hf_required.faults(family, config, quantisation, tensors, tp) == []
+
+
+REFUSED = [
+    (family, quant)
+    for row in REJECTIONS
+    for family in sorted(row.families - set(PUBLISHED))
+    for quant, form in buildable("pytorch").items()
+    if form.algorithm in row.algorithms
+]
+
+
+@pytest.mark.parametrize(("family", "quant"), REFUSED)
+def test_what_the_loader_rejects_is_refused_and_would_not_load(sources, export, family, quant):
+    said = refusal(sources(family), "pytorch", quant, "auto")
+    assert said is not None
+    assert "; use none, fp8" in said
+    folder = export(family, quant, tp=1, target="pytorch", form=FORMATS[quant])
+    assert hf_required.faults(family, *stored(folder), tp=1)
+
+
+def test_an_empty_algorithm_is_what_the_loader_raises_for(sources, export):
+    """As `--quant none --kv-cache fp8` was written before: a quantisation file that names the cache alone."""
+    folder = export("llama", "none", "fp8", tp=1, target="pytorch")
+    assert any("no quant_algo" in fault for fault in hf_required.faults("llama", *stored(folder), tp=1))
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "dtype", "value", "unequal", "unlisted"])
+def test_the_rules_notice_a_changed_checkpoint(export, change):
+    config, quantisation, tensors = stored(export("mixtral", "w4a8_awq", tp=1, target="pytorch"))
+    expert, scale = "model.layers.1.block_sparse_moe.experts.2.w3", "model.layers.0.self_attn.o_proj.weight_scale"
+    assert hf_required.faults("mixtral", config, quantisation, tensors, 1) == []
+    place, value = {
+        "missing": (f"{expert}.input_scale", None),
+        "shape": (scale, tensors[scale].value.T),
+        "dtype": (f"{expert}.weight", tensors[f"{expert}.weight"].value.float()),
+        "value": (scale, tensors[scale].value * 0),
+        "unequal": (f"{expert}.pre_quant_scale", tensors[f"{expert}.pre_quant_scale"].value * 2),
+        "unlisted": (scale, tensors[scale].value),
+    }[change]
+    if value is None:
+        del tensors[place]
+    else:
+        tensors[place] = hf_required.Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value)
+    if change == "unlisted":
+        quantisation["exclude_modules"].remove("lm_head")
+    found = hf_required.faults("mixtral", config, quantisation, tensors, 1)
+    assert found
+    assert all(place in one or "lm_head" in one or expert.removesuffix("3") in one for one in found), found
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "pytorch"])
+def test_build_accepts_what_the_table_says_and_names_what_it_takes_instead(sources, target):
+    cells = {cell: refusal(sources(cell[0]), target, cell[1], cell[2]) for cell in offered(target)}
+    allowed = set(accepted(target)) | {(family, "none", "auto") for family in PUBLISHED if target == "pytorch"}
+    taken = {cell for cell, said in cells.items() if said is None}
+    assert allowed <= taken
+    assert {family for family, _, _ in taken - allowed} <= set(PUBLISHED)
+    for said in filter(None, cells.values()):
+        assert "; use " in said or "leave out" in said, said
+
+
+def marks(sources, target, minor):
+    """family -> format -> what a user can have there."""
+    table = {}
+    for family, quant, kv in offered(target):
+        said = refusal(sources(family), target, quant, kv)
+        takes = said is None and dropped(quant, minor) is None
+        table.setdefault(family, {}).setdefault(quant, []).extend([kv] if takes else [])
+    for family, row in table.items():
+        for quant, caches in row.items():
+            whole = len(caches) == len(TARGETS[target].kv_caches)
+            kind = "published" if family in PUBLISHED else "yes" if whole else " ".join(caches)
+            row[quant] = kind if caches else "–"
+    return table
+
+
+def rendered(sources):
+    """The tables of docs/tensorrt-llm.md."""
+    lines = []
+    for title, target, minor in (
+        ("`tensorrt`, TensorRT-LLM 1.2.1", "tensorrt", (1, 2)),
+        ("`pytorch`, TensorRT-LLM 1.2.1", "pytorch", (1, 2)),
+        ("`pytorch`, TensorRT-LLM 1.3.0rc29", "pytorch", (1, 3)),
+    ):
+        table = marks(sources, target, minor)
+        formats = list(buildable(target))
+        lines += [f"| {title} | {' | '.join(formats)} |", "|---" * (len(formats) + 1) + "|"]
+        lines += [f"| {family} | {' | '.join(row[quant] for quant in formats)} |" for family, row in table.items()]
+        lines.append("")
+    lines.append("TensorRT-LLM 1.4.0rc1: not checked. Its linear layers moved to files that were not read.")
+    return "\n".join(lines)
+
+
+BEGIN, END = "<!-- written by make matrix -->\n", "\n<!-- end -->"
+
+
+def test_the_documented_table(sources):
+    """Last in the file: with LLMOPS_WRITE_MATRIX the whole run before it is what the table reports."""
+    text = DOC.read_text()
+    before, rest = text.split(BEGIN)
+    table, after = rest.split(END)
+    if os.environ.get("LLMOPS_WRITE_MATRIX"):
+        DOC.write_text(f"{before}{BEGIN}{rendered(sources)}{END}{after}")
+    else:
+        assert table == rendered(sources)
+
+
+@pytest.mark.skipif(find_spec("tensorrt_llm") is None, reason="tensorrt_llm is not installed")
+@pytest.mark.parametrize(("family", "quant", "kv"), ENGINES)
+def test_the_real_loader(export, family, quant, kv):
+    """What trtllm-build does first; it raises for a tensor that is missing or of another shape."""
+    from tensorrt_llm.models import MODEL_MAP
+
+    folder = export(family, quant, kv, tp=1 if FORMATS[quant].groups == (128,) else 2)
+    config = json.loads((folder / "config.json").read_text())
+    for rank in range(config["mapping"]["world_size"]):
+        MODEL_MAP[config["architecture"]].from_checkpoint(str(folder), rank)
+
+
+def test_the_rules_know_every_family():
+    assert set(required.KINDS) == {name for name, family in FAMILIES.items() if "tensorrt" in family.targets}
+    assert {form.algorithm for form in buildable("pytorch").values()} <= set(hf_required.SOURCES)
