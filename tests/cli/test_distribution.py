@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 from llmops import distribution
-from llmops.model_repository.doctor import EXTRAS
+from llmops.model_repository.doctor.machine import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ("*.md", "*.py", "*.toml", "*.txt", "*.yaml", "*.tpl", "*.j2", "Makefile", "Dockerfile*")
