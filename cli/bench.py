@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.console import console
 from llmops.cli.options import Duration, OutputFile, help_all_option, rare_option, refuse_others
 from llmops.cli.service.command import file_options, for_each_model
 from llmops.cli.service.flags import of_bench
@@ -143,17 +144,15 @@ def _extra(text: str | None) -> dict[str, Any]:
 
 
 def _run(options: BenchOptions, quiet: bool) -> Document:
-    from rich.console import Console
-
     from llmops.perf.bench import bench
     from llmops.perf.load.loop import run_async
     from llmops.perf.report.progress import Bar
     from llmops.perf.report.terminal import show
 
-    console = Console(stderr=quiet)
-    with Bar(console) as bar:
+    terminal = console(stderr=quiet)
+    with Bar(terminal) as bar:
         document = run_async(bench(options, bar))
-    show(document, console)
+    show(document, terminal)
     return document
 
 
@@ -171,9 +170,7 @@ def _write(document: Document, json_path: Path | None, html_path: Path | None) -
 
 
 def _compare(first: Path, second: Path) -> None:
-    from rich.console import Console
-
     from llmops.perf.report.compare import show_comparison
     from llmops.perf.report.document import read_document
 
-    show_comparison(read_document(first), read_document(second), Console())
+    show_comparison(read_document(first), read_document(second), console())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
@@ -17,38 +18,52 @@ import llmops
 from llmops import __version__
 from llmops.errors import LlmopsError
 
-# name -> the one line that `llmops --help` shows; the command itself is `command` in llmops.cli.<name>
-COMMANDS = {
-    "init": "Start an llmops.yaml: one file for everything that follows.",
-    "plan": "Whether a model fits, how to shard it, how fast it is and what it costs.",
-    "recipe": "Ready plans for well-known models, each number with its source.",
-    "simulate": "How a fleet would perform, with the gateway's own policies.",
-    "build": "From a checkpoint to an engine folder.",
-    "upgrade": "Move an engine to another release of TensorRT-LLM.",
-    "repo": "From engine folders to a Triton model repository.",
-    "serve": "Run Triton on a model repository.",
-    "gateway": "OpenAI API in front of Triton: requests to gRPC streams.",
-    "replicas": "What each gateway knows of its replicas.",
-    "top": "Gateways, models and replicas, live.",
-    "up": "Build, repository, Triton and gateway in one command.",
-    "diff": "What an llmops.yaml would change.",
-    "chart": "Values for the Helm chart from an llmops.yaml.",
-    "tenant": "Who pays: tenants and their limits.",
-    "key": "Who has access: API keys, their limits and budgets.",
-    "price": "What tokens cost, and from when.",
-    "usage": "What was used, and what it cost.",
-    "control": "Administration, usage and the ledger, beside the gateways.",
-    "audit": "Who changed what, and who was refused.",
-    "verify": "Whether a deployment does what its contract, checkpoint and plan promise.",
-    "chat": "Chat in the terminal with any OpenAI endpoint.",
-    "bench": "Load-test an OpenAI endpoint or Triton itself.",
-    "eval": "How much quality quantisation cost.",
-    "doctor": "What this machine lacks, and how to fix it.",
+# heading -> command -> the line that `llmops --help` shows; the command itself is `command` in llmops.cli.<name>
+SECTIONS = {
+    "Plan": {
+        "init": "Write an llmops.yaml: one file for all commands below.",
+        "plan": "Plan a deployment: memory, layout, speed and cost.",
+        "recipe": "Show ready plans for well-known models, each number with its source.",
+        "simulate": "Simulate a fleet with the gateway's own policies.",
+    },
+    "Build": {
+        "build": "Build an engine folder from a checkpoint.",
+        "upgrade": "Rebuild an engine for another release of TensorRT-LLM.",
+        "eval": "Measure how much quality quantisation cost.",
+        "repo": "Make a Triton model repository from engine folders.",
+    },
+    "Serve": {
+        "up": "Build, serve and open an OpenAI endpoint in one command.",
+        "serve": "Run Triton on a model repository.",
+        "gateway": "Run the OpenAI API in front of Triton.",
+        "diff": "Show what an llmops.yaml would change.",
+        "chart": "Write the Helm chart's values from an llmops.yaml.",
+    },
+    "Watch": {
+        "chat": "Chat in the terminal with any OpenAI endpoint.",
+        "verify": "Check that a deployment does what it promised.",
+        "bench": "Load-test an OpenAI endpoint or Triton itself.",
+        "top": "Watch gateways, models and replicas live.",
+        "replicas": "Show what each gateway knows of its replicas.",
+    },
+    "Accounts": {
+        "tenant": "Manage tenants: who pays, and their limits.",
+        "key": "Manage API keys, their limits and budgets.",
+        "price": "Manage what tokens cost, and from when.",
+        "usage": "Show what was used, and what it cost.",
+        "audit": "Show who changed what, and who was refused.",
+        "control": "Serve administration, usage and the ledger.",
+    },
+    "This machine": {
+        "doctor": "Check what this machine lacks, and how to fix it.",
+        "clean": "Show what caches and the store take, and remove it.",
+    },
 }
+COMMANDS = {name: line for commands in SECTIONS.values() for name, line in commands.items()}
 
 
 class LazyGroup(click.Group):
-    """Lists `COMMANDS` and imports a command's module on first use."""
+    """Lists `SECTIONS` and imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -60,15 +75,28 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            meant = f"did you mean `llmops {near[0]}`?" if near else "`llmops --help` lists the commands."
+            ctx.fail(f"There is no command `{args[0]}`; {meant}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for heading, commands in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(commands.items()), col_max=10)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="llmops")
 def cli() -> None:
-    """Checkpoint to OpenAI endpoint on NVIDIA Triton + TensorRT-LLM."""
+    """Take a checkpoint to an OpenAI endpoint on NVIDIA Triton + TensorRT-LLM.
+
+    `llmops up` starts one on this machine with a bundled model. `llmops COMMAND --help` explains a command.
+    """
 
 
 _NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -90,10 +118,12 @@ class _Interrupts:
 
 def main() -> NoReturn:
     """Run the CLI. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    if sys.platform != "linux":
+        sys.exit(f"Error: llmops runs on Linux, and this is {sys.platform}; use a Linux machine, a container or WSL 2.")
     interrupts = _Interrupts()
     _warn_of_foreign_files()
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()

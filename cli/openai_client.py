@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from llmops.connections import check_url, http_failure, http_refusal
 from llmops.errors import InputError, ServerError
 
 KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
@@ -35,6 +36,7 @@ class ChatClient:
     """Talks to `url` (with or without /v1). The key comes from LLMOPS_API_KEY or OPENAI_API_KEY."""
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        check_url(url)
         base = url.rstrip("/")
         self.url = base if base.endswith("/v1") else base + "/v1"
         key = api_key()
@@ -49,12 +51,12 @@ class ChatClient:
         try:
             response = self._http.get("/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
-        _raise_for(response)
+            raise http_failure(self.url, error) from error
+        self._raise_for(response)
         try:
             return [str(model["id"]) for model in response.json()["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ServerError(f"{self.url} does not answer like an OpenAI endpoint.") from error
+            raise ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.") from error
 
     def chat(self, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> Iterator[Delta]:
         """Stream one answer. Leaving the iterator early closes the connection, which stops the generation.
@@ -66,21 +68,29 @@ class ChatClient:
             with self._http.stream("POST", "/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                    _raise_for(response)
+                    self._raise_for(response)
                 for line in response.iter_lines():
                     yield from _deltas(line)
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+            raise http_failure(self.url, error) from error
 
     def close(self) -> None:
         self._http.close()
 
-    def _unreachable(self, error: Exception) -> ServerError:
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return ServerError(
-                f"Nothing answers at {self.url}. Start a server with `llmops up`, or name another with --url."
-            )
-        return ServerError(f"The connection to {self.url} broke: {error or type(error).__name__}.")
+    def _raise_for(self, response: httpx.Response) -> None:
+        if response.is_success:
+            return
+        try:
+            body = response.json()
+            message = _message_of(body)
+        except ValueError:
+            body, message = None, ""
+        error = body.get("error") if isinstance(body, dict) else None
+        if isinstance(error, dict) and error.get("code") == "context_length_exceeded":
+            raise ContextError(f"The server refused ({response.status_code}): {message}")
+        if response.status_code in (400, 422):
+            raise ServerError(f"The server refused ({response.status_code}): {message}")
+        raise http_refusal(self.url, response.status_code, message)
 
 
 def _deltas(line: str) -> Iterator[Delta]:
@@ -99,20 +109,6 @@ def _deltas(line: str) -> Iterator[Delta]:
             yield Delta(delta["content"])
         if choice.get("finish_reason"):
             yield Delta("", finish=choice["finish_reason"])
-
-
-def _raise_for(response: httpx.Response) -> None:
-    if response.is_success:
-        return
-    try:
-        body = response.json()
-        message = _message_of(body)
-    except ValueError:
-        body, message = None, response.text[:200] or response.reason_phrase
-    error = body.get("error") if isinstance(body, dict) else None
-    long = isinstance(error, dict) and error.get("code") == "context_length_exceeded"
-    kind = ContextError if long else ServerError
-    raise kind(f"The server refused ({response.status_code}): {message}")
 
 
 def _message_of(body: Any) -> str:

@@ -9,7 +9,7 @@ import click
 
 from llmops.build.formats import PLANNED
 from llmops.build.target_names import GPU_TARGETS
-from llmops.cli.console import table_console
+from llmops.cli.console import console, table_console
 from llmops.cli.options import Duration, OutputFile
 from llmops.cli.service.command import file_options, for_each_model, model_option
 from llmops.cli.service.flags import of_plan
@@ -80,7 +80,7 @@ QUANT = ", ".join(form.label for form in PLANNED.values())
     type=click.FloatRange(0, 1),
     default=0.7,
     show_default=True,
-    help="… and the probability that one is accepted.",
+    help="Speculative decoding: probability that a proposed token is accepted.",
 )
 @click.option(
     "--chunked-prefill/--no-chunked-prefill", default=True, show_default=True, help="Split long prompts over steps."
@@ -174,8 +174,6 @@ def _write_rules(plan: Plan, folder: Path, name: str) -> Path:
 
 
 def make_plan(source: str, flags: dict[str, Any]) -> Plan:
-    from rich.console import Console
-
     from llmops.build.job.buildable import refusal
     from llmops.build.plan.search.search import search
     from llmops.build.plan.search.summary import engine_plan
@@ -188,7 +186,7 @@ def make_plan(source: str, flags: dict[str, Any]) -> Plan:
     def refused(candidate: Candidate) -> str | None:
         return refusal(checkpoint, engine_plan(request, candidate))
 
-    with Console(stderr=True).status("planning …") as status:
+    with console(stderr=True).status("planning …") as status:
         return search(
             request,
             lambda gpu: op_times(gpu, flags["timing"]),
@@ -231,7 +229,9 @@ def _gpus(gpu: str | None, compare: str | None, prices: tuple[str, ...]) -> tupl
     names = [name for name in (compare or gpu or "h100-sxm").split(",") if name.strip()]
     kinds = {found.name: found for found in map(find_gpu, names)}
     for item in ",".join(prices).split(",") if prices else []:
-        name, _, amount = item.partition("=")
+        name, equals, amount = item.partition("=")
+        if not equals:
+            raise InputError(f"--price {item}: write GPU=DOLLARS, the price of an hour, e.g. {next(iter(kinds))}=2.5.")
         kind = find_gpu(name).name
         if kind not in kinds:
             raise InputError(f"--price {item}: {kind} is not planned for; add it to --gpu or --compare.")

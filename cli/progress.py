@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from llmops.build.progress import Progress
+from llmops.cli.console import console
 
 
 def make_progress(stream: TextIO | None = None) -> Progress:
@@ -42,9 +43,8 @@ class RichProgress:
     """One line per stage, with a bar while it runs and its time when it is done."""
 
     def __init__(self) -> None:
-        from rich.console import Console
 
-        self.console = Console(stderr=True)
+        self.console = console(stderr=True)
         self._advance: Callable[[float], None] = lambda amount: None
 
     @contextmanager

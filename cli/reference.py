@@ -6,20 +6,23 @@ from collections.abc import Iterator
 
 import click
 
-from llmops.cli.main import COMMANDS, cli
+from llmops.cli.main import COMMANDS, SECTIONS, cli
 
 
 def markdown() -> str:
     """Return one section per command: its summary, its usage and the names of its options."""
     group = click.Context(cli, info_name="llmops")
-    return "".join(_section(name, group) for name in COMMANDS)
+    return "".join(
+        f"\n## {heading}\n" + "".join(_section(name, group) for name in commands)
+        for heading, commands in SECTIONS.items()
+    )
 
 
 def _section(name: str, group: click.Context) -> str:
     command = cli.get_command(group, name)
     if command is None:
         raise LookupError(name)
-    return f"\n## {name}\n\n{COMMANDS[name]}\n\n" + "\n".join(_usages(command, name, group)) + "\n"
+    return f"\n### {name}\n\n{COMMANDS[name]}\n\n" + "\n".join(_usages(command, name, group)) + "\n"
 
 
 def _usages(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:

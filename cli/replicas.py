@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from llmops.cli.options import gateways_option
-from llmops.errors import InputError, ServerError
+from llmops.connections import check_url, http_failure, http_refusal
+from llmops.errors import ServerError
 
 COLUMNS = ("model", "replica", "state", "heard", "running", "waiting", "own", "KV free", "step", "prefill")
 
@@ -38,22 +39,21 @@ def ask(url: str) -> list[dict[str, Any]]:
 
     from llmops.cli.openai_client import api_key
 
+    check_url(url)
     key = api_key()
     base = url.rstrip("/").removesuffix("/v1")
     try:
         answer = httpx.get(f"{base}/replicas", headers={"authorization": f"Bearer {key}"} if key else {}, timeout=10)
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise InputError(f"--url {url} is not a URL: {error}.") from error
-    except httpx.HTTPError as error:
-        raise ServerError(f"{base} cannot be reached ({error}); is `llmops gateway` running there?") from error
+    except (httpx.InvalidURL, httpx.HTTPError) as error:
+        raise http_failure(base, error) from error
     if answer.status_code == 404:
         raise ServerError(f"{base} has one Triton and no replicas: it was started without `--replica`.")
     if answer.status_code in (401, 403):
-        raise ServerError(f"{base} asks for a key; set LLMOPS_API_KEY.")
+        raise http_refusal(base, answer.status_code, "", scope="metrics")
     try:
         gateways: list[dict[str, Any]] = answer.raise_for_status().json()["gateways"]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise ServerError(f"{base} does not answer like a gateway of llmops.") from error
+        raise ServerError(f"{base} does not answer like a gateway of llmops; check the URL.") from error
     return gateways
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.console import console as terminal_console
 from llmops.cli.console import table_console
 from llmops.cli.options import Duration, OutputFile, help_all_option, rare_option
 from llmops.durations import seconds
@@ -157,14 +158,12 @@ def command(json_path: Path | None, html_path: Path | None, compare: str | None,
     """
     if sum(given[name] is not None for name in ("rate", "day", "trace", "bench")) != 1:
         raise click.UsageError("Say what comes: one of --rate, --day, --trace and --bench.")
-    from rich.console import Console
-
     from llmops.perf.simulate.report import show, show_comparison
 
     console = table_console(PIPED)
     ways = _compared(compare) if compare else {_way(given["policy"], given["gate"]): (given["policy"], given["gate"])}
     documents = [
-        (way, _document({**given, "policy": policy, "gate": gate}, Console(stderr=True)))
+        (way, _document({**given, "policy": policy, "gate": gate}, terminal_console(stderr=True)))
         for way, (policy, gate) in ways.items()
     ]
     if compare:

@@ -72,7 +72,10 @@ async def _once(sources: Sources, interval: float, as_json: bool, view: View) ->
         board = await sources.look()
     _print(board, as_json, view)
     if all(one.problem for one in board.gateways):
-        raise ServerError("No gateway answers; is `llmops gateway` running there?")
+        refused = next((one.problem for one in board.gateways if "key" in one.problem), "")
+        if refused:
+            raise ServerError(f"No gateway lets this key read its metrics: each {refused}.")
+        raise ServerError("No gateway answers; start one with `llmops up` or `llmops gateway`, or name one with --url.")
 
 
 async def _again_and_again(sources: Sources, interval: float, as_json: bool, view: View) -> None:

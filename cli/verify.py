@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.cli.console import console
 from llmops.cli.options import OutputFile
 from llmops.cli.service.command import file_options, for_each_model
 from llmops.cli.service.flags import of_verify
@@ -51,8 +52,6 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
     Without --engine, --triton or --url: checks the bundled SmolLM2 as `llmops up` builds it.
     Exit code 0 when nothing is wrong; 1 with one sentence per fault.
     """
-    from rich.console import Console
-
     from llmops.perf.load.loop import run_async
     from llmops.perf.verify.run import VerifyOptions, verify
     from llmops.perf.verify.terminal import Lines, show
@@ -65,10 +64,10 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
         raise InputError(
             "--textfile needs the part `answers`, which asks Triton: give --engine or --triton, not --url."
         )
-    console = Console(stderr=as_json, highlight=False)
-    with Lines(console) as lines:
+    terminal = console(stderr=as_json, highlight=False)
+    with Lines(terminal) as lines:
         report, measured = run_async(verify(options, lines))
-    show(report, console)
+    show(report, terminal)
     if calibrate is not None and measured is not None:
         measured.save(calibrate)
         click.echo(f"Wrote {calibrate}: {len(measured.steps)} step times of {measured.device}", err=as_json)

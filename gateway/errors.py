@@ -186,10 +186,19 @@ class ModelNotFoundError(NotFoundError):
 
     code = "model_not_found"
 
+    def __init__(self, model: str, message: str = "") -> None:
+        said = f"The model '{model}' does not exist. GET /v1/models lists the models of this gateway."
+        super().__init__(message or said, param="model")
+
+
+class ModelOfAnotherKindError(ModelNotFoundError):
+    """404: the model exists, and cannot do what this endpoint does."""
+
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"The model '{model}' does not exist, or not for this endpoint. GET /v1/models lists what there is.",
-            param="model",
+            model,
+            f"The model '{model}' exists, and is of another kind than this endpoint needs: chat and completions need a "
+            "model that generates text, embeddings and rerank an encoder. GET /v1/models lists what each can do.",
         )
 
 

@@ -45,6 +45,8 @@ class Place:
     @classmethod
     def parse(cls, url: str) -> Place:
         """Raises InputError for anything but a SQLite file and PostgreSQL. The text itself may hold a password."""
+        if not url.strip():
+            raise InputError(f"--store or LLMOPS_STORE is empty; leave it out for no store, or {EXPECTED}.")
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError):

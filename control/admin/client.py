@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
+from llmops.connections import http_failure
 from llmops.control.admin.operations import Asked, Operation, Told
 from llmops.errors import InputError, ServerError, UnknownNameError
 
@@ -36,7 +37,8 @@ class AdminClient:
         except httpx.UnsupportedProtocol as error:
             raise InputError(f"{self._url} is not a URL; write http://HOST:PORT.") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerError(f"{self._url} does not answer ({error}); does `llmops control` run there?") from error
+            advice = "start `llmops control` or `llmops up --store`, or name another with --url"
+            raise http_failure(self._url, error, advice) from error
         if not answer.is_success:
             raise self._refused(answer)
         try:
@@ -58,5 +60,6 @@ class AdminClient:
 
     def _stranger(self) -> ServerError:
         return ServerError(
-            f"{self._url} does not answer like the admin API of this llmops; name an `llmops control` or `llmops up`."
+            f"{self._url} answers, and has no admin API: a gateway has one only in an `llmops up` with a store "
+            "(--store); name an `llmops control` or such an `llmops up`."
         )

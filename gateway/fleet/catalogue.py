@@ -10,7 +10,14 @@ from types import MappingProxyType
 from typing import Any, Generic, Protocol, cast
 
 from llmops.gateway.addresses import parse_replica
-from llmops.gateway.errors import ApiError, ModelNotAllowedError, ModelNotFoundError, UnavailableError, log_detail
+from llmops.gateway.errors import (
+    ApiError,
+    ModelNotAllowedError,
+    ModelNotFoundError,
+    ModelOfAnotherKindError,
+    UnavailableError,
+    log_detail,
+)
 from llmops.gateway.fleet.discover import Found, Places
 from llmops.gateway.fleet.kinds import Kind, kinds_of
 from llmops.gateway.fleet.refresher import Refresher
@@ -107,6 +114,8 @@ class Catalogue:
                 raise UnavailableError(self._shelves[kind].broken[name])
         if self.problem is not None or not self.all():
             raise UnavailableError(self.problem or "Triton serves no model yet.")
+        if any(name in shelf.chosen for shelf in self._shelves.values()):
+            raise ModelOfAnotherKindError(name)
         raise ModelNotFoundError(name)
 
     def places(self, name: str, kind: type[M]) -> Sequence[Place[M]]:

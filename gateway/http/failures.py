@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from inspect import isawaitable
 from typing import Any
@@ -27,6 +28,9 @@ from llmops.gateway.http.context import context_in, context_of
 from llmops.value_errors import explain
 
 log = logging.getLogger(__name__)
+
+# what the usual mistakes with OpenAI's clients come from
+BASE_URL = "The base URL of OpenAI's clients ends in /v1, without a slash."
 
 # by class of exception; the answer may have to be awaited
 Handlers = Mapping[Any, Callable[[Request, Any], Any]]
@@ -65,7 +69,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return respond_with(NotFoundError(f"There is no {where}."), request.scope)
+        meant = _meant_path(request)
+        hint = f" Did you mean {meant}? {BASE_URL}" if meant else ""
+        return respond_with(NotFoundError(f"There is no {where}.{hint}"), request.scope)
     if error.status_code == 405:
         headers = dict(error.headers or {})
         refused = MethodNotAllowedError(f"{where} is not possible; use {headers.get('Allow', 'another')}.")
@@ -73,6 +79,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
         response.headers.update(headers)
         return response
     return respond_with(InvalidRequestError(str(error.detail)), request.scope)
+
+
+def _meant_path(request: Request) -> str:
+    """Return the route that a client with a wrong base URL, or a slash at its end, meant; empty when there is none."""
+    path = request.url.path
+    cleaned = re.sub(r"^(/v1)+(?=/)", "/v1", path.rstrip("/"))
+    known = {*getattr(request.app, "express", ()), *(getattr(route, "path", "") for route in request.app.routes)}
+    return next((one for one in (cleaned, f"/v1{cleaned}") if one != path and one in known), "")
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

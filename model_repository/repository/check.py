@@ -20,6 +20,10 @@ def check_repository(repository: Path) -> dict[str, Any]:
         raise InputError(
             f"{repository} is an engine, not a model repository: `llmops repo {repository} -o REPOSITORY` makes one."
         )
+    if not any(repository.glob("*/config.pbtxt")):
+        raise InputError(
+            f"{repository} is not a model repository: no folder in it has a config.pbtxt. Make one with `llmops repo`."
+        )
     models = {}
     for folder in sorted(p for p in repository.iterdir() if p.is_dir() and not p.name.startswith(".")):
         models[folder.name] = _check_model(folder)

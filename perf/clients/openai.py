@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from llmops.connections import http_failure, http_refusal
 from llmops.errors import InputError, ServerError
 from llmops.perf.clients.answer import Answer
 from llmops.perf.clients.base import Manner
@@ -90,19 +91,21 @@ async def first_model(url: str, headers: dict[str, str], verify: bool = True) ->
     """The id of the first model that `GET /models` lists. Raises ServerError, InputError."""
     import httpx
 
+    base = url.rstrip("/")
     try:
         async with httpx.AsyncClient(verify=verify, timeout=10, trust_env=False) as client:
-            response = await client.get(url.rstrip("/") + "/models", headers=headers)
-            if not response.is_success:
-                raise ValueError(f"status {response.status_code}")
-            models = [str(model["id"]) for model in response.json()["data"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        why = str(error) or type(error).__name__
-        base = url.rstrip("/")
-        hint = "is it an OpenAI endpoint? --model NAME skips this."
-        if not base.endswith("/v1"):
-            hint = f"did you mean {base}/v1?"
-        raise ServerError(f"{base}/models did not return a list of models ({why}); {hint}") from error
+            response = await client.get(base + "/models", headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise http_failure(url, error) from error
+    if not response.is_success:
+        raise http_refusal(base, response.status_code, "")
+    try:
+        models = [str(model["id"]) for model in response.json()["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        hint = (
+            "is it an OpenAI endpoint? --model NAME skips this" if base.endswith("/v1") else f"did you mean {base}/v1?"
+        )
+        raise ServerError(f"{base}/models is not a list of models; {hint}") from error
     if not models:
         raise InputError(f"{url} lists no models; name one with --model.")
     return models[0]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmops import contract
+from llmops.connections import grpc_failure
 from llmops.contract import CARD, EMPTY_FINAL, ENGINE, FINAL_FLAG, Tensor
 from llmops.distribution import missing_extra
 from llmops.errors import ServerError
@@ -163,7 +164,7 @@ async def first_model(address: str) -> str:
         try:
             index = await call(pb.RepositoryIndexRequest(ready=True), timeout=10)
         except grpc.aio.AioRpcError as error:
-            raise ServerError(f"Triton at {address} does not answer: {error.details()}.") from error
+            raise grpc_failure(address, error) from error
     names = sorted(m.name.removesuffix(ENGINE) for m in index.models if m.name.endswith(ENGINE))
     if not names:
         raise ServerError(f"Triton at {address} has no model NAME{ENGINE} ready; see `llmops repo`.")

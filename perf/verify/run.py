@@ -15,8 +15,9 @@ from grpc import aio
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.plan.speed.measured import Measured
+from llmops.connections import check_url, grpc_failure, http_failure, http_refusal
 from llmops.contract import CARD, ENGINE
-from llmops.errors import InputError, LlmopsError, ServerError
+from llmops.errors import InputError, LlmopsError
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.messages import ModelCard
 from llmops.gateway.text.tokenizer import TextTokenizer
@@ -135,9 +136,8 @@ async def _triton(
             name = await _served_name(client, options.model)
             card = await _card(client, name)
         except UnavailableError as error:
-            raise ServerError(
-                f"No Triton answers at {address}: is `llmops serve` running there, and is that its gRPC port?"
-            ) from error
+            cause = error.__cause__
+            raise grpc_failure(address, cause if isinstance(cause, aio.AioRpcError) else error) from error
         manifest = manifest or _beside(card)
         if options.calibrate and manifest is None:
             raise InputError("--calibrate needs the engine folder: add --engine ENGINE.")
@@ -223,13 +223,16 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
     base = base if base.endswith("/v1") else f"{base}/v1"
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     folder = options.engine / manifest.tokenizer.directory if options.engine and manifest else None
+    check_url(options.url)
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=120) as http:
         desk = Surface(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
         report = Report(options.model or "", base, "gateway", "", manifest is not None)
         try:
-            await http.get("/models")
+            listed = await http.get("/models")
         except httpx.HTTPError as error:
-            raise LlmopsError(f"{base} cannot be reached: {error or type(error).__name__}.") from error
+            raise http_failure(base, error) from error
+        if listed.status_code in (401, 403, 404):
+            raise http_refusal(base, listed.status_code, "")
         with contextlib.suppress(_EndedError):
             await _carry_out("gateway", surface.CHECKS, desk, report, progress, lambda: _answers(http))
         report.model = desk.model or report.model

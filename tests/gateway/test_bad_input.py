@@ -98,6 +98,25 @@ async def test_no_path_is_answered_by_a_redirect(stack, path):
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/embeddings/", "/v1/embeddings"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/nothing", None),
+    ],
+)
+async def test_a_wrong_base_url_gets_the_path_that_was_meant(stack, path, meant):
+    answer = await stack.client.post(path, json={})
+    message = answer.json()["error"]["message"] if "error" in answer.json() else answer.text
+    assert answer.status_code == 404
+    said = f"There is no POST {path}." + (f" Did you mean {meant}? The base URL of OpenAI's clients" if meant else "")
+    assert message.startswith(said)
+
+
 async def test_ignored_fields_are_named_and_counted_everywhere(stack):
     stack.say("Hello")
     extra = {"priority": 3, "what": 1, "stream": True, "stream_options": {"include_obfuscation": False}}

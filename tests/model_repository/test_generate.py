@@ -226,7 +226,7 @@ def test_an_edited_repository_is_noticed_before_the_server_starts(engine: Path, 
 def test_no_repository_at_all(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         check_repository(tmp_path / "none")
-    with pytest.raises(InputError, match="it has no models"):
+    with pytest.raises(InputError, match=r"no folder in it has a config\.pbtxt"):
         check_repository(tmp_path)
 
 

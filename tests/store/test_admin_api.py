@@ -249,12 +249,12 @@ def envelope(status: int, message: str) -> httpx.Response:
 
 STRANGERS = {
     "a gateway alone": (envelope(404, "There is no GET /api/admin/tenants."), ServerError, "name an `llmops control`"),
-    "a web server": (httpx.Response(404, text="<html>"), ServerError, "does not answer like the admin API"),
-    "another API": (httpx.Response(200, json={"hello": 1}), ServerError, "does not answer like the admin API"),
+    "a web server": (httpx.Response(404, text="<html>"), ServerError, "answers, and has no admin API"),
+    "another API": (httpx.Response(200, json={"hello": 1}), ServerError, "answers, and has no admin API"),
     "a wrong key": (envelope(401, "This API key is not known here."), InputError, "This API key is not known here."),
     "no such thing": (envelope(404, "There is no tenant x."), UnknownNameError, "There is no tenant x."),
     "a store that is away": (envelope(503, "Try again."), ServerError, "http://control: Try again."),
-    "nobody": (httpx.ConnectError("refused"), ServerError, "does not answer (refused); does `llmops control` run"),
+    "nobody": (httpx.ConnectError("refused"), ServerError, "Nothing answers at"),
 }
 
 

@@ -79,13 +79,17 @@ def test_step_times_that_plan_can_read(verify, served, engine_dir: Path, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--triton", "127.0.0.1:1"], 1, "No Triton answers at 127.0.0.1:1: is `llmops serve` running there"),
-        (["--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1/v1 cannot be reached"),
+        (["--triton", "127.0.0.1:1"], 1, "No Triton answers at 127.0.0.1:1; start one with `llmops serve`"),
+        (["--url", "http://127.0.0.1:1"], 1, "Nothing answers at http://127.0.0.1:1/v1; start one"),
         (["--triton", "a:1", "--url", "http://b"], 2, "--triton and --url exclude each other"),
         (["--triton", "a:1", "--only", "gateway"], 2, "--only gateway cannot be checked through Triton"),
         (["--url", "http://b", "--calibrate", "host.json"], 2, "--calibrate measures an engine"),
         (["--url", "http://b", "--textfile", "."], 2, "--textfile needs the part `answers`"),
-        (["--triton", "a:1", "--html", "/nowhere/r.html"], 2, "The folder of /nowhere/r.html does not exist"),
+        (
+            ["--triton", "a:1", "--html", "/nowhere/r.html"],
+            2,
+            "/nowhere/r.html cannot be written (No such",
+        ),
     ],
 )
 def test_nothing_to_look_at(arguments: list[str], code: int, sentence: str) -> None:

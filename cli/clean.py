@@ -1,0 +1,114 @@
+"""`llmops clean`: what caches and the store of this machine take, and their removal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from llmops.errors import InputError, ResourceError
+
+# name -> the files in the cache folder, and what they are; the store and its usage are never removed with `all`
+PARTS = {
+    "engines": ("up", "engines and repositories that `llmops up` built; they are built again when needed"),
+    "backends": ("triton-backends", "Triton's backends, laid out for this Python; laid out again when needed"),
+    "hashes": ("sha256", "hashes of checkpoints; computed again when needed"),
+    "usage": ("usage", "usage that the store does not have yet: it is billed to nobody once removed"),
+    "store": ("store.db*", "keys, tenants, prices and usage of the default store: they cannot be made again"),
+}
+REBUILT = ("engines", "backends", "hashes")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files of one kind, with their size in bytes."""
+
+    name: str
+    path: str
+    bytes: int
+    holds: str
+
+
+@click.command("clean")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+@click.option("--json", "as_json", is_flag=True, help="Print the parts and their sizes as JSON.")
+def command(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
+    """Show what the cache folder holds and how much disk it takes; remove the parts with these NAMEs.
+
+    NAME is engines, backends, hashes, usage or store; `all` stands for the first three, which are made again when they
+    are needed. Stop `llmops up`, `gateway` and `control` before you remove what they use. Checkpoints of the Hugging
+    Face hub are its own cache: `hf cache` shows and removes them.
+    """
+    from llmops.cache import cache_dir
+
+    folder = cache_dir()
+    wanted = [one for name in names for one in (REBUILT if name == "all" else (name,))]
+    for name in wanted:
+        if name not in PARTS:
+            raise InputError(f"There is no part `{name}`; give some of {', '.join(PARTS)}, or all.")
+    found = [_part(folder, name) for name in PARTS]
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "parts": [asdict(part) for part in found]}, indent=2))
+    elif not wanted:
+        click.echo(f"{folder}\n")
+        for part in found:
+            click.echo(f"{part.name:10}{_size(part.bytes):>10}  {part.holds}")
+        click.echo("\nRemove some with `llmops clean NAME...`.")
+    for part in found:
+        if part.name in wanted and part.bytes:
+            _remove(folder, part, yes, as_json)
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    return sorted(folder.glob(PARTS[name][0]))
+
+
+def _part(folder: Path, name: str) -> Part:
+    pattern, holds = PARTS[name]
+    return Part(name, str(folder / pattern), sum(map(_bytes, _files(folder, name))), holds)
+
+
+def _bytes(path: Path) -> int:
+    """Return the disk that a file or folder takes. A file that ends meanwhile takes none."""
+
+    def each() -> Iterator[int]:
+        for place, _, names in os.walk(path):
+            for name in names:
+                try:
+                    yield os.lstat(os.path.join(place, name)).st_blocks * 512
+                except OSError:
+                    continue
+
+    return path.lstat().st_blocks * 512 if path.is_file() else sum(each())
+
+
+def _remove(folder: Path, part: Part, yes: bool, quiet: bool) -> None:
+    if not yes and not click.confirm(f"Remove {part.path} ({_size(part.bytes)}: {part.holds})?", err=True):
+        return
+    try:
+        for path in _files(folder, part.name):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise ResourceError(
+            f"{error.filename or part.path} cannot be removed ({error.strerror}); run this as its owner."
+        ) from error
+    if not quiet:
+        click.echo(f"Removed {part.path} ({_size(part.bytes)}).")
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

@@ -1,0 +1,137 @@
+"""Servers that are away, of another kind, or want a key: a sentence of ours, whatever the library says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.cli.main import cli
+from llmops.errors import LlmopsError
+
+AWAY = "127.0.0.1:1"
+
+
+class Door(BaseHTTPRequestHandler):
+    """A server that answers everything with one status."""
+
+    status = 401
+
+    def _answer(self) -> None:
+        body = json.dumps({"error": {"message": "No."}}).encode()
+        self.send_response(self.status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def http(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Return HOST:PORT of a server of HTTP that answers with the status of the test's parameter."""
+    door = type("Closed", (Door,), {"status": getattr(request, "param", 401)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), door) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture
+def no_http() -> Iterator[str]:
+    """Return HOST:PORT of a server that answers in another protocol, as a gRPC port does."""
+
+    def answer(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=[listener], daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(30)
+
+
+def said(*arguments: str) -> str:
+    """Return the sentence of the error with which a command ends."""
+    result = CliRunner().invoke(cli, list(arguments))
+    error = result.exception
+    text = error.message if isinstance(error, LlmopsError) else result.output
+    assert isinstance(error, (LlmopsError, SystemExit)), repr(error)
+    assert not text.rstrip().endswith("..")
+    assert "Error: Error" not in text
+    return text
+
+
+ASKING = [
+    ("chat", "--once", "hi", "--url", "http://{at}/v1"),
+    ("bench", "http://{at}/v1"),
+    ("verify", "--url", "http://{at}/v1"),
+    ("tenant", "list", "--url", "http://{at}"),
+    ("replicas", "--url", "http://{at}"),
+]
+
+
+@pytest.mark.parametrize("arguments", ASKING)
+def test_nothing_listens(arguments):
+    assert said(*(part.format(at=AWAY) for part in arguments)).startswith(f"Nothing answers at http://{AWAY}")
+
+
+@pytest.mark.parametrize("arguments", ASKING)
+def test_another_protocol_answers(arguments, no_http):
+    assert "does not speak HTTP/1.1: is that Triton's gRPC port (8001)?" in said(
+        *(part.format(at=no_http) for part in arguments)
+    )
+
+
+@pytest.mark.parametrize("arguments", ASKING)
+def test_a_host_that_dns_does_not_know(arguments):
+    found = said(*(part.format(at="nowhere.invalid:9000") for part in arguments))
+    assert "nowhere.invalid:9000" in found
+    assert "is not known to DNS; check its name." in found
+
+
+@pytest.mark.parametrize("arguments", [ASKING[0], ASKING[1], ASKING[2]])
+def test_a_key_is_asked_for(arguments, http):
+    found = said(*(part.format(at=http) for part in arguments))
+    assert f"http://{http}/v1 asks for an API key" in found
+    assert "set LLMOPS_API_KEY or give --api-key." in found
+
+
+@pytest.mark.parametrize("http", [403], indirect=True)
+def test_top_says_that_the_key_lacks_the_scope(http):
+    assert "asks for a key with the scope metrics: set LLMOPS_API_KEY" in said(
+        "top", "--once", "--interval", "100ms", "--url", f"http://{http}"
+    )
+
+
+@pytest.mark.parametrize("arguments", [("verify", "--triton"), ("bench",)])
+def test_triton_on_a_port_of_http(arguments, http):
+    address = http if arguments[0] == "verify" else f"grpc://{http}"
+    assert (
+        said(*arguments, address) == f"{http} answers in HTTP and not in gRPC; Triton's gRPC port is 8001 by default."
+    )
+    away = AWAY if arguments[0] == "verify" else f"grpc://{AWAY}"
+    assert said(*arguments, away).startswith(f"No Triton answers at {AWAY}; start one with `llmops serve`")
+
+
+@pytest.mark.parametrize("command", [("chat", "--once", "hi"), ("verify",)])
+def test_a_url_without_its_scheme(command):
+    assert said(*command, "--url", "127.0.0.1:9000/v1") == (
+        "--url 127.0.0.1:9000/v1 has no scheme; write http://127.0.0.1:9000/v1."
+    )

@@ -1,0 +1,120 @@
+"""Help, suggestions, `llmops clean`, and what a terminal or a platform changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from llmops.cli.main import COMMANDS, SECTIONS, cli
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llmops.cli", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def every_command(group: click.Group = cli, above: str = "llmops") -> list[tuple[str, click.Command]]:
+    found = []
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        found.append((f"{above} {name}", command))
+        if isinstance(command, click.Group):
+            found += every_command(command, f"{above} {name}")
+    return found
+
+
+def test_commands_stand_under_headings():
+    text = CliRunner().invoke(cli, ["--help"]).output
+    places = [text.index(f"\n{heading}:\n") for heading in SECTIONS]
+    assert places == sorted(places)
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("srve", "serve"), ("bencch", "bench"), ("upp", "up")])
+def test_a_misspelt_command_gets_the_nearest(typed, meant):
+    result = CliRunner().invoke(cli, [typed])
+    assert result.exit_code == 2
+    assert f"There is no command `{typed}`; did you mean `llmops {meant}`?" in result.output
+
+
+def test_help_is_written_in_sentences():
+    for name, command in every_command():
+        context = click.Context(command, info_name=name)
+        assert command.help, name
+        first = command.help.partition("\n")[0]
+        assert first[0].isupper(), name
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and parameter.help:
+                assert not parameter.help.startswith("…"), f"{name} {parameter.opts}"
+        assert len(command.get_help(context).splitlines()) < 110, name
+
+
+@pytest.mark.parametrize(("name", "most"), [("bench", 32), ("simulate", 24)])
+def test_help_has_what_people_set_and_help_all_the_rest(name, most):
+    shown, whole = (CliRunner().invoke(cli, [name, flag]).output for flag in ("--help", "--help-all"))
+    options = [line for line in shown.splitlines() if line.startswith("  -")]
+    assert len(options) <= most
+    assert "--seed" in whole
+    assert "--seed" not in shown
+
+
+def test_no_color_removes_all_styling():
+    script = "from llmops.cli.console import console; console(force_terminal=True).print('[bold red]x[/]')"
+    plain, coloured = (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
+                       env={**os.environ, "TERM": "xterm", **more}).stdout
+        for more in ({"NO_COLOR": "1"}, {"NO_COLOR": ""})
+    )  # fmt: skip
+    assert plain == "x\n"
+    assert "\x1b[" in coloured
+
+
+def test_another_platform_is_one_sentence():
+    script = "import sys; sys.platform = 'darwin'; from llmops.cli.main import main; main()"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr == (
+        "Error: llmops runs on Linux, and this is darwin; use a Linux machine, a container or WSL 2.\n"
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_written_for_a_shell(shell):
+    script = "import sys; sys.argv = ['llmops']; from llmops.cli.main import main; main()"
+    environment = {**os.environ, "_LLMOPS_COMPLETE": f"{shell}_source"}
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert "_LLMOPS_COMPLETE" in found.stdout, found.stderr
+
+
+def test_clean_shows_what_is_there_and_removes_what_is_asked_for(tmp_path: Path):
+    (tmp_path / "up" / "engine").mkdir(parents=True)
+    (tmp_path / "up" / "engine" / "weights").write_bytes(b"x" * 100_000)
+    (tmp_path / "store.db").write_bytes(b"x" * 10_000)
+    shown = json.loads(run("clean", "--json", LLMOPS_CACHE=str(tmp_path)).stdout)
+    sizes = {part["name"]: part["bytes"] for part in shown["parts"]}
+    assert sizes["engines"] >= 100_000
+    assert sizes["store"] >= 10_000
+    assert sizes["usage"] == 0
+
+    kept = subprocess.run(
+        [sys.executable, "-m", "llmops.cli", "clean", "all"], input="n\n", capture_output=True, text=True, check=True,
+        env={**os.environ, "LLMOPS_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert "Remove " in kept.stderr
+    assert (tmp_path / "up").exists()
+    removed = run("clean", "all", "--yes", LLMOPS_CACHE=str(tmp_path))
+    assert removed.returncode == 0
+    assert not (tmp_path / "up").exists()
+    assert (tmp_path / "store.db").exists()
+    assert run("clean", "everything", LLMOPS_CACHE=str(tmp_path)).stderr == (
+        "Error: There is no part `everything`; give some of engines, backends, hashes, usage, store, or all.\n"
+    )
