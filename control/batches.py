@@ -17,6 +17,7 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.memory_records import MemoryRecords
 
+from llmops.distribution import install_command
 from llmops.errors import ResourceError
 
 COMPRESSED, DAMAGED = "compressed batch", "damaged batch"
@@ -80,6 +81,6 @@ def guard_unpacking() -> None:
     if getattr(fetcher, "MemoryRecords", None) not in (MemoryRecords, SafeRecords):
         raise ResourceError(
             f"aiokafka {version('aiokafka')} unpacks records in a way that llmops cannot bound; install the version "
-            "that llmops asks for (pip install 'llmops[kafka]')."
+            f"that llmops asks for with: {install_command('kafka')}"
         )
     fetcher.MemoryRecords = SafeRecords
