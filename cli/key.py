@@ -137,13 +137,17 @@ def rotate(key: str, overlap: timedelta, at: Administration, as_json: bool) -> N
 
 @command.command("revoke")
 @click.argument("key")
+@click.option("--now", is_flag=True, help="Also end its running answers, within 30 seconds.")
 @admin_options
-def revoke(key: str, at: Administration, as_json: bool) -> None:
-    """Revoke a key permanently."""
-    from llmops.control.admin.operations import REVOKE_KEY
-    from llmops.control.admin.wire import KeyName
+def revoke(key: str, now: bool, at: Administration, as_json: bool) -> None:
+    """Revoke a key permanently.
 
-    revoked = at.do(REVOKE_KEY, KeyName(key=key_name(key)))
+    Gateways refuse it within 30 seconds. Answers that are running come to their end unless --now is given.
+    """
+    from llmops.control.admin.operations import REVOKE_KEY
+    from llmops.control.admin.wire import Revocation
+
+    revoked = at.do(REVOKE_KEY, Revocation(key=key_name(key), now=now))
     if as_json:
         print_json(revoked.data())
     else:

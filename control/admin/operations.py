@@ -71,7 +71,7 @@ SHOW_KEY = _of(
 )
 UPDATE_KEY = _of("update_key", "PATCH", "/keys/{key}", wire.KeyChange, wire.Key, "Change what is named")
 ROTATE_KEY = _of("rotate_key", "POST", "/keys/{key}/rotate", wire.Rotation, wire.MadeKey, "Another secret for the key")
-REVOKE_KEY = _of("revoke_key", "POST", "/keys/{key}/revoke", wire.KeyName, wire.Key, "Refuse it permanently")
+REVOKE_KEY = _of("revoke_key", "POST", "/keys/{key}/revoke", wire.Revocation, wire.Key, "Refuse it permanently")
 
 SET_PRICE = _of("set_price", "POST", "/prices", wire.NewPrice, wire.Price, "The price of a model, from when on")
 LIST_PRICES = _of("list_prices", "GET", "/prices", wire.PricesWanted, tuple[wire.Price, ...], "Prices, old and to come")

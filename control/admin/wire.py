@@ -142,6 +142,12 @@ class KeyName(Wire):
     key: str
 
 
+class Revocation(KeyName):
+    """`now`: also end the key's running answers."""
+
+    now: bool = False
+
+
 class KeyChange(KeyFields):
     key: str
 

@@ -189,13 +189,25 @@ async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by
     return replace(key, spec=spec)
 
 
-async def revoke_key(connection: AsyncConnection, key: KeyRow, by: By) -> None:
-    """Permanently, all its secrets. Raises InputError for a key that is already revoked."""
+async def revoke_key(connection: AsyncConnection, key: KeyRow, by: By, now: bool = False) -> None:
+    """Revoke a key permanently, with all its secrets. With `now`, its running answers end too.
+
+    A key that expires when it is revoked has no time left for running answers (see `find_ended`).
+
+    Raises InputError for a key that is already revoked.
+    """
     _refuse_revoked(key)
-    await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(revoked_at=by.at))
+    ends = {"expires_at": by.at} if now else {}
+    await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(revoked_at=by.at, **ends))
     hashed = select(api_keys.c.hash).where(api_keys.c.id == key.id).scalar_subquery()
     await connection.execute(users.update().where(users.c.api_key_hash == hashed).values(api_key_hash=None))
-    await record(connection, by, "key.revoke", key.id, key.tenant_id)
+    await record(connection, by, "key.revoke", key.id, key.tenant_id, {"now": True} if now else None)
+
+
+async def find_ended(connection: AsyncConnection, ids: Sequence[str]) -> list[str]:
+    """Return the keys among `ids` whose running answers must end: revoked, and expired by then."""
+    ended = select(api_keys.c.id).where(api_keys.c.id.in_(ids), api_keys.c.expires_at <= api_keys.c.revoked_at)
+    return list((await connection.execute(ended)).scalars())
 
 
 async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: By) -> str:

@@ -55,9 +55,9 @@ async def rotate(connection: AsyncConnection, by: By, asked: wire.Rotation) -> w
     return wire.MadeKey(**_fields(await rows.require_key(connection, found.id), by.at), key=secret)
 
 
-async def revoke(connection: AsyncConnection, by: By, asked: wire.KeyName) -> wire.Key:
+async def revoke(connection: AsyncConnection, by: By, asked: wire.Revocation) -> wire.Key:
     found = await rows.require_key(connection, asked.key)
-    await rows.revoke_key(connection, found, by)
+    await rows.revoke_key(connection, found, by, asked.now)
     return _told(await rows.require_key(connection, found.id), by.at)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from llmops.gateway.errors import UnavailableError
@@ -51,6 +52,10 @@ class Directory(ABC):
     @abstractmethod
     async def has_any(self) -> bool:
         """Whether there ever was a credential, also one that is over. Raises UnavailableError."""
+
+    async def ended(self, keys: Sequence[str]) -> Collection[str]:
+        """Return the keys (ids) among `keys` whose running answers must end. Raises UnavailableError."""
+        return ()
 
     async def close(self) -> None:
         """Let go of what it holds."""

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from llmops.gateway.callers.access.base import Directory, UndecidedError
@@ -101,6 +101,9 @@ class Cached(Directory):
                     raise
             self._any_at = now
         return bool(self._any)
+
+    async def ended(self, keys: Sequence[str]) -> Collection[str]:
+        return await self._directory.ended(keys)
 
     async def close(self) -> None:
         for task in list(self._looking.values()):

@@ -11,6 +11,7 @@ from llmops.distribution import missing_extra
 from llmops.gateway.callers.access.base import Directory, Members
 from llmops.gateway.callers.access.cached import Cached
 from llmops.gateway.callers.access.refusals import Refusals
+from llmops.gateway.callers.access.running import ENDED_INTERVAL, RunningAnswers
 from llmops.gateway.callers.access.several import Several
 from llmops.gateway.errors import ForbiddenError, InvalidKeyError, MissingKeyError, UnavailableError
 from llmops.gateway.http import reference
@@ -42,8 +43,12 @@ class Access(Check):
     """Refuses by default: every route asks for a key, also one added later, but for /health/* without a query and
     the API reference."""
 
-    def __init__(self, directory: Directory, refusals: Refusals | None = None) -> None:
+    def __init__(
+        self, directory: Directory, refusals: Refusals | None = None, interval: float = ENDED_INTERVAL
+    ) -> None:
+        """`interval`: seconds between two looks for keys whose running answers must end."""
         self._directory, self._refusals = directory, refusals
+        self._running = RunningAnswers(directory, interval)
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Puts the caller on the context.
@@ -68,12 +73,16 @@ class Access(Check):
         wanted = scopes_of(context.route)
         if wanted and context.caller.scopes.isdisjoint(wanted):
             raise ForbiddenError(f"This API key does not have the scope '{wanted[0]}', which {context.route} asks for.")
+        if known.key_id and scope.get("method") == "POST":
+            self._running.enter(context, scope)
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
+        self._running.leave(context)
         if self._refusals is not None:
             self._refusals.note(context, outcome)
 
     async def close(self) -> None:
+        await self._running.close()
         if self._refusals is not None:
             await self._refusals.close()
         await self._directory.close()
@@ -117,7 +126,8 @@ def access_of(settings: GatewaySettings) -> Access | None:
     lookups = settings.lookups
     cached = [Cached(one, lookups.fresh, lookups.stale) for one in directories]
     refusals = None if settings.store is None else _refusals(settings.store)
-    return Access(cached[0] if len(cached) == 1 else Several(cached), refusals)
+    directory = cached[0] if len(cached) == 1 else Several(cached)
+    return Access(directory, refusals, min(lookups.fresh / 3, ENDED_INTERVAL))
 
 
 def _keys(url: str) -> SqlDirectory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from llmops.gateway.callers.access.base import Directory
 from llmops.gateway.errors import InvalidKeyError
@@ -38,6 +38,9 @@ class Several(Directory):
             if await one.has_any():
                 return True
         return False
+
+    async def ended(self, keys: Sequence[str]) -> Collection[str]:
+        return {key for one in self._directories for key in await one.ended(keys)}
 
     async def close(self) -> None:
         for one in self._directories:

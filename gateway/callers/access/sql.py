@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import islice
@@ -17,7 +17,7 @@ from llmops.gateway.callers.access.cached import EXPIRED
 from llmops.gateway.callers.access.refusals import AuditLog, Refusal
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.messages import Budget, Caller, Quota
-from llmops.store.accounts.keys import KeyRow, any_key, find_keys
+from llmops.store.accounts.keys import KeyRow, any_key, find_ended, find_keys
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.secrets import hash_secret, is_secret
 from llmops.store.accounts.tenants import find_tenant
@@ -63,6 +63,12 @@ class SqlDirectory(Directory):
     async def has_any(self) -> bool:
         try:
             return await within(PATIENCE_SECONDS, self._has_any())
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            raise _away(error) from error
+
+    async def ended(self, keys: Sequence[str]) -> Collection[str]:
+        try:
+            return await within(PATIENCE_SECONDS, self._ended(keys))
         except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
             raise _away(error) from error
 
@@ -136,6 +142,11 @@ class SqlDirectory(Directory):
     async def _query(self, hashes: Sequence[str]) -> dict[str, KeyRow]:
         async with self._store.read() as connection:
             return await find_keys(connection, hashes)
+
+    async def _ended(self, keys: Sequence[str]) -> Collection[str]:
+        async with self._store.read() as connection:
+            batches = [keys[at : at + MOST_AT_ONCE] for at in range(0, len(keys), MOST_AT_ONCE)]
+            return {key for batch in batches for key in await find_ended(connection, batch)}
 
     async def _has_any(self) -> bool:
         async with self._store.read() as connection:
