@@ -350,6 +350,8 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         pass_fds=(lock,),
+        # prompts and answers pass through its shared memory, which Triton itself leaves readable for everybody
+        umask=0o077,
     )
 
 

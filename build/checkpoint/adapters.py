@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.hashing import sha256_of
+from llmops.build.checkpoint.links import refuse_links_outside
 from llmops.build.checkpoint.safetensors import read_header
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError, InputError
@@ -71,6 +72,7 @@ def adapters_digest(given: object) -> list[list[str]]:
 def _read(name: str, task_id: int, folder: Path, arch: Architecture) -> Adapter:
     if not _NAME.fullmatch(name):
         raise InputError(f"--adapter {name}: a model name has letters, digits, dot, dash and underscore, at most 63.")
+    refuse_links_outside(folder)
     config = _config(folder)
     _refuse(folder, config)
     rank = int(config["r"])

@@ -27,6 +27,12 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY = 8, 9
 # GGML_MAX_DIMS
 _MAX_DIMS = 4
+#: Lists that a build reads; all others are skipped. A file with holes has hundreds of megabytes of them in a few KiB.
+_READ = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
+#: Entries of the metadata, tensors, and entries of a list. The largest vocabularies have 262,144 tokens.
+_MAX_PAIRS, _MAX_TENSORS, _MAX_ENTRIES = 1 << 14, 1 << 20, 1 << 22
+#: Bytes of one text (chat templates have up to 30,000), and of all texts that are kept or skipped.
+_MAX_TEXT, _MAX_TEXTS = 1 << 24, 1 << 27
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class _Reader:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at = path, data, 0
+        self.texts = 0
 
     def header(self) -> GgufHeader:
         magic, version, tensor_count, pair_count = struct.unpack_from("<4sIQQ", self.data, 0)
@@ -69,12 +76,15 @@ class _Reader:
             raise CheckpointError(
                 f"{self.path} is GGUF version {version}; versions 2 and 3 (little-endian) can be read."
             )
+        self.bound(pair_count, _MAX_PAIRS, "metadata entries")
+        self.bound(tensor_count, _MAX_TENSORS, "tensors")
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
             key = self.string()
             if key in metadata:
                 raise IndexError(f"{key} occurs twice")
-            metadata[key] = self.value(self.scalar("<I"))
+            kind = self.scalar("<I")
+            metadata[key] = self.array(key in _READ) if kind == _ARRAY else self.value(kind)
         check_metadata(self.path, metadata)
         rows = self.tensor_rows(tensor_count)
         return GgufHeader(metadata, self.place(rows, metadata.get("general.alignment", 32)))
@@ -84,8 +94,16 @@ class _Reader:
         self.at += struct.calcsize(layout)
         return value
 
+    def bound(self, count: int, most: int, what: str) -> None:
+        """Raise CheckpointError if the file has more than `most` of something."""
+        if count > most:
+            raise CheckpointError(f"{self.path} has {count:,} {what}; a GGUF file has {most:,} at most.")
+
     def string(self) -> str:
         length = self.scalar("<Q")
+        self.bound(length, _MAX_TEXT, "bytes in one text")
+        self.texts += length
+        self.bound(self.texts, _MAX_TEXTS, "bytes in its texts")
         start, self.at = self.at, self.at + length
         if self.at > len(self.data):
             raise IndexError("string reaches past the end of the file")
@@ -94,24 +112,28 @@ class _Reader:
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
-        if kind == _ARRAY:
-            return self.array()
         if kind not in _SCALARS:
             raise IndexError(f"unknown value type {kind}")
         return self.scalar(_SCALARS[kind])
 
-    def array(self) -> list[Any]:
+    def array(self, kept: bool) -> list[Any]:
+        """Return the entries of a list, or an empty list for one that is not `kept`."""
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if count > len(self.data) - self.at:
             raise IndexError("array reaches past the end of the file")
         if kind == _ARRAY:
             raise IndexError("arrays of arrays are not part of any model's metadata")
+        if kind in _SCALARS and not kept:
+            self.at += count * struct.calcsize(_SCALARS[kind])
+            return []
+        self.bound(count, _MAX_ENTRIES, "entries in one list")
         if kind in _SCALARS:
             layout = f"<{count}{_SCALARS[kind][1]}"
             values = list(struct.unpack_from(layout, self.data, self.at))
             self.at += struct.calcsize(layout)
             return values
-        return [self.value(kind) for _ in range(count)]
+        values = [self.value(kind) for _ in range(count)]
+        return values if kept else []
 
     def tensor_rows(self, count: int) -> dict[str, _Row]:
         rows: dict[str, _Row] = {}

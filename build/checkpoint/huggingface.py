@@ -9,6 +9,7 @@ from typing import Any
 from llmops.build.checkpoint import safetensors
 from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, SpecialTokens, TensorInfo
 from llmops.build.checkpoint.json_file import read_json
+from llmops.build.checkpoint.links import refuse_links_outside
 from llmops.build.checkpoint.quantisation import MODELOPT_FILE, detect_quantisation
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
@@ -22,6 +23,7 @@ _CONFIG_FILES = ("config.json", "generation_config.json", safetensors.INDEX_NAME
 
 def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
     """Raises CheckpointError for what is missing or damaged. `weights=False` accepts a folder without weight files."""
+    refuse_links_outside(folder)
     config = read_json(folder / "config.json")
     architecture = Architecture.from_hf_config(config)
     shards = safetensors.shard_files(folder)

@@ -11,6 +11,7 @@ from llmops.build.checkpoint import CheckpointFile, TensorInfo
 from llmops.build.checkpoint.base import source_of
 from llmops.build.checkpoint.bundled import bundled_file
 from llmops.build.checkpoint.json_file import read_value
+from llmops.build.checkpoint.links import refuse_links_outside
 from llmops.build.checkpoint.safetensors import read_header, shard_files
 from llmops.build.engine_folder.manifest import Source
 from llmops.errors import CheckpointError
@@ -93,6 +94,7 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
 
 
 def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
+    refuse_links_outside(path)
     config = _json(path / "config.json")
     shards = shard_files(path)
     if not shards:

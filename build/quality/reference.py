@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from llmops.build.checkpoint.golden_prompts import TOKENS, GoldenPrompt, collected, fixed_date, golden_texts, until_end
+from llmops.build.checkpoint.chat_template import fixed_date
+from llmops.build.checkpoint.golden_prompts import TOKENS, GoldenPrompt, collected, golden_texts, until_end
 from llmops.build.engine_folder.manifest import Golden
 from llmops.build.installed import installed_version
 from llmops.build.progress import Progress, SilentProgress

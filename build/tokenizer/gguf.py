@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # token_type of ggml: 3 is a control token, 4 a token the user added
 _CONTROL, _USER_DEFINED = 3, 4
 _GPT2, _SPM = "gpt2", "llama"
+#: Sum of the squared lengths of all tokens, which is what looking for merges takes: some seconds. Llama's 32,000 tokens
+#: have 1.2 million; one token of 240,000 characters would take half a minute.
+_MAX_WORK = 200_000_000
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -101,6 +104,11 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    if sum(len(token) ** 2 for token in vocabulary) > _MAX_WORK:
+        longest = max(map(len, vocabulary))
+        raise CheckpointError(
+            f"the GGUF's tokens are too long for a tokenizer (up to {longest:,} characters); download the file again."
+        )
     ranked: list[tuple[float, int, int, tuple[str, str]]] = []
     for token, index in vocabulary.items():
         for cut in range(1, len(token)):

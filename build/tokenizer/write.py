@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.chat_template import TEMPLATE, render_messages
 from llmops.build.engine_folder.manifest import TokenizerInfo
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError
 
-TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _SLOW = ("tokenizer.model", "vocab.json")
 
 
@@ -35,6 +37,9 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str
         _from_folder(checkpoint, directory)
     if checkpoint.chat_template is not None:
         (directory / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
+        # a template that only refuses this message is for the user to judge; one without end would hang a later stage
+        with contextlib.suppress(ValueError):
+            render_messages(directory, ["a"])
     _check_written(checkpoint, directory, warn)
     special = checkpoint.special_tokens
     return TokenizerInfo(

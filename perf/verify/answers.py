@@ -10,7 +10,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from llmops import contract
-from llmops.build.checkpoint.golden_prompts import fixed_date
+from llmops.build.checkpoint.chat_template import fixed_date
 from llmops.build.engine_folder.manifest import EngineManifest, Golden, GoldenAnswer
 from llmops.build.formats import FORMATS
 from llmops.build.quality.gates import Gates, Quality

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +18,6 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.openai.chat import ChatRequest
 from tests.attacks.harness import record, scaled
 
-_spec = importlib.util.spec_from_file_location(
-    "engine_client", Path(__file__).parents[1] / "model_repository" / "engine_client.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-engine_client: Any = sys.modules.setdefault("engine_client", importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(engine_client)
-
 #: Ambiguous without end: 4.3 s per token after 50 tokens where nothing watches it.
 NESTED = "(([A-Za-z .,]* [A-Za-z .,]*)* ([A-Za-z .,]+ [A-Za-z .,]*)*)*"
 #: A walk through random tokens hardly ever begins with "The"; the model does.
@@ -43,7 +33,7 @@ class TestOnTheEngine:
     """Grammars that reach the real engine without passing the gateway's rules."""
 
     @pytest.fixture
-    def client(self, triton: Any) -> Iterator[Any]:
+    def client(self, triton: Any, engine_client: Any) -> Iterator[Any]:
         client = engine_client.EngineClient(triton.grpc_address)
         yield client
         client.close(cancel=True)
@@ -59,7 +49,7 @@ class TestOnTheEngine:
         return ids
 
     def test_a_grammar_that_was_cheap_when_it_was_tried_is_ended_and_remembered(
-        self, client: Any, prompt: list[int]
+        self, client: Any, engine_client: Any, prompt: list[int]
     ) -> None:
         guide = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": HIDDEN}
         tokens = scaled(400, 4000)

@@ -1,0 +1,181 @@
+"""Checkpoints from somebody who wants to read a file of the builder, or to use up its time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import shutil
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmops.build.checkpoint.chat_template import render_messages
+from llmops.build.checkpoint.gguf import read_header
+from llmops.build.checkpoint.huggingface import open_folder
+from llmops.build.checkpoint.links import refuse_links_outside
+from llmops.build.tokenizer.gguf import tokenizer_from_gguf
+from llmops.errors import CheckpointError
+from tests.attacks.harness import MIB, record, scaled
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+_STRING, _ARRAY, _UINT8, _FLOAT = 8, 9, 0, 6
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("the builder's own file")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "checkpoint"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(CONFIG))
+    return made
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["chat_template.jinja", "tokenizer.json", "config.json", "model.safetensors", "vocab.txt", "inner/deep.json"],
+)
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_link_to_another_file_is_refused(folder: Path, secret: Path, name: str, relative: bool) -> None:
+    link = folder / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(*[".."] * (1 + name.count("/")), "secret") if relative else secret)
+    with pytest.raises(CheckpointError, match="leads out of the folder") as refusal:
+        open_folder(folder, "x", weights=False)
+    assert "builder" not in refusal.value.message
+
+
+def test_a_link_to_another_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "inner").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="a link inner that leads out"):
+        open_folder(folder, "x", weights=False)
+
+
+def test_the_hubs_cache_is_read(folder: Path, tmp_path: Path) -> None:
+    blobs = tmp_path / "models--a--b" / "blobs"
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "main"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (blobs / "0123").write_text(json.dumps(CONFIG))
+    (snapshot / "config.json").symlink_to("../../blobs/0123")
+    assert open_folder(snapshot, "a/b", weights=False).config["vocab_size"] == 8
+
+
+@given(
+    st.lists(st.sampled_from(["..", "checkpoint", "inner", "secret", "self", "config.json"]), min_size=1, max_size=5)
+)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_only_links_that_stay_inside_pass(tmp_path: Path, parts: list[str]) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "inner").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (tmp_path / "secret").write_text("the builder's own file")
+    link = folder / "self"
+    link.symlink_to(Path(*parts))
+    try:
+        refuse_links_outside(folder)
+    except (CheckpointError, OSError, RuntimeError):
+        return
+    assert link.resolve().is_relative_to(folder.resolve())
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def gguf(path: Path, pairs: list[bytes], size: int = 0) -> Path:
+    """Write a header with these metadata entries; with `size`, a hole follows up to so many bytes."""
+    with path.open("wb") as file:
+        file.write(struct.pack("<4sIQQ", b"GGUF", 3, 0, len(pairs)) + b"".join(pairs))
+        file.truncate(max(size, file.tell()))
+    return path
+
+
+def growth(read: Callable[[], object]) -> tuple[float, float]:
+    """Return the MiB and the CPU seconds that `read` takes; it may refuse the file."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    start = time.thread_time()
+    with contextlib.suppress(CheckpointError):
+        read()
+    seconds = time.thread_time() - start
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss
+    record(f"{grown / 1024:.0f} MiB, {seconds:.2f} s")
+    return grown / 1024, seconds
+
+
+@pytest.mark.parametrize("kind", [_UINT8, _STRING])
+@pytest.mark.parametrize("key", ["a.list", "tokenizer.ggml.scores"])
+def test_a_list_in_a_hole(tmp_path: Path, kind: int, key: str) -> None:
+    count = scaled(100, 200) * MIB
+    pair = text(key) + struct.pack("<IIQ", _ARRAY, kind, count // (8 if kind == _STRING else 1))
+    path = gguf(tmp_path / "a.gguf", [pair], size=count + 4096)
+    assert path.stat().st_blocks * 512 < 64 * 1024
+    memory, seconds = growth(lambda: read_header(path))
+    assert memory < 96
+    assert seconds < 5
+
+
+def test_counts_without_end(tmp_path: Path) -> None:
+    for pairs in (1 << 40, 1 << 15):
+        path = gguf(tmp_path / "a.gguf", [], size=scaled(50, 200) * MIB)
+        with path.open("r+b") as file:
+            file.seek(16)
+            file.write(struct.pack("<Q", pairs))
+        memory, seconds = growth(lambda path=path: read_header(path))
+        assert memory < 96
+        assert seconds < 5
+
+
+def test_one_token_that_is_a_book() -> None:
+    length = scaled(120_000, 240_000)
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "a", "a" * length],
+        "tokenizer.ggml.scores": [0.0, 0.0, 0.0],
+    }
+    memory, seconds = growth(lambda: tokenizer_from_gguf(metadata))
+    assert memory < 96
+    assert seconds < 5, "26 s for 240,000 characters before"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for i in range(10**9) %}x{% endfor %}", "OverflowError"),
+        ("{{ 'a' * 10**12 }}", "too much|more than"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ messages.x.y.z }}", "UndefinedError"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than"),
+    ],
+)
+def test_a_template_that_fails_is_one_sentence(tmp_path: Path, template: str, why: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises((ValueError, CheckpointError), match=f"chat template .*({why})") as refusal:
+        render_messages(tmp_path, ["a"])
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,47 @@
+"""Another user of the engine's machine reads what clients asked: from shared memory, or from files."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmops.model_repository.server.processes import descendants
+from llmops.model_repository.server.shared_memory import SHM_DIR
+from tests.attacks.harness import record
+
+#: The text of the victim's prompt, as tokens: all of them go through shared memory.
+IDS = list(range(700, 900))
+
+
+def shared_files(pid: int) -> list[Path]:
+    """Return the files that a process has open, or mapped, in the folders that all users share."""
+    shared = (str(SHM_DIR), tempfile.gettempdir())
+    root = Path("/proc", str(pid))
+    found = {os.readlink(descriptor) for descriptor in root.joinpath("fd").iterdir()}
+    found |= {line.split(maxsplit=5)[-1] for line in root.joinpath("maps").read_text().splitlines()}
+    return [Path(one) for one in sorted(found) if one.startswith(shared) and Path(one).is_file()]
+
+
+@pytest.mark.stack
+@pytest.mark.xdist_group("stack")
+def test_no_file_of_a_server_can_be_read_by_other_users(triton: Any, engine_client: Any) -> None:
+    client = engine_client.EngineClient(triton.grpc_address)
+    try:
+        client.send("victim", **engine_client.generation(IDS, 200, end_id=-1))
+        while "output_ids" not in client.receive()[1]:
+            pass
+        segments = [path for path in SHM_DIR.glob(f"{triton.shm_prefix}*") if path.is_file()]
+        processes = [triton.pid, *(process.pid for process in descendants(triton.pid))]
+        files = {*segments, *(path for pid in processes for path in shared_files(pid))}
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files if path.exists()}
+    finally:
+        client.close(cancel=True)
+    readable = {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
+    record(f"{len(modes)} files, {len(readable)} of them readable by others")
+    assert len(segments) >= 3, "each Python model has one"
+    assert readable == {}
