@@ -97,7 +97,10 @@ class _Reader:
     def bound(self, count: int, most: int, what: str) -> None:
         """Raise CheckpointError if the file has more than `most` of something."""
         if count > most:
-            raise CheckpointError(f"{self.path} has {count:,} {what}; a GGUF file has {most:,} at most.")
+            raise CheckpointError(
+                f"{self.path} is damaged: it has {count:,} {what}, and {most:,} are the most that a model has. "
+                "Download it again."
+            )
 
     def string(self) -> str:
         length = self.scalar("<Q")
