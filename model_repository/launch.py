@@ -117,11 +117,17 @@ class TritonServer:
             others.append((self.host, self.ports.metrics))
         return is_ready(self.grpc_address) and all(_listens(*other) for other in others)
 
+    def _is_protected_and_ready(self) -> bool:
+        """Protect the shared memory that is there by now; a model that is ready has all of its."""
+        ready = self.is_ready()
+        self._memory.protect()
+        return ready
+
     def wait_ready(self, timeout: float = 600, cancelled: threading.Event | None = None) -> None:
         """Block until ready, or `cancelled`. Raises ServerError with the cause if the server ends first or `timeout`
         (s) passes."""
         deadline = time.monotonic() + timeout
-        while not self.is_ready() and not (cancelled and cancelled.is_set()):
+        while not self._is_protected_and_ready() and not (cancelled and cancelled.is_set()):
             if self.process.poll() is not None:
                 self._reader.join(timeout=5)
                 if not self._tries_again():
@@ -350,7 +356,7 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         pass_fds=(lock,),
-        # prompts and answers pass through its shared memory, which Triton itself leaves readable for everybody
+        # for files of its models; Triton's shared memory has modes of its own (SharedMemory.protect)
         umask=0o077,
     )
 

@@ -32,6 +32,16 @@ class SharedMemory:
                 "mount a tmpfs there, in a container with `--shm-size=1g`."
             ) from error
 
+    def protect(self) -> None:
+        """Take the segments from other users: Triton makes them readable for everybody, whatever the umask.
+
+        A process that opened a segment before keeps it. Prompts pass through only after the server is ready.
+        """
+        for segment in SHM_DIR.glob(f"{self.prefix}*"):
+            with contextlib.suppress(OSError):
+                if segment.lstat().st_mode & 0o077 and segment.lstat().st_uid == os.geteuid():
+                    segment.chmod(0o600)
+
     def remove(self) -> None:
         """Call it when the server has ended; a second call does nothing."""
         remove_segments(self.prefix)
