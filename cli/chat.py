@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.errors import InputError, LlmopsError
+from llmops.texts import shown
 
 if TYPE_CHECKING:
     from llmops.cli.openai_client import ChatClient, Delta
@@ -105,9 +106,9 @@ class Chat:
             elif not delta.reasoning:
                 if said is not None:
                     said.append(delta.text)
-                click.echo(delta.text, nl=False)
+                click.echo(shown(delta.text, lines=True), nl=False)
             elif not self.hide_reasoning and said is not None:
-                click.secho(delta.text, dim=True, nl=False)
+                click.secho(shown(delta.text, lines=True), dim=True, nl=False)
             sys.stdout.flush()
 
     def _deltas(self) -> Iterator[Delta]:

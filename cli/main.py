@@ -17,6 +17,7 @@ import click
 import llmops
 from llmops import __version__
 from llmops.errors import LlmopsError
+from llmops.texts import shown
 
 # heading -> command -> the line that `llmops --help` shows; the command itself is `command` in llmops.cli.<name>
 SECTIONS = {
@@ -99,6 +100,8 @@ def cli() -> None:
     """
 
 
+#: Characters of the longest error message. Some hold what a server or a file said.
+MOST_ERROR = 4096
 _NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -129,7 +132,7 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except LlmopsError as error:
-        click.echo(f"Error: {error.message}", err=True)
+        click.echo(f"Error: {shown(error.message, MOST_ERROR, lines=True)}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _interrupted()

@@ -9,6 +9,7 @@ import click
 from llmops.cli.options import gateways_option
 from llmops.connections import check_url, http_failure, http_refusal
 from llmops.errors import ServerError
+from llmops.texts import shown
 
 COLUMNS = ("model", "replica", "state", "heard", "running", "waiting", "own", "KV free", "step", "prefill")
 
@@ -61,17 +62,17 @@ def _show(gateway: dict[str, Any]) -> None:
     from llmops.cli.accounts.tables import show
 
     rows = [_row(model, one) for model, replicas in gateway["models"].items() for one in replicas]
-    click.echo(f"gateway {gateway['gateway']}")
+    click.echo(f"gateway {shown(str(gateway['gateway']))}")
     if rows:
         show(COLUMNS, rows)
     else:
         click.echo("  It knows no model yet.")
     for server, why in gateway.get("unreached", {}).items():
-        click.echo(f"  {server}: {why}")
+        click.echo(f"  {shown(str(server))}: {shown(str(why))}")
     for model, replicas in gateway["models"].items():
         for one in replicas:
             if one["problem"]:
-                click.echo(f"  {one['replica']} takes no part in {model}: {one['problem']}.")
+                click.echo(shown(f"  {one['replica']} takes no part in {model}: {one['problem']}."))
 
 
 def _row(model: str, one: dict[str, Any]) -> list[str]:

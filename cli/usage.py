@@ -17,6 +17,7 @@ from llmops.cli.accounts.tables import print_json, when
 from llmops.cli.accounts.tables import show as show_table
 from llmops.cli.accounts.types import DayType, given_of
 from llmops.money import dollars
+from llmops.texts import shown
 
 if TYPE_CHECKING:
     from llmops.control.admin.wire import Counts, Reconciliation, Usage, UsageLine
@@ -74,7 +75,8 @@ def command(
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, [*groups, *COUNTED], lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(line.data() for line in found.lines)
+        for line in found.lines:
+            writer.writerow({name: shown(one) if isinstance(one, str) else one for name, one in line.data().items()})
     else:
         _show(found, groups, f"{found.period.first} to {found.period.last} (UTC)")
 

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import logging
 from contextvars import ContextVar
+from typing import Any
+
+from llmops.texts import shown
 
 #: the id of the request that is being answered; empty outside of any
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
+#: Characters of the longest message and of the longest traceback. A message can hold what a stranger sent.
+MOST_MESSAGE, MOST_TRACEBACK = 4096, 32_768
+
+
+class SafeFormatter(logging.Formatter):
+    """Escapes control characters, so that a text of a stranger is no line of its own, and cuts what is too long."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of the record."""
+        record.message = shown(record.message, MOST_MESSAGE)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Return the traceback, whose lines stay lines."""
+        return shown(super().formatException(ei), MOST_TRACEBACK, lines=True)
+
 
 def configure_logging(level: str) -> None:
     """Set up the process's logging; only command-line entry points call this."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     for chatty in ("httpx", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -7,7 +7,9 @@ through `shown`, which writes these characters as escapes and cuts what is too l
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 #: The longest text that `shown` prints by default: enough for every name that is accepted.
 SHOWN = 300
@@ -44,6 +46,16 @@ def shown(text: str, most: int = SHOWN, lines: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return text
     return UNSAFE.sub(_shown_with_lines if lines else _shown_one, text)
+
+
+def json_shown(data: Any) -> str:
+    """Return `data` as indented JSON with unsafe characters as JSON's own escapes. No program reads a difference."""
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    return UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else _in_json(found[0]), text)
+
+
+def _in_json(character: str) -> str:
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
 def _shown_one(found: re.Match[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +10,7 @@ import click
 
 from llmops.cli.console import table_console
 from llmops.money import dollars
+from llmops.texts import json_shown, shown
 
 if TYPE_CHECKING:
     from llmops.control.admin.wire import Key, LimitFields, Tenant
@@ -32,15 +32,16 @@ def show(
     from rich.table import Table
 
     console = table_console(PIPED, markup=False)
-    shown = columns if console.width >= WIDE else columns[:narrow]
-    rows = [row[: len(shown)] for row in rows]
-    widths = [max(map(cell_len, cells)) for cells in zip(shown, *rows, strict=True)]
-    if sum(widths) + GAP * (len(shown) - 1) <= console.width:
-        _show_plain(shown, rows, right, widths)
+    rows = [[shown(cell) for cell in row] for row in rows]
+    kept = columns if console.width >= WIDE else columns[:narrow]
+    rows = [row[: len(kept)] for row in rows]
+    widths = [max(map(cell_len, cells)) for cells in zip(kept, *rows, strict=True)]
+    if sum(widths) + GAP * (len(kept) - 1) <= console.width:
+        _show_plain(kept, rows, right, widths)
         return
     # folded, which takes a millisecond per row
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in shown:
+    for name in kept:
         side: Literal["left", "right"] = "right" if name in right else "left"
         table.add_column(name, justify=side, overflow="fold", no_wrap=name == columns[0])
     for row in rows:
@@ -68,11 +69,12 @@ def _show_plain(
 def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """One thing, line by line."""
     for name, value in pairs:
-        click.echo(f"{name:12}{value}")
+        click.echo(f"{name:12}{shown(value)}")
 
 
 def print_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    """Print data for programs, which a person may look at in a terminal."""
+    click.echo(json_shown(data))
 
 
 def when(moment: datetime | None) -> str:

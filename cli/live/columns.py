@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from llmops.cli.live.board import GatewayRow, ModelRow, ReplicaRow
+from llmops.cli.live.page import LONGEST_LABEL
+from llmops.texts import shown
 
 NONE = "-"
 BAD, POOR = "bold red", "yellow"
@@ -47,7 +49,7 @@ def table(columns: Sequence[Column[R]], rows: Sequence[R], width: int) -> Table:
 
 
 def _text(cell: str | Text) -> Text:
-    return cell if isinstance(cell, Text) else Text(cell)
+    return cell if isinstance(cell, Text) else Text(shown(cell, LONGEST_LABEL))
 
 
 def number(value: float | None) -> str:

@@ -8,6 +8,12 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from llmops.texts import shown
+
+#: Characters of a label that are shown: a longer name would fill the screen.
+LONGEST_LABEL = 100
+#: Larger numbers, and what is no number, are no counts of anything.
+MOST_VALUE = 1e18
 Labels = Mapping[str, str]
 _Series = dict[frozenset[tuple[str, str]], float]
 
@@ -22,10 +28,12 @@ class Page:
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    self._series[sample.name][frozenset(sample.labels.items())] = sample.value
-        except (LookupError, TypeError) as error:
+                    if abs(sample.value) < MOST_VALUE:
+                        labels = ((name, shown(value, LONGEST_LABEL)) for name, value in sample.labels.items())
+                        self._series[sample.name][frozenset(labels)] = sample.value
+        except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             # what the parser stumbles over in other texts
-            raise ValueError(f"not metrics: {error!r}") from error
+            raise ValueError(f"not metrics ({type(error).__name__})") from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._series
@@ -93,7 +101,8 @@ class Sums:
 def quantile(share: float, buckets: Mapping[str, float]) -> float | None:
     """Of cumulative counts by upper bound (`le`), as PromQL's histogram_quantile has it: evenly within a bucket, and
     the highest bound for what is above it. None where nothing was counted."""
-    bounds = sorted((float(bound), count) for bound, count in buckets.items())
+    known = ((_bound(bound), count) for bound, count in buckets.items())
+    bounds = sorted((bound, count) for bound, count in known if not math.isnan(bound))
     if len(bounds) < 2 or not math.isinf(bounds[-1][0]) or bounds[-1][1] <= 0:
         return None
     rank = share * bounds[-1][1]
@@ -103,3 +112,11 @@ def quantile(share: float, buckets: Mapping[str, float]) -> float | None:
             return lower + (upper - lower) * (rank - below) / (count - below) if count > below else upper
         lower, below = upper, count
     return lower
+
+
+def _bound(text: str) -> float:
+    """Return the upper bound of a bucket, NaN for a text that is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -5,19 +5,53 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+from pydantic import AfterValidator, BaseModel, Field
 
 from llmops.cli.live.board import Asked, Board, believed, board
-from llmops.cli.live.page import Page, Recent
+from llmops.cli.live.page import LONGEST_LABEL, Page, Recent
 from llmops.errors import InputError
+from llmops.fetch import fetch
 from llmops.gateway.addresses import DNS, DnsName, parse_replica
 from llmops.gateway.fleet.discover import addresses_of
 from llmops.gateway.observability.names import SERVERS
+from llmops.texts import shown
 
 # what a connection may take, and an answer (s): a gateway asks its other workers for as long as Prometheus waits
 CONNECT, PATIENCE = 2.0, 10.0
+
+
+#: Bytes of one answer. A gateway with a hundred models and replicas sends about one million.
+MOST_BYTES = 4 * 2**20
+
+_Name = Annotated[str, AfterValidator(lambda text: shown(text, LONGEST_LABEL))]
+_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+
+
+class _Replica(BaseModel):
+    replica: _Name
+    state: _Name
+    heard_seconds_ago: _Number = None
+    running: _Number = None
+    waiting: _Number = None
+    kv_blocks: _Number = None
+    kv_blocks_free: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    step_ms: _Number = None
+    prefill_tokens_per_second: _Number = None
+    problem: _Name = ""
+
+
+class _Worker(BaseModel):
+    gateway: _Name = ""
+    models: dict[_Name, list[_Replica]]
+
+
+class _Beliefs(BaseModel):
+    """The answer to GET /replicas, as far as `llmops top` shows it."""
+
+    gateways: list[_Worker]
 
 
 class Sources:
@@ -79,11 +113,10 @@ class Sources:
     async def _beliefs(self, url: str) -> Sequence[Mapping[str, Any]]:
         """Nothing where there is one Triton alone, or the key may not ask."""
         try:
-            answer = await self._http.get(f"{url}/replicas", headers=self._key)
-            found = answer.raise_for_status().json()["gateways"]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            body = await asyncio.wait_for(fetch(self._http, f"{url}/replicas", MOST_BYTES, self._key), PATIENCE)
+            return [worker.model_dump() for worker in _Beliefs.model_validate_json(body).gateways]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, asyncio.TimeoutError):
             return ()
-        return found if isinstance(found, list) else ()
 
     async def _engine_pages(self, gateways: Sequence[Asked]) -> Mapping[str, Recent]:
         """By HOST:PORT, of those that answer."""
@@ -99,19 +132,18 @@ class Sources:
     async def _page(self, url: str, headers: Mapping[str, str] = {}) -> Page | str:
         """Or why there is none."""
         try:
-            answer = await self._http.get(url, headers=headers)
+            body = await asyncio.wait_for(fetch(self._http, url, MOST_BYTES, headers), PATIENCE)
+            return Page(body.decode(), time.monotonic())
         except (httpx.ConnectError, httpx.ConnectTimeout):
             return "nothing answers there"
-        except httpx.TimeoutException:
+        except (httpx.TimeoutException, asyncio.TimeoutError):
             return f"no answer within {PATIENCE:g} s"
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in (401, 403):
+                return "asks for a key with the scope metrics: set LLMOPS_API_KEY"
+            return f"answers {error.response.status_code} to /metrics"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return f"the connection broke ({error or type(error).__name__})"
-        if answer.status_code in (401, 403):
-            return "asks for a key with the scope metrics: set LLMOPS_API_KEY"
-        if not answer.is_success:
-            return f"answers {answer.status_code} to /metrics"
-        try:
-            return Page(answer.text, time.monotonic())
+            return f"the connection broke ({shown(str(error), 100) or type(error).__name__})"
         except ValueError:
             return "does not answer like a gateway of llmops"
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_v
 
 from llmops.control.admin.money import Dollars, dollars_of, micros_of
 from llmops.gateway.http.body import Received
+from llmops.texts import is_plain
 
 
 def _utc(at: datetime) -> datetime:
@@ -48,6 +49,19 @@ class Wire(Received):
     def data(self) -> dict[str, Any]:
         """As JSON has it."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+class Asked(Wire):
+    """A question or a change. Its texts are stored and shown to others, so they hold no character that a terminal obeys
+    or a reader cannot see."""
+
+    @field_validator("*")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        texts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(text, str) and not is_plain(text) for text in texts):
+            raise ValueError("a text has no control characters, and none that are invisible or turn others around")
+        return value
 
 
 class Nothing(Wire):
@@ -89,19 +103,19 @@ class LimitFields(Wire):
     budget: Budget | None = None
 
 
-class NewTenant(LimitFields):
+class NewTenant(LimitFields, Asked):
     id: str
 
 
-class TenantName(Wire):
+class TenantName(Asked):
     tenant: str
 
 
-class TenantChange(LimitFields):
+class TenantChange(LimitFields, Asked):
     tenant: str
 
 
-class TenantsWanted(Wire):
+class TenantsWanted(Asked):
     """`all`: also deleted ones."""
 
     all: bool = False
@@ -129,14 +143,14 @@ class KeyFields(LimitFields):
     expires_at: Moment | None = None
 
 
-class NewKey(KeyFields):
+class NewKey(KeyFields, Asked):
     """`user`: the address of its user, made where there is none."""
 
     tenant: str
     user: str
 
 
-class KeyName(Wire):
+class KeyName(Asked):
     """`key`: its id, or the SHA-256 (hex) of the key itself, which has no place in a URL."""
 
     key: str
@@ -148,18 +162,18 @@ class Revocation(KeyName):
     now: bool = False
 
 
-class KeyChange(KeyFields):
+class KeyChange(KeyFields, Asked):
     key: str
 
 
-class Rotation(Wire):
+class Rotation(Asked):
     """For how many seconds the present secret works on."""
 
     key: str
     overlap_seconds: float = Field(default=86_400.0, ge=0, le=3650 * 86_400)
 
 
-class KeysWanted(Wire):
+class KeysWanted(Asked):
     """`all`: also those that are refused."""
 
     tenant: str | None = None
@@ -202,7 +216,7 @@ class ShownKey(Key):
     tenant_limits: LimitFields
 
 
-class NewPrice(Wire):
+class NewPrice(Asked):
     """US dollars per million tokens; `cached` is that of input where it is not given, `from` now."""
 
     model: str
@@ -212,7 +226,7 @@ class NewPrice(Wire):
     begins: Moment | None = Field(default=None, validation_alias="from", serialization_alias="from")
 
 
-class PricesWanted(Wire):
+class PricesWanted(Asked):
     """`at`: only those in force then."""
 
     model: str | None = None
@@ -238,7 +252,7 @@ class Period(Wire):
     last: date = Field(validation_alias="to", serialization_alias="to")
 
 
-class UsageWanted(Wire):
+class UsageWanted(Asked):
     """Of one tenant, user, key or model; `from` the first of the month unless given, `to` today."""
 
     tenant: str | None = None
@@ -319,7 +333,7 @@ class Reconciliation(Wire):
     engines: tuple[EngineTokens, ...] = ()
 
 
-class ParkedWanted(Wire):
+class ParkedWanted(Asked):
     """The newest `limit` of the events that are on no bill."""
 
     limit: int = Field(default=100, ge=1, le=10_000)
@@ -338,7 +352,7 @@ class ParkedEvent(Wire):
     value: str
 
 
-class AuditWanted(Wire):
+class AuditWanted(Asked):
     """Of one tenant, of actions that begin so (`key.`, `access.`), since then; the newest `limit`."""
 
     tenant: str | None = None

@@ -1,0 +1,237 @@
+"""Attacks with text: what a stranger writes must not steer a terminal, forge a line of a log, or fill a screen."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import math
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from rich.console import Console
+
+from llmops.cli.accounts.tables import print_json, show, show_pairs
+from llmops.cli.live.board import Asked, board
+from llmops.cli.live.orders import View
+from llmops.cli.live.page import Page, Recent
+from llmops.cli.live.screen import screen
+from llmops.cli.main import cli
+from llmops.control.admin import operations
+from llmops.control.admin.wire import NewKey
+from llmops.errors import InputError, LlmopsError
+from llmops.gateway.logs import MOST_MESSAGE, SafeFormatter
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import create_tenant
+from llmops.store.accounts.users import ensure_user
+from llmops.texts import UNSAFE, is_plain, json_shown, plain, shown
+from tests.attacks.harness import MIB, scaled
+from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
+
+__all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
+
+#: Clears the screen, sets its title, turns text around, hides text, and begins a line of its own.
+HOSTILE = [
+    "\x1b[2J",
+    "\x1b]0;owned\x07",
+    "\x9b31m",
+    "a\u202eb",
+    "a\u2066b",
+    "a\u200bb",
+    "a\nb",
+    "a\rb",
+    "a\u2028b",
+    "\x00",
+    "\x7f",
+]
+
+
+def is_safe(text: str, lines: bool = True) -> bool:
+    return not any(UNSAFE.match(one) for one in text if not (lines and one == "\n"))
+
+
+@settings(max_examples=scaled(300, 20_000))
+@given(st.text(st.characters(), max_size=400) | st.sampled_from(HOSTILE))
+def test_what_is_shown_has_no_unsafe_character_and_an_end(text):
+    found = shown(text)
+    assert is_safe(found, lines=False)
+    assert len(found) <= 300 * 10 + 40
+    assert is_plain(plain(text))
+    if is_plain(text) and len(text) <= 300:
+        assert found == plain(text) == text
+
+
+@settings(max_examples=scaled(60, 20_000))
+@given(st.recursive(st.text(max_size=10), lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner)))
+def test_json_that_is_shown_says_the_same_to_a_program(data):
+    found = json_shown(data)
+    assert is_safe(found)
+    assert json.loads(found) == data
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_admin_api_refuses_such_texts(text):
+    """On the tree before, key names, models and addresses had ESC, BEL, U+202E and line breaks."""
+    for fields in ({"name": text}, {"models": ["tiny", text]}, {"user": f"{text}@x"}, {"tenant": text}, {"tier": text}):
+        with pytest.raises(ValidationError):
+            NewKey(**{"tenant": "acme", "user": "a@b", **fields})
+    for operation in operations.OPERATIONS:
+        for name, field in operation.asked.model_fields.items():
+            if field.annotation in (str, str | None):
+                with pytest.raises(ValidationError):
+                    operation.asked.model_validate({name: text})
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_an_address_with_such_a_text_is_none(store, by, text):
+    async with store.write() as connection:
+        await create_tenant(connection, "acme", Limits(), by)
+        with pytest.raises(InputError) as refused:
+            await ensure_user(connection, "acme", f"a{text}@x", by)
+        assert is_safe(refused.value.message, lines=False)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_tables_pairs_and_json_show_escapes(capsys, text):
+    """Rows that another version stored, or another server sends."""
+    show(("name", "model"), [[text * 3, "x" * 100_000]])
+    show_pairs([("name", text)])
+    print_json({"name": text, text: 1})
+    said = capsys.readouterr().out
+    assert is_safe(said)
+    assert len(said) < 3000
+    assert len(said.splitlines()) == 7
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_log_line_of_a_stranger_is_one_line(text):
+    """On the tree before, text of a Kafka record forged lines in control's log, one of them with 900 KB."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(SafeFormatter("%(levelname)s %(message)s"))
+    log = logging.Logger("attacked")
+    log.addHandler(handler)
+    log.error("event %s", f"{text}ERROR forged" + "x" * 900_000)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        log.exception("failed")
+    said = stream.getvalue()
+    assert is_safe(said)
+    assert len(said.splitlines()[0]) < MOST_MESSAGE + 100
+    assert not any(line.startswith("ERROR forged") for line in said.splitlines())
+
+
+# -- llmops top --------------------------------------------------------------------------------------------------------
+
+_labels = st.dictionaries(
+    st.sampled_from(["model", "le", "state", "status", "server", "priority"]),
+    st.sampled_from([*HOSTILE, "tiny", "+Inf", "ready", "nan", "x" * 5000]),
+)
+_names = st.sampled_from(
+    ["llmops_answers_total", "llmops_replicas", "llm_ttft_seconds_bucket", "llmops_requests_total", "llmops_queue"]
+)
+_numbers = st.sampled_from(["NaN", "+Inf", "-Inf", "1e308", "-1", "0", "7", "1e400"])
+
+
+def exposition(samples) -> str:
+    def quoted(value: str) -> str:
+        return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    return "".join(
+        f"{name}{{{','.join(f'{key}={chr(34)}{quoted(value)}{chr(34)}' for key, value in labels.items())}}} {number}\n"
+        for name, labels, number in samples
+    )
+
+
+@settings(max_examples=scaled(30, 5000))
+@given(st.lists(st.tuples(_names, _labels, _numbers), max_size=20), st.integers(20, 200))
+def test_a_board_of_any_metrics_can_be_drawn(samples, width):
+    recent = Recent(10.0)
+    for at in (1.0, 2.0):
+        try:
+            recent.add(Page(exposition(samples), at))
+        except ValueError:
+            return
+    stream = io.StringIO()
+    drawn = screen(board([Asked("http://g", recent)], {"e": recent}), View(), width, 40)
+    Console(file=stream, width=width, color_system=None).print(drawn)
+    said = stream.getvalue()
+    assert is_safe(said)
+    assert "nan" not in said.replace("nan-", "")
+    assert max(map(len, said.splitlines())) <= width
+
+
+class Hostile:
+    """A server in the place of a gateway, that answers with `pages`: body and headers by path."""
+
+    def __init__(self, pages: dict) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body, headers = pages.get(self.path, (b"", {}))
+                self.send_response(200)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def __enter__(self) -> str:
+        return self.url
+
+    def __exit__(self, *_) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+_BOMB = gzip.compress(b"llmops_x 1\n" * (scaled(32, 256) * MIB // 11), 1), {"content-encoding": "gzip"}
+
+
+def _replicas(models: object) -> tuple[bytes, dict]:
+    return json.dumps({"gateways": [{"gateway": "g", "models": models}]}).encode(), {}
+
+
+_METRICS = (b"llmops_x 1\n", {})
+_PAGES = {
+    "a gzip bomb": {"/metrics": _BOMB, "/replicas": _BOMB},
+    "too large": {"/metrics": (b"llmops_x 1\n" * MIB, {})},
+    "odd beliefs": {"/metrics": _METRICS, "/replicas": _replicas({"m": [{"replica": 1, "state": []}]})},
+    "deep beliefs": {"/metrics": _METRICS, "/replicas": (b"[" * 200_000, {})},
+    "numbers": {
+        "/metrics": _METRICS,
+        "/replicas": _replicas({"m": [{"replica": "r", "state": "s", "running": 1e308 * 10, "kv_blocks": -1}]}),
+    },
+    "escapes": {
+        "/metrics": ('llmops_replicas{model="\x1b[2J\u202e",state="\x1b]0;x\x07"} 3\n'.encode(), {}),
+        "/replicas": _replicas({"\x1b[2J": [{"replica": "\u202ex" * 900, "state": "\x07"}]}),
+    },
+    "no text": {"/metrics": (b"\xff\xfe\x00", {}), "/replicas": (b"\xff", {})},
+}
+
+
+@pytest.mark.parametrize("name", _PAGES)
+def test_top_shows_hostile_answers_as_text_or_as_a_problem(name):
+    with Hostile(_PAGES[name]) as server:
+        for form in ((), ("--json",)):
+            begun = time.monotonic()
+            done = CliRunner().invoke(cli, ["top", "--interval", "0.1s", "--once", "--url", server, *form])
+            assert time.monotonic() - begun < scaled(20, 60)
+            assert done.exception is None or isinstance(done.exception, (SystemExit, LlmopsError))
+            assert is_safe(done.output)
+            assert len(done.output) < 20_000
+            if form:
+                assert math.isfinite(len(json.loads(done.stdout)["gateways"]))
