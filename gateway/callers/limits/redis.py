@@ -1,8 +1,8 @@
 """Limits that several gateways share, in Redis or Valkey; this gateway's share of them while Redis is away.
 
-A reservation is one call of a script (reserve.lua), which also takes along what was settled since the last call. When a
-call fails or takes longer than `TIMEOUT`, this gateway decides alone, with its part of each limit, until Redis answers
-again.
+Reservations are decided by a script (reserve.lua). One call is under way at a time: what is asked meanwhile travels
+with the next, and so does what was settled. When a call fails or takes longer than `TIMEOUT`, this gateway decides
+alone, with its part of each limit, until Redis answers again.
 
 Redis may come back empty: restarted, flushed, or replaced. So each call names what this gateway knows to be spent of
 the budgets that it is about, and the script never goes below it. `generation` tells budgets.py to ask the ledger again.
@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json, to_json
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -51,18 +51,19 @@ TIMEOUT = 0.25
 CONNECT = 0.5
 # Seconds between two attempts to reach a Redis that is away.
 RETRY_INTERVAL = 0.5
-# Seconds for which settled usage waits for a reservation to travel with, and for which freed slots and money wait:
-# other requests may be refused for want of them.
-SETTLE_INTERVAL, RELEASE_INTERVAL = 0.5, 0.05
-# Connections at most. Requests beyond them wait in line; a call takes less than a millisecond.
-CONNECTIONS = 16
+# Seconds for which settled usage waits for a reservation to travel with.
+SETTLE_INTERVAL = 0.5
+# Seconds for which freed slots and money wait: other requests may be refused for want of them.
+RELEASE_INTERVAL = 0.05
+# Reservations in one call, which holds up Redis for less than a millisecond.
+MAX_BATCH = 64
 # Levels and budgets that are remembered for the time when Redis is away.
 MAX_REMEMBERED = 10_000
 
 _SCRIPT = Path(__file__).with_name("reserve.lua")
 _FAILURES = (RedisError, OSError, asyncio.TimeoutError, ValueError, EOFError)
 
-_Call = tuple[Sequence[Bound], Sequence[Ask]]
+_Call = tuple[Sequence[Bound], Sequence[Ask], "asyncio.Future[Reserved | None]"]
 
 
 class RedisLimiter(Limiter):
@@ -72,17 +73,15 @@ class RedisLimiter(Limiter):
         self, url: str, prefix: str = PREFIX, timeout: float = TIMEOUT, clock: Callable[[], float] | None = None
     ) -> None:
         self._url, self._prefix = url, prefix
-        pool = BlockingConnectionPool.from_url(
+        self._client = Redis.from_url(
             url,
             protocol=2,
-            max_connections=CONNECTIONS,
-            timeout=timeout,
+            single_connection_client=True,
             socket_timeout=timeout,
             socket_connect_timeout=CONNECT,
             # a reservation that was sent twice would count twice
             retry=Retry(NoBackoff(), 0),
         )
-        self._client = Redis(connection_pool=pool)
         self._script = self._client.register_script(_SCRIPT.read_bytes())
         self._alone = _Alone(self._carry, clock)
         self.up = asyncio.Event()
@@ -98,6 +97,8 @@ class RedisLimiter(Limiter):
         self._parts: dict[tuple[str, int], float] = {}
         # requests and tokens that were left at the last call
         self._levels: dict[str, tuple[float, float]] = {}
+        self._waiting: list[_Call] = []
+        self._sending: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -113,15 +114,11 @@ class RedisLimiter(Limiter):
         if not self.up.is_set():
             self._connect()
             return self._reserve_alone(bounds, asks)
-        # the request may be cancelled meanwhile: what it got must be given back
-        call = asyncio.ensure_future(self._reserve(bounds, asks))
-        try:
-            reserved = await asyncio.shield(call)
-        except asyncio.CancelledError:
-            call.add_done_callback(lambda done: self._give_back(asks, done))
-            self._keep(call)
-            raise
-        return reserved or self._reserve_alone(bounds, asks)
+        decided: asyncio.Future[Reserved | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((bounds, asks, decided))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send(), name="reserve")
+        return await decided or self._reserve_alone(bounds, asks)
 
     def settle(self, bounds: Sequence[Bound], change: Change) -> None:
         held = change_of((0, 0, change.places, change.money, 0)) if change.places or change.money else None
@@ -150,18 +147,31 @@ class RedisLimiter(Limiter):
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self.up.is_set() and self._settled:
             await self._call([])
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *([self._sending] if self._sending else []), return_exceptions=True)
         with suppress(*_FAILURES):
             await self._client.aclose()
 
     # -- Redis -----------------------------------------------------------------------------------------------------
 
-    async def _reserve(self, bounds: Sequence[Bound], asks: Sequence[Ask]) -> Reserved | None:
-        """Return the decision of Redis, or None if there is none."""
-        replies = await self._call([(bounds, asks)])
-        if replies is None:
-            return None
-        lacking, of, wait, money, left = replies[0]
+    async def _send(self) -> None:
+        """Ask Redis for what waits, until nothing does."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+            replies = await self._call(batch)
+            if replies is None:
+                batch, self._waiting, replies = batch + self._waiting, [], []
+            for at, call in enumerate(batch):
+                self._decide(call, replies[at] if replies else None)
+        self._sending = None
+
+    def _decide(self, call: _Call, reply: Any) -> None:
+        """Hand a decision to the request that waits for it; a request that has left gives back what it got."""
+        bounds, asks, decided = call
+        if reply is None:
+            if not decided.done():
+                decided.set_result(None)
+            return
+        lacking, of, wait, money, left = reply
         money = int(money)
         for bound, ask, (requests, tokens, _, _) in zip(bounds, asks, left, strict=True):
             if len(self._levels) > MAX_REMEMBERED:
@@ -169,7 +179,12 @@ class RedisLimiter(Limiter):
             self._levels[bound.name] = requests, tokens
             if not lacking and bound.holds:
                 self._note_held(bound, change_of((0, 0, ask.places, money, 0)))
-        return reserved_of((decision_of((left, money, lacking - 1 if lacking else None, of, wait)), bounds, self))
+        if not decided.done():
+            decision = decision_of((left, money, lacking - 1 if lacking else None, of, wait))
+            decided.set_result(reserved_of((decision, bounds, self)))
+        elif not lacking:
+            for bound, ask in zip(bounds, asks, strict=True):
+                self.settle((bound,), Change(-ask.requests, -ask.tokens, -ask.places, -money))
 
     async def _call(self, calls: Sequence[_Call], restore: bool = False) -> list[Any] | None:
         """Run the script. Returns the decisions in the order of `calls`, or None if Redis is away."""
@@ -203,7 +218,7 @@ class RedisLimiter(Limiter):
         return list(replies)
 
     def _asked(self, calls: Sequence[_Call], settled: Sums, restore: bool) -> bytes:
-        budgets = [bound for bounds, _ in calls for bound in bounds] + [bound for bound, _ in settled.values()]
+        budgets = [bound for bounds, *_ in calls for bound in bounds] + [bound for bound, _ in settled.values()]
         asked = {
             "process": self._process,
             "gone": self._gone,
@@ -217,7 +232,7 @@ class RedisLimiter(Limiter):
             "spent": [[*_values(bound), known] for bound in budgets if (known := self._known_of(bound))],
             "settle": [[*_values(bound), *change] for bound, change in settled.values()],
             "calls": [
-                [[*_values(bound), *ask] for bound, ask in zip(bounds, asks, strict=True)] for bounds, asks in calls
+                [[*_values(bound), *ask] for bound, ask in zip(bounds, asks, strict=True)] for bounds, asks, _ in calls
             ],
         }
         return to_json(asked)
@@ -270,19 +285,10 @@ class RedisLimiter(Limiter):
         if self.up.is_set():
             self._later(self._call([]))
 
-    def _later(self, work: Any) -> None:
-        self._keep(asyncio.create_task(work))
-
-    def _keep(self, task: asyncio.Future[Any]) -> None:
-        self._tasks.add(task)  # type: ignore[arg-type]
+    def _later(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _give_back(self, asks: Sequence[Ask], done: asyncio.Future[Reserved | None]) -> None:
-        """Undo a reservation whose request was cancelled."""
-        reserved = None if done.cancelled() or done.exception() else done.result()
-        if reserved is not None and reserved.decision.lacking is None:
-            for bound, ask in zip(reserved.bounds, asks, strict=True):
-                self.settle((bound,), Change(-ask.requests, -ask.tokens, -ask.places, -reserved.decision.money))
 
     def _note_held(self, bound: Bound, change: Change) -> None:
         add_to(self._held, bound, change)
