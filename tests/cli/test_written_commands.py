@@ -40,8 +40,8 @@ def in_text(text: str) -> Iterator[str]:
         shell = shell or re.search(r" -- llmops (?=[a-z])(.*)", line)
         if shell and _is_command(shell[1]):
             yield shell[1]
-        if found := re.search(r"llmops:(?:trtllm|gateway)\S* (?=[a-z])(.*)", line):
-            yield found[1]
+        if (image := re.search(r"llmops:(?:trtllm|gateway)\S* (?=[a-z])(.*)", line)) and _is_command(image[1]):
+            yield image[1]
 
 
 def _is_command(text: str) -> bool:
