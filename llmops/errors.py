@@ -6,10 +6,14 @@ adds the HTTP side. Anything that is not an `LlmopsError` is a bug and keeps its
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+
+_DOUBLED_STOP = re.compile(r"(?<=[\w)`'\"])\.\.(?=\s|$)")
 
 
 class LlmopsError(Exception):
@@ -18,6 +22,8 @@ class LlmopsError(Exception):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
+        # a sentence around another error's sentence ends twice
+        message = _DOUBLED_STOP.sub(".", message.removeprefix("Error: "))
         super().__init__(message)
         self.message = message
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from llmops.errors import InputError
@@ -56,8 +57,8 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, "utf-8")
         part.replace(path)
     except OSError as error:
-        if not _is_special(path):
-            part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise unwritable(path, error) from error
 
 
