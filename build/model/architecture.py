@@ -30,13 +30,17 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class MlaShape:
-    """Multi-head latent attention: the KV cache holds `kv_lora_rank + qk_rope_head_dim` values per token and layer."""
+    """Multi-head latent attention: the KV cache holds `kv_lora_rank + qk_rope_head_dim` values per token and layer.
+    `index_heads` and `index_head_dim` are those of the indexer that picks tokens in sparse attention (DeepSeek V3.2),
+    zero where there is none."""
 
     q_lora_rank: int | None
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    index_heads: int = 0
+    index_head_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ class _Reader:
         return hidden // heads
 
     def intermediate_size(self) -> int:
-        return self.integer("intermediate_size")
+        return self.integer(self.family.dense_size)
 
     def dtype(self) -> str:
         value = str(self.raw("dtype", "torch_dtype") or "bfloat16").removeprefix("torch.")
@@ -221,7 +225,7 @@ class _Reader:
         if fields is None:
             return None
         first = self.integer("first_k_dense_replace", default=0, at_least=0)
-        step = self.integer("decoder_sparse_step", "moe_layer_freq", default=1)
+        step = self.integer("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", default=1)
         dense = self.raw("mlp_only_layers") or []
         if not isinstance(dense, list):
             raise CheckpointError(f"config.json has `mlp_only_layers` = {_short(dense)}; it must be a list of layers.")
@@ -231,13 +235,13 @@ class _Reader:
             experts_per_token=self.integer(*fields.experts_per_token),
             moe_intermediate_size=self.integer(*fields.intermediate_size),
             layers=moe_layers,
-            num_shared_experts=self.integer("n_shared_experts", default=0, at_least=0),
+            num_shared_experts=self.integer("n_shared_experts", default=self.family.shared_experts, at_least=0),
             expert_bias=fields.expert_bias,
         )
 
     @staticmethod
     def is_moe(layer: int, step: int) -> bool:
-        # Qwen counts from one, DeepSeek from zero; both publish only step 1, where it is the same.
+        # Qwen and Llama 4 count from one, DeepSeek from zero, which publishes only step 1, where it is the same.
         return (layer + 1) % step == 0
 
     def mla(self) -> MlaShape | None:
@@ -249,6 +253,8 @@ class _Reader:
             qk_nope_head_dim=self.integer("qk_nope_head_dim"),
             qk_rope_head_dim=self.integer("qk_rope_head_dim"),
             v_head_dim=self.integer("v_head_dim"),
+            index_heads=self.integer("index_n_heads", default=0, at_least=0),
+            index_head_dim=self.integer("index_head_dim", default=0, at_least=0),
         )
 
     def sliding_window(self, layers: int) -> SlidingWindow | None:

@@ -39,6 +39,12 @@ class Family:
     norms_per_layer: int = 2
     mla: bool = False
     moe: MoeFields | None = None
+    #: Passed on as its owner published it, never quantised here.
+    as_published: bool = False
+    #: The config.json field with the width of dense layers, and experts that every token passes through where
+    #: config.json does not count them.
+    dense_size: str = "intermediate_size"
+    shared_experts: int = 0
     window_pattern: int = 0
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -97,12 +103,31 @@ _ALL = (
         ("DeepseekV3ForCausalLM",),
         PYTORCH_ONLY,
         mla=True,
+        as_published=True,
         moe=MoeFields(("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",)),
+    ),
+    Family(
+        "deepseek_v32",
+        ("DeepseekV32ForCausalLM",),
+        PYTORCH_ONLY,
+        mla=True,
+        as_published=True,
+        moe=MoeFields(("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",)),
+    ),
+    Family(
+        "llama4",
+        ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
+        PYTORCH_ONLY,
+        as_published=True,
+        dense_size="intermediate_size_mlp",
+        shared_experts=1,
+        moe=MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",)),
     ),
     Family(
         "gpt_oss",
         ("GptOssForCausalLM",),
         NO_ENGINE,
+        as_published=True,
         attention_sinks=True,
         window_pattern=2,
         moe=MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",), expert_bias=True),

@@ -16,14 +16,13 @@ FOLDER = Path(__file__).with_name("data")
 
 #: Models that people ask for and that no release here can serve through llmops, with the reason.
 UNSUPPORTED = {
-    "Llama 4 Scout, Maverick": "its family (Llama4ForConditionalGeneration) is not known to llmops yet; TensorRT-LLM "
-    "has it",
+    "Llama 4 Maverick on 8 x H100": "the weights of 800 GB do not fit in bfloat16, and llmops does not quantise them",
     "Qwen3.5, Qwen3-Next": "linear-attention layers (Qwen3_5ForConditionalGeneration, Qwen3NextForCausalLM) are not "
     "known to llmops yet; TensorRT-LLM 1.3 has them",
     "Nemotron 3": "Mamba layers (NemotronHForCausalLM) are not known to llmops yet; TensorRT-LLM has them",
-    "GLM 4.x, MiniMax, DeepSeek V3.2": "their families are not known to llmops yet",
-    "Kimi K2": "its weights of about 1 TB do not fit on 8 x H100",
-    "DeepSeek R1, V3 on 8 x H100": "the weights of 671 GB do not fit; the recipe deepseek-r1 is for 8 x H200",
+    "GLM 4.x, MiniMax": "their families are not known to llmops yet",
+    "Kimi K2 on 8 x H100": "its weights of about 1 TB do not fit; `llmops plan` knows it",
+    "DeepSeek R1, V3, V3.2 on 8 x H100": "the weights of 671 GB do not fit; the recipe deepseek-r1 is for 8 x H200",
 }
 
 

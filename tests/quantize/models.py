@@ -25,6 +25,13 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64,
         "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 1}),
+    "deepseek_v32": ("DeepseekV3Config", {
+        "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 1, "index_n_heads": 4,
+        "index_head_dim": 32, "index_topk": 64, "architectures": ["DeepseekV32ForCausalLM"]}),
+    "llama4": ("Llama4TextConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 1,
+                                    "intermediate_size_mlp": 512, "interleave_moe_layer_step": 1}),
     "gpt_oss": ("GptOssConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }  # fmt: skip
 
@@ -32,6 +39,8 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 # quantization_config of checkpoints as others publish them
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}
+# families that are only passed on, as they are published; None where that is in full precision
+PUBLISHED = {"deepseek_v3": FP8, "deepseek_v32": FP8, "llama4": None, "gpt_oss": {"quant_method": "mxfp4"}}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
 from llmops.build.checkpoint import ExistingQuantisation, open_checkpoint
 from llmops.build.formats import FORMATS
+from llmops.build.plan.timing.silicon import package_root
 from llmops.build.progress import SilentProgress
 from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, sequences
 from llmops.build.spec import BuildSpec
@@ -229,3 +231,29 @@ def test_calibration_and_evaluation_share_nothing():
     assert len(calibration) >= 32
     assert not set(calibration) & set(evaluation)
     assert load_texts(CalibrationSettings(size=8)) == load_texts(CalibrationSettings(size=8))
+
+
+OFFICIAL = {
+    "nvidia--Llama-3.1-70B-Instruct-FP8": "fp8",
+    "Qwen--Qwen3-32B-FP8-Static-PerTensor": "fp8",
+    "nvidia--DeepSeek-V3.1-NVFP4": None,
+    "nvidia--Qwen3-235B-A22B-NVFP4": None,
+}
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_checkpoints_that_nvidia_publishes_are_passed_on(tmp_path, name):
+    """Their config.json and hf_quant_config.json, as AIConfigurator's package has them."""
+    root = package_root()
+    if root is None:
+        pytest.skip("AIConfigurator is not installed")
+    for file in ("config.json", "hf_quant_config.json"):
+        shutil.copy(root / "model_configs" / f"{name}_{file}", tmp_path / file)
+    source = open_checkpoint(str(tmp_path), weights=False)
+    given = spec("pytorch", tmp_path / "e", tp=8, gpu="h100-sxm")
+    if OFFICIAL[name] is None:
+        with pytest.raises(CheckpointError, match=r"modelopt NVFP4.*needs a Blackwell GPU, not --gpu h100-sxm"):
+            pytorch.target.prepare(given, source)
+        return
+    request = pytorch.target.prepare(given, source).request
+    assert (request.passed_on, request.weights) == (True, OFFICIAL[name])

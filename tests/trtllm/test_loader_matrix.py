@@ -47,7 +47,7 @@ SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "
          "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
 EXPERTS = 4
 KV_ALGORITHM = {"auto": None, "fp8": "FP8", "int8": "INT8"}
-PUBLISHED = {"deepseek_v3": models.FP8, "gpt_oss": {"quant_method": "mxfp4"}}
+PUBLISHED = models.PUBLISHED
 EVERY = bool(os.environ.get("LLMOPS_EVERY_CELL"))
 
 
@@ -74,10 +74,12 @@ def _published(folder, family):
 
     name, extra = models.CLASSES[family]
     config = getattr(transformers, name)(**{**models.SIZES, **extra})
-    config.architectures = [name.replace("Config", "ForCausalLM")]
+    plain = [name.replace("TextConfig", "ForCausalLM").replace("Config", "ForCausalLM")]
+    config.architectures = extra.get("architectures", plain)
     config.save_pretrained(folder)
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": PUBLISHED[family]}))
+    quantised = {"quantization_config": PUBLISHED[family]} if PUBLISHED[family] else {}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **quantised}))
     return open_checkpoint(str(folder), weights=False)
 
 

@@ -69,8 +69,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("configs")
     for family, (name, extra) in models.CLASSES.items():
         config = getattr(transformers, name)(**{**models.SIZES, **extra})
-        config.architectures = [name.replace("TextConfig", "ForCausalLM").replace("Config", "ForCausalLM")]
-        quantised = {"deepseek_v3": models.FP8, "gpt_oss": {"quant_method": "mxfp4"}}.get(family)
+        plain = [name.replace("TextConfig", "ForCausalLM").replace("Config", "ForCausalLM")]
+        config.architectures = extra.get("architectures", plain)
+        quantised = models.PUBLISHED.get(family)
         config.save_pretrained(root / family)
         if quantised:
             path = root / family / "config.json"

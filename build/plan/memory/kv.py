@@ -18,8 +18,15 @@ def token_bytes(model: Architecture, kv: str, layout: Layout = Layout()) -> int:
 def layer_bytes(model: Architecture, kv: str, layout: Layout) -> int:
     """Bytes of one token in one layer on one rank."""
     if model.mla:
-        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * KV_BYTES[kv]
+        latent = (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * KV_BYTES[kv]
+        return latent + _index_bytes(model.mla.index_head_dim)
     return 2 * local_kv_heads(model, layout.tp) * model.head_dim * KV_BYTES[kv]
+
+
+def _index_bytes(width: int) -> int:
+    """Bytes of a token's key for the indexer: FP8, with a float32 scale for 128 values, whatever the cache's dtype
+    (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/attention_backend/sparse/dsa.py`)."""
+    return width + -(-width // 128) * 4
 
 
 def sequence_bytes(model: Architecture, kv: str, layout: Layout, length: int) -> int:

@@ -40,6 +40,10 @@ def attention(model: Architecture, layout: Layout) -> Iterator[Linear]:
     yield Linear("attention.kv_a", model.hidden_size, latent, "attention")
     yield Linear("attention.kv_b", mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim), "attention")
     yield Linear("attention.dense", heads * mla.v_head_dim, model.hidden_size, "attention")
+    if mla.index_heads:  # every rank has the whole indexer
+        yield Linear("attention.index_q", mla.q_lora_rank or 0, mla.index_heads * mla.index_head_dim, "attention")
+        yield Linear("attention.index_k", model.hidden_size, mla.index_head_dim, "attention")
+        yield Linear("attention.index_weights", model.hidden_size, mla.index_heads, "attention")
 
 
 def mlp(model: Architecture, layout: Layout) -> Iterator[Linear]:

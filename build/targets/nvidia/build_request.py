@@ -139,7 +139,7 @@ def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, pass
 
 def allowed_formats(family: str, target: str) -> tuple[str, ...]:
     """What a family can be built in for a target: the families table of docs/tensorrt-llm.md."""
-    if family in ("deepseek_v3", "gpt_oss"):
+    if FAMILIES[family].as_published:
         return ("none",)
     if target == "tensorrt" and family in ("qwen3", "qwen3_moe"):
         return ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
