@@ -1,0 +1,54 @@
+"""Runs `llmops` for a page's script: servers stay in the background, on the ports that the script may use.
+
+Their process ids are appended to the file `pids` of the current folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+READY = re.compile(r"listens on http|^Ready(\.| after) ", re.M)
+COMMAND = [sys.executable, "-m", "llmops.cli"]
+
+
+def main(arguments: list[str]) -> int:
+    ports = json.loads(os.environ["DOCS_PORTS"])
+    options = {
+        "gateway": {"--port": "9000"},
+        "up": {"--port": "9000"},
+        "control": {"--port": "9100"},
+        "serve": {"--grpc-port": "8001", "--metrics-port": "8002", "--http-port": "8000"},
+    }.get(arguments[0])
+    if options is None:
+        os.execv(sys.executable, [*COMMAND, *arguments])
+    for option, port in options.items():
+        if option not in arguments:
+            arguments += [option, ports[port]]
+    if arguments[0] == "serve":
+        arguments.append("--http")
+    if arguments[0] == "gateway" and not {"--triton", "--replica"} & set(arguments):
+        arguments += ["--triton", f"127.0.0.1:{ports['8001']}"]
+    log = Path(f"{arguments[0]}-{time.monotonic_ns()}.log")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+    with open("pids", "a") as pids:
+        pids.write(f"{process.pid}\n")
+    deadline = time.monotonic() + 180
+    while not READY.search(log.read_text()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            print(log.read_text()[-3000:])
+            return 1
+        time.sleep(0.1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,201 @@
+"""Every command of README and docs runs here, or its block says that it needs a GPU, a cluster or a network.
+
+Pages run with scratch folders of their own, in front of the real Triton. Addresses, paths and loads are changed to
+those of this machine; options and order are the page's.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.clients.documented import MARKS, PAGES, ROOT, TYPED, blocks_of, script_of
+from tests.quantize.models import AWQ, write_checkpoint
+
+pytestmark = pytest.mark.timeout(600)
+RUN = [page for page in PAGES if any(block.info == "console" for block in blocks_of(page))]
+#: What is written otherwise on every page: regular expressions and what takes their place.
+EVERYWHERE = {
+    r"--host 0\.0\.0\.0": "--host 127.0.0.1",
+    r"/var/lib/node_exporter": ".",
+    # the small model may not find an end by itself
+    r'"messages": ?\[': '"max_tokens": 16, "messages": [',
+    r"(?<!\S)curl ": "curl --fail-with-body -sS ",
+}
+CHANGES = {
+    # the test's own installation is what `make install` makes
+    "README.md": {r"make install": f"make -n -C '{ROOT}' install", r"\.venv/bin/llmops": "llmops"},
+    "accounts.md": {
+        r"postgresql://llmops:…@db/llmops": "sqlite:///store.db",
+        r"sk-llmops-…": "$(llmops key create --tenant acme --user root@acme.example --scopes admin)",
+        r"https://control\.example": "http://127.0.0.1:9100",
+        r"\$\(get-token\)": "$KEY",
+    },
+    "bench.md": {
+        r"127\.0\.0\.1:18999": "127.0.0.1:9000",
+        r"-c 32 -n 200": "-c 2 -n 4 -o 8",
+        r"-r 8 -d 60s": "-r 2 -d 2s -o 8",
+        r"-c 32 ": "-c 2 -n 4 -o 8 ",
+        r"-r 40 -d 5s -i lognormal:300,0\.8 -o uniform:16,64": "-r 2 -d 2s -i lognormal:30,0.8 -o uniform:4,8",
+        # objectives of a GPU
+        r"ttft:\d+ms": "ttft:60s",
+        r"tpot:\d+ms": "tpot:60s",
+        r"before\.json after\.json": "a.json a.json",
+    },
+    "fleet.md": {r"10\.0\.0\.[12]:8001": "127.0.0.1:8001", r"10\.0\.1\.1:9000": "127.0.0.1:9000"},
+    "limits.md": {r"curl --fail-with-body": "curl"},
+    "gateway.md": {
+        # the second request is refused, as the page shows
+        r"curl --fail-with-body (.*logit_bias)": r"curl \1",
+        r"--port 9000": "",
+    },
+    "openai.md": {r"--count 20000": "--count 200"},
+    "operate.md": {r"gateway-\d:9000": "127.0.0.1:9000", r"llmops top": "llmops top --once -i 1s"},
+    # each part of it takes half a minute
+    "verify.md": {r"llmops verify +#": "llmops verify --only contract #"},
+    "scale.md": {
+        r"--replicas 16 --rate 84\.2 -d 420s --skip 240s": "--replicas 2 --rate 2 -d 20s --skip 5s",
+        r"--rate 30 -d 90m": "--rate 2 -d 1m",
+    },
+}
+# pages that need a file that no command of theirs makes
+BEFORE = {
+    "scale.md": (
+        "llmops plan meta-llama/Llama-3.1-8B --gpu h100-sxm --quant fp8 --isl 1000 --osl 200 --qps 1 --save plan.json\n"
+        "echo 'port: 9000' > gateway.yaml\n"
+    ),
+}
+
+
+def test_every_block_with_commands_runs_or_says_what_it_needs():
+    for page in PAGES:
+        for block in blocks_of(page):
+            lines = block.text.splitlines()
+            typed = [line for line in lines if line.startswith("$ ")]
+            if not typed:
+                loose = [
+                    line
+                    for line in lines
+                    if TYPED.match(line) and not re.match(r"llmops \w+ +[A-Z\d]|llmops \w+ listens", line)
+                ]
+                assert not loose, f"{block.where}: write commands after '$ ' in a console block: {loose[0]}"
+                continue
+            kind, *marks = block.info.split() or [""]
+            assert kind == "console", f"{block.where}: commands stand in a block that begins with ```console"
+            assert set(marks) <= MARKS.keys(), f"{block.where}: {block.info}; marks are {', '.join(MARKS)}"
+
+
+def test_every_link_leads_somewhere():
+    for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "deploy" / "runbooks.md"]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", page.read_text("utf-8"))):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            assert there.exists(), f"{page.relative_to(ROOT)} links to {target}"
+            if anchor and there.suffix == ".md":
+                assert anchor in anchors_of(there), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def anchors_of(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def engines(full_triton):
+    """The folder with the engines that the real Triton serves."""
+    return ROOT / ".cache" / "test-clients" / "engines"
+
+
+@pytest.fixture
+def scratch(tmp_path, engines):
+    """A folder as a reader of any page may have it."""
+    (tmp_path / "engines").mkdir()
+    for name in ("smollm2", "minilm"):
+        (tmp_path / "engines" / name).symlink_to(engines / name)
+    return tmp_path
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
+    changes = {**EVERYWHERE, **CHANGES.get(page.name, {})}
+    script = BEFORE.get(page.name, "") + script_of(page, changes)
+    ports = {port: free_port() for port in ("8000", "8001", "8002", "9000", "9100")}
+    starts = set(re.findall(r"^llmops (\w+)", script, re.M))
+    if not starts & {"serve", "up"}:
+        ports["8001"] = full_triton.grpc_address.rpartition(":")[2]
+        ports["8002"] = str(urlsplit(full_triton.metrics_url).port)
+    if not starts & {"gateway", "up"}:
+        ports["9000"] = str(urlsplit(base_url).port)
+    script = re.sub(r"(localhost|127\.0\.0\.1):(\d{4})\b", lambda at: f"127.0.0.1:{ports.get(at[2], at[2])}", script)
+    if "./tiny" in script:
+        write_checkpoint(scratch / "tiny", "llama", fitted=True)
+    if "./llama-awq" in script:
+        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "quantization_config": AWQ}
+        write_checkpoint(scratch / "llama-awq", "llama")
+        file = scratch / "llama-awq" / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    if "cut.gguf" in script:
+        (scratch / "cut.gguf").write_bytes(b"GGUF" + bytes(20))
+    for name in re.findall(r"^llmops build (smollm2|minilm)", script, re.M):
+        # written anew, and not into what other tests use
+        (scratch / "engines" / name).unlink()
+    environment = {
+        **os.environ,
+        # what `up` and `verify` build is built once
+        "LLMOPS_CACHE": str(ROOT / ".cache" / "test-clients" / "cache"),
+        "LLMOPS_URL": f"http://127.0.0.1:{ports['9000']}/v1",
+        "DOCS_PORTS": json.dumps(ports),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": "",
+    }
+    shim = Path(__file__).with_name("llmops_in_docs.py")
+    prelude = f"set -euo pipefail\nllmops() {{ '{sys.executable}' '{shim}' \"$@\"; }}\n"
+    try:
+        run = subprocess.run(
+            ["bash", "-c", prelude + script],
+            cwd=scratch,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=400,
+        )
+        assert run.returncode == 0, run.stdout[-6000:]
+    finally:
+        stop(scratch / "pids")
+
+
+def stop(pids):
+    """End the servers that a page has started, the last one first."""
+    for pid in reversed(pids.read_text().split() if pids.is_file() else []):
+        os.kill(int(pid), signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while runs(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def runs(pid):
+    """True until the process has ended, also where nobody collects its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
