@@ -48,7 +48,7 @@ CHANGES = {
         # objectives of a GPU
         r"ttft:\d+ms": "ttft:60s",
         r"tpot:\d+ms": "tpot:60s",
-        r"before\.json after\.json": "a.json a.json",
+        r"--compare before\.json after\.json": "--compare before.json before.json",
     },
     "fleet.md": {r"10\.0\.0\.[12]:8001": "127.0.0.1:8001", r"10\.0\.1\.1:9000": "127.0.0.1:9000"},
     "limits.md": {r"curl --fail-with-body": "curl"},
@@ -68,6 +68,7 @@ CHANGES = {
 }
 # pages that need a file that no command of theirs makes
 BEFORE = {
+    "tensorrt-llm.md": "echo 'kv_cache_config: {free_gpu_memory_fractoin: 0.9}' > options.yaml\n",
     "scale.md": (
         "llmops plan meta-llama/Llama-3.1-8B --gpu h100-sxm --quant fp8 --isl 1000 --osl 200 --qps 1 --save plan.json\n"
         "echo 'port: 9000' > gateway.yaml\n"
@@ -147,6 +148,8 @@ def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
     script = re.sub(r"(localhost|127\.0\.0\.1):(\d{4})\b", lambda at: f"127.0.0.1:{ports.get(at[2], at[2])}", script)
     if "./tiny" in script:
         write_checkpoint(scratch / "tiny", "llama", fitted=True)
+    if "build ./llama " in script:
+        write_checkpoint(scratch / "llama", "llama")
     if "./llama-awq" in script:
         config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "quantization_config": AWQ}
         write_checkpoint(scratch / "llama-awq", "llama")
