@@ -60,7 +60,10 @@ CHANGES = {
     "openai.md": {r"--count 20000": "--count 200"},
     "operate.md": {r"gateway-\d:9000": "127.0.0.1:9000", r"llmops top": "llmops top --once -i 1s"},
     # each part of it takes half a minute
-    "verify.md": {r"llmops verify +#": "llmops verify --only contract #"},
+    "verify.md": {
+        r"llmops verify +#": "llmops verify --only contract #",
+        r"--html report\.html": "--only contract --html report.html",
+    },
     "scale.md": {
         r"--replicas 16 --rate 84\.2 -d 420s --skip 240s": "--replicas 2 --rate 2 -d 20s --skip 5s",
         r"--rate 30 -d 90m": "--rate 2 -d 1m",
