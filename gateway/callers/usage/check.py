@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import logging
 from datetime import datetime, timezone
@@ -31,16 +32,22 @@ log = logging.getLogger(__name__)
 GROUP, RETRY, ADOPT, LAST = 0.1, 1.0, 30.0, 2.0
 
 
+# what is wrong with the machine, and not with a file
+_OF_THE_MACHINE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
+
+
 class Desk:
     """One folder being worked in: its journal, the meter that writes it, and what carries it away."""
 
     def __init__(self, found: Claim, settings: UsageSettings, sink: UsageSink, prices: Prices) -> None:
-        """Takes up what a process that died has left. Raises OSError."""
+        """Takes up what a process that died has left. Raises whatever its files make of that."""
         self.claim = found
         self.journal = Journal(found.folder, settings.bytes)
         try:
             self.meter = Meter(found.folder, self.journal, prices)
-        except OSError:
+        except Exception:
             self.journal.close()
             raise
         self.shipper = Shipper(self.journal, sink)
@@ -100,13 +107,42 @@ class UsageCheck(Check):
     async def start(self) -> None:
         """Raises ResourceError when there is no place for a journal."""
         try:
-            self.desk = Desk(claim(self._root), self._settings, self._sink, self._prices)
+            self.desk = self._taken_up() or self._opened(claim(self._root))
         except OSError as error:
             raise ResourceError(
                 f"Usage cannot be written to {self._root} ({error.strerror or error}); make room there, or name "
                 "another folder with the setting usage.journal."
             ) from error
         self._watch = asyncio.create_task(self._look_around(), name="usage-watch")
+
+    def _taken_up(self) -> Desk | None:
+        """Return the first folder that a gateway left and that can be read, at work again."""
+        for found in abandoned(self._root):
+            desk = self._readable(found)
+            if desk is not None:
+                return desk
+        return None
+
+    def _readable(self, found: Claim) -> Desk | None:
+        """Work in a folder that a gateway left, or set it aside if it cannot be read.
+
+        Raises OSError for what the machine lacks: space, rights, descriptors.
+        """
+        try:
+            return self._opened(found)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+                found.give_back()
+                raise
+            log.error(
+                "The usage in %s cannot be read (%s); it is kept, and not billed until somebody repairs it.",
+                found.set_aside(),
+                error,
+            )
+            return None
+
+    def _opened(self, found: Claim) -> Desk:
+        return Desk(found, self._settings, self._sink, self._prices)
 
     async def close(self) -> None:
         if self._watch is not None:
@@ -154,10 +190,11 @@ class UsageCheck(Check):
         """What workers left that died and have no successor goes to the ledger, and then their folders go."""
         for found in abandoned(self._root):
             try:
-                desk = Desk(found, self._settings, self._sink, self._prices)
+                desk = self._readable(found)
             except OSError as error:
                 log.error("The journal %s cannot be taken up (%s).", found.folder, error.strerror or error)
-                found.give_back()
+                continue
+            if desk is None:
                 continue
             try:
                 await desk.journal.sync()

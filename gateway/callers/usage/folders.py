@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_PREFIX, _LOCK = "gw-", "lock"
+_PREFIX, _LOCK, _DAMAGED = "gw-", "lock", "damaged-"
 
 
 class Claim:
@@ -36,11 +36,23 @@ class Claim:
         with suppress(OSError):
             gone.parent.rmdir()
 
+    def set_aside(self) -> Path:
+        """Rename the folder so that no gateway takes it up, and return its new path. Nothing in it is lost."""
+        kept = self.folder.with_name(f"{_DAMAGED}{self.folder.name}")
+        self.folder.rename(kept)
+        self.give_back()
+        return kept
+
+
+def keep_damaged(file: Path) -> Path:
+    """Copy a damaged file beside the folder that it is in, where it outlives the folder, and return the copy's path."""
+    kept = file.parent.with_name(f"{_DAMAGED}{file.parent.name}-{file.name}-{secrets.token_hex(4)}")
+    shutil.copy(file, kept)
+    return kept
+
 
 def claim(root: Path) -> Claim:
-    """A folder that was left, or else a new one. Raises OSError when there can be none."""
-    for left in abandoned(root):
-        return left
+    """Return a new folder. Raises OSError when there can be none."""
     while True:
         # each time: who goes may have removed it
         root.mkdir(mode=0o700, parents=True, exist_ok=True)

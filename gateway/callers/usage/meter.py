@@ -12,6 +12,7 @@ from pathlib import Path
 from llmops.clocks import utc_now
 from llmops.gateway.callers.usage.base import Prices
 from llmops.gateway.callers.usage.events import id_text, new_id
+from llmops.gateway.callers.usage.folders import keep_damaged
 from llmops.gateway.callers.usage.journal import Journal
 from llmops.gateway.callers.usage.page import CACHED, NUMBERS, PROMPT, TOKENS, Left, Page, Slot, left_in
 from llmops.gateway.http.context import RequestContext
@@ -108,7 +109,15 @@ class Meter:
 
     def _take_up(self, page: Path) -> None:
         written = self.journal.found
-        left = [one for one in left_in(page) if one.id not in written and one.tokens]
+        found, damaged = left_in(page)
+        if damaged:
+            log.error(
+                "%d requests that were open when a gateway died cannot be billed: their records are damaged. They are "
+                "kept in %s.",
+                damaged,
+                keep_damaged(page),
+            )
+        left = [one for one in found if one.id not in written and one.tokens]
         written.clear()
         for one in left:
             self.journal.append(self._lost(one))

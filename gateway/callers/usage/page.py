@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from struct import Struct
@@ -21,6 +20,9 @@ CHUNK = 256
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
 FREE, OPEN = 0, 1
 _BEHIND_STATE, _BUT_STATE = 8, Struct("=7q")
+# Tokens that no request has, and times (microseconds since 1970) at which none began: 2001 and 2200.
+MOST_TOKENS = 2**31 - 1
+EARLIEST, LATEST = 10**15, 7_258_118_400_000_000
 _SEPARATOR = "\x1f"
 
 
@@ -97,20 +99,41 @@ class Page:
             self._free.append(Slot(numbers.cast("q"), text))
 
 
-def left_in(path: Path) -> Iterator[Left]:
-    """What is open in the page of a process that is no more."""
+def left_in(path: Path) -> tuple[list[Left], int]:
+    """Return what is open in the page of a process that died, and the number of slots that are damaged."""
     data = path.read_bytes() if path.exists() else b""
+    found: list[Left] = []
+    damaged = int(len(data) % SLOT > 0)
     for start in range(0, len(data) - SLOT + 1, SLOT):
         numbers = memoryview(data)[start : start + NUMBERS].cast("q")
         if numbers[STATE] == FREE:
             continue
+        if not _is_whole(numbers):
+            damaged += 1
+            continue
         text = data[start + NUMBERS : start + NUMBERS + numbers[LENGTH]].decode("utf-8", "ignore")
         started = datetime.fromtimestamp(numbers[STARTED] / 1e6, timezone.utc)
-        yield Left(
-            id_text(numbers[HIGH], numbers[LOW]),
-            started,
-            numbers[PROMPT],
-            numbers[CACHED],
-            numbers[TOKENS],
-            text.split(_SEPARATOR),
+        found.append(
+            Left(
+                id_text(numbers[HIGH], numbers[LOW]),
+                started,
+                numbers[PROMPT],
+                numbers[CACHED],
+                numbers[TOKENS],
+                text.split(_SEPARATOR),
+            )
         )
+    return found, damaged
+
+
+def _is_whole(numbers: memoryview[int]) -> bool:
+    """Return True if the numbers of an open slot are ones that `Slot.open` and an engine write."""
+    return (
+        numbers[STATE] == OPEN
+        and numbers[HIGH] >= 0
+        and 0 <= numbers[LOW] < 1 << 62
+        and EARLIEST <= numbers[STARTED] <= LATEST
+        and 0 <= numbers[CACHED] <= numbers[PROMPT] <= MOST_TOKENS
+        and 0 <= numbers[TOKENS] <= MOST_TOKENS
+        and 0 < numbers[LENGTH] <= SLOT - NUMBERS
+    )
