@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 @file_options
 @model_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The engine folder to make.")
-@click.option("--target", type=click.Choice(NAMES), default="openvino", show_default=True)
 @click.option(
-    "--quant", default="none", show_default=True, help="Weights: none, int8, int4 (openvino); fp8, int4_awq, …"
+    "--target", type=click.Choice(NAMES), default="openvino", show_default=True, help="Kind of engine to build."
+)
+@click.option(
+    "--quant",
+    default="none",
+    show_default=True,
+    help="Weights: none, int8 or int4 on openvino; fp8, int4_awq and others elsewhere.",
 )
 @click.option("--kv-cache", default="auto", show_default=True, help="KV cache precision.")
 @click.option("--group-size", type=int, help="Weights that share a scale, for 4-bit formats.")

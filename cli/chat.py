@@ -29,10 +29,10 @@ HELP = "/reset forgets the conversation, /system TEXT changes the system prompt,
 @click.option("--model", help="Model to talk to.  [default: the first one served]")
 @click.option("--system", help="A system prompt.")
 @click.option("--once", metavar="TEXT", help="Answer TEXT (- reads it from standard input) and exit.")
-@click.option("--temperature", type=click.FloatRange(0, 2))
-@click.option("--top-p", type=click.FloatRange(0, 1))
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy.  [default: the server's]")
+@click.option("--top-p", type=click.FloatRange(0, 1), help="Nucleus sampling.  [default: the server's]")
 @click.option("--max-tokens", type=click.IntRange(1), help=f"Longest answer, in tokens.  [default: {DEFAULT_TOKENS}]")
-@click.option("--seed", type=int)
+@click.option("--seed", type=int, help="Seed of the answer.")
 @click.option("--stop", multiple=True, help="A string that ends the answer; may be repeated.")
 @click.option("--hide-reasoning", is_flag=True, help="Hide a reasoning model's thinking.")
 def command(

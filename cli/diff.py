@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -10,12 +11,20 @@ from llmops.errors import ServerError
 
 
 @click.command("diff")
-@click.option("-f", "--file", type=click.Path(path_type=Path, dir_okay=False), default="llmops.yaml", show_default=True)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="llmops.yaml",
+    show_default=True,
+    help="The description of the service.",
+)
 @click.option("--profile", help="A profile of the file.")
 @click.option("--url", help="The gateway that runs.  [default: where the file says]")
-@click.option("--exit-code", is_flag=True, help="Leave with 1 when something would change.")
-def command(file: Path, profile: str | None, url: str | None, exit_code: bool) -> None:
-    """What llmops.yaml would change: engines that would be built anew, and models that the gateway does not serve.
+@click.option("--exit-code", is_flag=True, help="Exit with 1 when something would change.")
+@click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
+def command(file: Path, profile: str | None, url: str | None, exit_code: bool, as_json: bool) -> None:
+    """Show what llmops.yaml would change: engines that would be built again, and models that are not served.
 
     A line each: + what is missing, - what is there and not described, ~ what is different.
     """
@@ -30,9 +39,11 @@ def command(file: Path, profile: str | None, url: str | None, exit_code: bool) -
         changes += of_served(described, ChatClient(address, timeout=10).models())
     except ServerError as error:
         click.echo(f"Nothing is known of what runs: {error.message}", err=True)
-    for change in changes:
+    if as_json:
+        click.echo(json.dumps([change._asdict() for change in changes], indent=2, default=str))
+    for change in () if as_json else changes:
         click.echo(str(change))
-    if not changes:
+    if not changes and not as_json:
         click.echo("Nothing would change.")
     if changes and exit_code:
         click.get_current_context().exit(1)

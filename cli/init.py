@@ -15,7 +15,12 @@ from llmops.output_files import write_text
 @click.command()
 @click.argument("checkpoint", default="smollm2")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default="llmops.yaml", show_default=True
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="llmops.yaml",
+    show_default=True,
+    help="The file to write.",
 )
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--gpu", help="Plan it for this kind of GPU, e.g. h100-sxm. Default: for the CPU of this machine.")

@@ -146,7 +146,7 @@ ADDED = "8ms"
     "--slo", multiple=True, help="Objective: ttft:500ms, tpot:50ms or e2e:5s. Repeatable.  [default: of --config]"
 )
 @rare_option("--timing", default="auto", show_default=True, help="auto, silicon (measured tables) or roofline.")
-@rare_option("--seed", type=int, default=0, show_default=True)
+@rare_option("--seed", type=int, default=0, show_default=True, help="Seed of all that is drawn at random.")
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page to this file.")
 @help_all_option

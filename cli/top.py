@@ -37,7 +37,9 @@ PIPED = 400
     show_default=True,
     help="Time over which rates and percentiles are taken.",
 )
-@click.option("--sort", type=click.Choice(list(ORDERS)), default="requests", show_default=True)
+@click.option(
+    "--sort", type=click.Choice(list(ORDERS)), default="requests", show_default=True, help="Column to sort models by."
+)
 @click.option("--replicas/--no-replicas", default=True, show_default=True, help="Show a line per replica.")
 @click.option("--once", is_flag=True, help="Look twice, --interval apart, print it and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")

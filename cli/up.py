@@ -26,8 +26,10 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 @click.command(cls=for_all_models(of_up))
 @click.argument("checkpoint", default="smollm2")
 @file_options
-@click.option("--target", type=click.Choice(NAMES), default="openvino", show_default=True)
-@click.option("--quant", help="As in `llmops build`.  [default: int8 on openvino, fp8 elsewhere]")
+@click.option(
+    "--target", type=click.Choice(NAMES), default="openvino", show_default=True, help="Kind of engine to build."
+)
+@click.option("--quant", help="Weights of the engine: see `llmops build`.  [default: int8 on openvino, fp8 elsewhere]")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel GPUs.")
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--host", help="Address that the gateway listens on; also $LLMOPS_HOST.  [default: 127.0.0.1]")

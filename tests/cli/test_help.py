@@ -53,8 +53,10 @@ def test_help_is_written_in_sentences():
         first = command.help.partition("\n")[0]
         assert first[0].isupper(), name
         for parameter in command.params:
-            if isinstance(parameter, click.Option) and parameter.help:
-                assert not parameter.help.startswith("…"), f"{name} {parameter.opts}"
+            if isinstance(parameter, click.Option):
+                said = (parameter.help or "").partition("  [default")[0]
+                assert said[:1].isalnum() or said[:1] in "'$`-", f"{name} {parameter.opts}: {said}"
+                assert said.endswith((".", "]")), f"{name} {parameter.opts}: {said}"
         assert len(command.get_help(context).splitlines()) < 110, name
 
 
