@@ -129,6 +129,12 @@ async def chat_template(desk: Desk) -> Finding:
     return works(f"{len(golden.answers)} chats are rendered as the source's template does")
 
 
+_NORMALISED = (
+    "every log-probability is 0: the engine normalises them over the one token it chose; build with --set "
+    "serve.normalize_log_probs=false, and make the repository again"
+)
+
+
 @dataclass
 class Agreement:
     """Over all positions of the source's answers, each asked after the source's own tokens. `off` has the differences
@@ -165,7 +171,7 @@ async def greedy(desk: Desk) -> Finding:
     if found.share < least:
         return wrong(f"{what}, {least:.1%} is the least for {_format(manifest)}: {_suspects(found.share)}", **figures)
     if found.scored and not any(found.scored):
-        return wrong("every log-probability is 0: the engine normalises them over the one token it chose", **figures)
+        return wrong(_NORMALISED, **figures)
     if found.mean_off > most:
         return wrong(
             f"log-probabilities are {found.mean_off:.3f} nats off the source's on average, {most:.3f} is the most for "

@@ -421,6 +421,7 @@ class LLM:
         self.kept: tuple[list[int], list[int]] = ([], [])
         self._iteration = 0
         self.used = 7
+        self.blocks: set[int] = set()
         LLM.made.append(self)
 
     def generate_async(
@@ -434,8 +435,25 @@ class LLM:
         if len(inputs) > 100:
             raise ValueError("the prompt is longer than max_input_len")
         self._refuse_what_would_be_ignored(sampling_params)
+        self._store(inputs)
         self.results.append(RequestOutput(self, inputs, sampling_params, lora_request))
         return self.results[-1]
+
+    def _store(self, prompt: list[int]) -> None:
+        """Whole blocks of prompts, with hashes that mean nothing elsewhere (tensorrt_llm/_utils.py has the format)."""
+        cache = self.arguments.kv_cache_config
+        if not getattr(cache, "event_buffer_max_size", 0):
+            return
+        parent, size = None, cache.tokens_per_block
+        for start in range(0, len(prompt) - size + 1, size):
+            block = prompt[start : start + size]
+            name = hash((parent, *block))
+            if name not in self.blocks:
+                self.blocks.add(name)
+                tokens = [{"token_id": token} for token in block]
+                data = {"type": "stored", "parent_hash": parent, "blocks": [{"block_hash": name, "tokens": tokens}]}
+                self.events.append({"event_id": len(self.blocks), "data": data})
+            parent = name
 
     def takes_the_most_likely(self, params: SamplingParams) -> bool:
         """1.2's TRTLLMSampler hands None on (sampling_params.py, `_get_sampling_config`), and both
@@ -510,9 +528,15 @@ class LLM:
         return _iteration(self._fetched(), timeout)
 
     def _fetched(self) -> list[dict[str, Any]]:
+        running = sum(len(one.outputs[0].token_ids) for one in self.results if not (one.finished or one.aborted_))
         iterations = self.kept[0][:]
         del self.kept[0][: len(iterations)]
-        cache = {"maxNumBlocks": 100, "usedNumBlocks": self.used, "tokensPerBlock": 32, "reusedBlocks": 3}
+        cache = {
+            "maxNumBlocks": 100,
+            "usedNumBlocks": self.used + running // 32,
+            "tokensPerBlock": 32,
+            "reusedBlocks": 3,
+        }
         return [
             {"iter": one, "kvCacheStats": cache, "gpuMemUsage": 5000,
              "cpuMemUsage": 600, "pinnedMemUsage": 70, "inflightBatchingStats": {"numPausedRequests": 2}}

@@ -245,7 +245,7 @@ def test_events_are_read_as_long_as_the_runtime_lives(engine, quick, version):
     runtime = make(engine, version, REUSE)
     try:
         library = standin.LLM.made[-1]
-        runtime.submit(1, ask(engine, [1, 2, 3, 4, 5], 2), 0)
+        runtime.submit(1, ask(engine, [1, 2, 3], 2), 0)
         collect(runtime)
         names = set()
         for number in (1, 2, 3):
@@ -272,7 +272,7 @@ def test_events_that_fail_clear_what_is_known_and_go_on(engine, quick, monkeypat
 
         monkeypatch.setattr(library, "get_kv_cache_events", failing)
         library.events.append(stored(1, range(4)))
-        runtime.submit(1, ask(engine, [1, 2, 3, 4, 5], 2), 0)
+        runtime.submit(1, ask(engine, [1, 2, 3], 2), 0)
         found = []
         until(lambda: found.extend(runtime.kv_changes()) or len(found) == 2)
         assert [change.kind for change in found] == [kv("CLEARED"), kv("STORED")]
@@ -469,6 +469,19 @@ def test_what_the_installed_library_refuses_is_one_sentence(engine):
         make(engine, "1.2.1", arguments)
     with pytest.raises(ValueError, match=r"TensorRT-LLM 1.1.0 is older than 1.2"):
         make(engine, "1.1.0")
+
+
+def test_a_model_sees_its_own_gpus(engine, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    engine.take_gpus("")
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    engine.take_gpus("2,3")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c")
+    engine.take_gpus("0,2")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-c"
+    with pytest.raises(ValueError, match=r"runs on GPU 2, and CUDA_VISIBLE_DEVICES=GPU-a,GPU-c shows 2: show more"):
+        engine.take_gpus("2")
 
 
 def test_usage_is_not_reported_unless_it_is_wanted(monkeypatch):

@@ -180,6 +180,8 @@ FAULTS = [
         "runtimes/mock.py", "possible = [word for word in words if self._known.issuperset(word)]", "possible = []",
         {"end id", "stop words"},
     ),
+    # gauges whose reader has stopped
+    ("runtimes/mock.py", "1024, active, 32", "1024, 7, 32", {"KV gauges"}),
     ("../llmops_contract.py", "WINDOW = 256", "WINDOW = 100_000", {"step stream: window"}),
     (
         "steps/subscription.py", "        self.acknowledge(resume_from, now)\n", "        self.acknowledge(0, now)\n",

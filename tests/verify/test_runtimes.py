@@ -48,7 +48,7 @@ def test_the_mock_engine(verify, serve, engine_dir: Path, tmp_path: Path) -> Non
     found = verify(*served, "--only", "contract")
     assert found.report["faults"] == []
     assert found.code == 0
-    assert found.named("unseen") == {"seeds", "penalties"}
+    assert found.named("unseen") == {"seeds", "penalties", "drawing"}
     assert found.named("refused") >= {"log-probabilities", "logit bias", "bad words", "adapters"} | GUIDES
 
 

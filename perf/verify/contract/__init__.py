@@ -4,7 +4,7 @@ Whether answers are good or fast belongs to the other parts of `verify/`.
 """
 
 from llmops.perf.verify.base import Check
-from llmops.perf.verify.contract import endings, guided, leaving, outputs, refusals, sampling, steps
+from llmops.perf.verify.contract import endings, guided, leaving, outputs, refusals, sampling, state, steps
 
 CHECKS: list[Check] = [
     *outputs.CHECKS,
@@ -13,5 +13,6 @@ CHECKS: list[Check] = [
     *sampling.CHECKS,
     *guided.CHECKS,
     *steps.CHECKS,
+    *state.CHECKS,
     *refusals.CHECKS,
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmops.contract import BAD_WORDS_LIST
+from llmops.contract import BAD_WORDS_LIST, STOP_WORDS_LIST
 from llmops.perf.verify.base import Check, Finding, check, expect, unseen, works
 from llmops.perf.verify.contract.outputs import refused_by_name
 from llmops.perf.verify.desk import PLAIN, Desk
@@ -56,7 +56,15 @@ async def min_tokens(desk: Desk) -> Finding:
     least = at + 4
     heard = await desk.same(PLAIN, end_id=desk.plain[at], min_tokens=least)
     expect(len(heard.ids) >= least, f"min_tokens {least} was asked for, the answer ended after {len(heard.ids)} tokens")
-    return works()
+    # a second end token goes the way that the gateway sends it: as a stop word, or to NVIDIA's backend as a bad word
+    never = next(token for token in range(desk.card.vocab_size - 1, 0, -1) if token not in desk.plain)
+    second = {STOP_WORDS_LIST.name if desk.ours else BAD_WORDS_LIST.name: [[desk.plain[at]]]}
+    heard = await desk.same(PLAIN, end_id=never, min_tokens=least, **second)
+    expect(
+        len(heard.ids) >= least,
+        f"min_tokens {least} holds for the first end token only: a second one ended the answer after {len(heard.ids)}",
+    )
+    return works("for the first end token and for others")
 
 
 @check(CHECKS, "bad words")

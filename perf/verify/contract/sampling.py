@@ -7,11 +7,47 @@ from typing import Any
 from llmops import contract
 from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works
 from llmops.perf.verify.contract.outputs import differs, refused_by_name
-from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.desk import PLAIN, Desk
 
 CHECKS: list[Check] = []
 _NEW = 8
-_HOT: dict[str, Any] = {"greedy": False, contract.TEMPERATURE.name: 2.5}
+#: What the gateway sends for OpenAI's defaults, but for the temperature: an engine that reads an unset
+#: top_k and top_p as greedy is not asked without them, and one that still is greedy is at fault.
+_HOT: dict[str, Any] = {
+    "greedy": False,
+    contract.TEMPERATURE.name: 2.5,
+    contract.RUNTIME_TOP_K.name: 0,
+    contract.RUNTIME_TOP_P.name: 1.0,
+}
+#: Greedy tokens this certain (nats) are drawn at any temperature that is tried here.
+_CERTAIN = -1e-3
+#: What an engine gives for a log-probability that it did not compute.
+_NOT_COMPUTED = -9000.0
+
+
+@check(CHECKS, "drawing")
+async def drawing(desk: Desk) -> Finding:
+    """An engine that is greedy at every temperature passes all greedy checks."""
+    scored = desk.card.capabilities.logprobs
+    asked: dict[str, Any] = {"return_log_probs": True} if scored else {}
+    seeds = ({"seed": seed} for seed in (7, 8, 9)) if desk.card.capabilities.seed else ({} for _ in range(3))
+    heard = [await desk.same(PLAIN, **seed, **asked, **_HOT) for seed in seeds]
+    if all(one.ids == desk.plain for one in heard):
+        if not scored:
+            return unseen("no answer at temperature 2.5 differs from the greedy one, and no log-probability says why")
+        plain = await desk.same(PLAIN, return_log_probs=True)
+        expect(
+            min(plain.scores) > _CERTAIN,
+            "three answers at temperature 2.5 are the greedy one, though its tokens are not certain: the engine "
+            "ignores the temperature; see docs/tensorrt-llm.md",
+        )
+        return unseen("the model is certain of every token of this answer")
+    scores = [score for one in heard for score in one.scores]
+    if scored:
+        expect(scores and max(scores) <= 1e-4, f"log-probabilities of drawn tokens are {scores[:4]}…")
+        expect(min(scores) > _NOT_COMPUTED, "log-probabilities of drawn tokens are not computed")
+        expect(any(scores), "every log-probability of drawn tokens is 0")
+    return works("answers at temperature 2.5 differ from the greedy one")
 
 
 @check(CHECKS, "seeds")

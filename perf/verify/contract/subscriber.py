@@ -33,18 +33,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Step:
-    """One step message; `index` 0 is the end of the subscription, with Triton's `error` if there was one."""
+    """One step message; `index` 0 is the end of the subscription, with Triton's `error` if there was one. `stored`
+    counts the KV-cache blocks that it reports as new."""
 
     index: int
     entries: list[Entry]
     error: str = ""
+    stored: int = 0
 
 
 class Subscriber:
     """`async with`: leaving it breaks the stream."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, desk: Desk, watch: bool = False) -> None:
+        """`watch`: the engine's state and its cache's events are wanted, too."""
+        self._desk, self._watch = desk, watch
         self._name = f"verify-{uuid.uuid4().hex}"
         requests = RequestWriter(desk.probe.model, vocab_size=desk.card.vocab_size, pad_id=desk.card.pad_id)
         self._writer = StepWriter(requests, self._name)
@@ -62,7 +65,7 @@ class Subscriber:
     async def connect(self, resume_from: int = 0) -> None:
         self._call = self._desk.probe.client.start_call()
         self._reader = asyncio.create_task(self._read(self._call))
-        await self._call.write(self._writer.subscribe(resume_from))
+        await self._call.write(self._writer.subscribe(resume_from, self._watch))
 
     async def leave(self) -> None:
         """Break the stream, as a gateway that dies does; what was heard and not taken is lost with it."""
@@ -94,6 +97,22 @@ class Subscriber:
             return await asyncio.wait_for(self._steps.get(), patience)
         except asyncio.TimeoutError:
             return None
+
+    async def stored(self, patience: float) -> int:
+        """Return how many KV-cache blocks are reported as stored, in the first message that reports any.
+
+        0: none came in time.
+        """
+        end = asyncio.get_running_loop().time() + patience
+        while (left := end - asyncio.get_running_loop().time()) > 0:
+            step = await self.next(left)
+            if step is None:
+                return 0
+            if step.index:
+                await self.acknowledge(step.index)
+            if step.stored:
+                return step.stored
+        return 0
 
     async def until_done(self, slots: set[int], acknowledge: bool = True) -> list[Step]:
         """The steps until each slot had its last entry. Raises WrongError when they stay away or the stream ends."""
@@ -142,4 +161,6 @@ def _step(raw: dict[str, bytes]) -> Step:
         error = next(errors, "") if flags & ERROR else ""
         entries.append(Entry(slot, sequence, tokens[start : start + count], flags, error))
         start += count
-    return Step(int.from_bytes(raw[contract.STEP_INDEX.name], "little"), entries)
+    kinds = struct.iter_unpack("<2i", raw.get(contract.STEP_KV_KINDS.name, b""))
+    stored = sum(count for kind, count in kinds if kind == contract.KV_STORED)
+    return Step(int.from_bytes(raw[contract.STEP_INDEX.name], "little"), entries, stored=stored)

@@ -37,6 +37,8 @@ _REASONS = {"stop": STOP, "length": LENGTH}
 _STATS_PERIOD = 1.0
 #: Seconds between two reads of the library's KV-cache events: gateways route by them.
 _EVENTS_PERIOD = 0.1
+#: Seconds that the readers get to end.
+_CLOSING = 0.05
 #: The timeout of both reads: take what is there, and wait for nothing.
 _AT_ONCE = 0
 # what OpenAI's API gives for a token whose log-probability was not computed
@@ -295,7 +297,8 @@ class TrtllmRuntime(EngineRuntime):
         for reader in self._readers:
             reader.cancel()
         self._llm.shutdown()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        # after the readers have heard that they are cancelled
+        self._loop.call_soon_threadsafe(self._loop.call_later, _CLOSING, self._loop.stop)
         self._thread.join(timeout=10)
 
 

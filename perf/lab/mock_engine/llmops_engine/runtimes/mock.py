@@ -91,7 +91,8 @@ class MockRuntime(EngineRuntime):
 
     def stats(self) -> EngineStats:
         active = len(self._sequences)
-        return EngineStats(active, active, 0, 0, 0, self._iteration, 1024, 0, 32, self._max_requests)
+        # a block for each sequence: a gauge that never moves is one that has stopped
+        return EngineStats(active, active, 0, 0, 0, self._iteration, 1024, active, 32, self._max_requests)
 
 
 def refuse_what_chooses(request: GenerationRequest) -> None:

@@ -1,0 +1,63 @@
+"""The faults of the second reading that are this project's own, each as a change that a test must
+notice.
+
+A row is a file, a text in it that stands for the mend, what stood there before, and the tests that
+must fail with it. `LLMOPS_FAULTS=1 pytest tests/trtllm/test_faults.py` puts each into a copy of the
+project; without it the texts are held to be there, so that no row goes stale.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_ENGINE = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py"
+_RUNTIME = "tests/trtllm/test_llm_api_runtime.py"
+_DOCKERFILE = "tests/trtllm/test_dockerfile.py"
+
+
+class Fault(NamedTuple):
+    """One fault. `number` is its row in the second reading, `tests` what pytest is given."""
+
+    number: int
+    file: str
+    mended: str
+    before: str
+    tests: tuple[str, ...]
+
+
+FAULTS = (
+    Fault(1, "Dockerfile.trtllm", "LLMOPS_PYTHON=/opt/venv-tritonserver/bin/python", "LLMOPS_PYTHON=/usr/bin/python3",
+          (_DOCKERFILE, "-k", "every_path or instructions_run")),
+    Fault(2, "Dockerfile.trtllm", "install --no-cache-dir openai==1.109.1", "install --no-cache-dir openai==1.107.3",
+          (_DOCKERFILE, "-k", "every_path")),
+    Fault(3, "build/targets/nvidia/trtllm_build.py", '["--env", "HOME=/tmp", "--env", "USER=llmops"]', "[]",
+          ("tests/trtllm/test_engine_step.py", "-k", "in_container_runs")),
+    Fault(7, "model_repository/gpus.py", "    if len(needs) > 1:", "    if len(needs) > 99:",
+          ("tests/model_repository/test_gpus.py",)),
+    Fault(7, _ENGINE, '    os.environ["CUDA_VISIBLE_DEVICES"] = ids', "    return", (_RUNTIME, "-k", "its_own_gpus")),
+    Fault(8, "model_repository/multi_gpu/scheduler.py", "not name.startswith(_PREFIXES)", "name",
+          ("tests/model_repository/test_gpus.py",)),
+    Fault(9, _ENGINE, '"top_p": sampling.top_p,\n            "top_k": sampling.top_k,',
+          '"top_p": sampling.top_p if sampling.top_p < 1 else None,\n            "top_k": sampling.top_k or None,',
+          (_RUNTIME, "-k", "default_sampling_draws")),
+    Fault(10, "build/trtllm/backend_parameters.py", 'Parameter("bool", "false")', 'Parameter("bool", "true")',
+          ("tests/trtllm/test_cpp_backend.py", "-k", "greedy_log")),
+    Fault(11, "build/trtllm/llm_releases.py", '.setdefault("allow_advanced_sampling", True)', ".copy()",
+          (_RUNTIME, "-k", "respects_the_temperature")),
+    Fault(12, _ENGINE, "if len(word) > 1 or request.min_tokens]", "if len(word) > 1]",
+          (_RUNTIME, "-k", "min_tokens_holds")),
+    Fault(12, "gateway/triton/requests.py", "others if request.min_tokens and self._unknown else []", "[]",
+          ("tests/trtllm/test_cpp_backend.py", "-k", "min_tokens_holds")),
+    Fault(13, _ENGINE, "sleep(_STATS_PERIOD)\n            await asyncio.sleep(_EVENTS_PERIOD)",
+          "sleep(_STATS_PERIOD)\n                return\n            await asyncio.sleep(_EVENTS_PERIOD)",
+          (_RUNTIME, "-k", "events_that_fail")),
+    Fault(13, _ENGINE, "events = await asyncio.to_thread(self._llm.get_kv_cache_events, _AT_ONCE)",
+          "events = [one async for one in self._llm.get_kv_cache_events_async(_AT_ONCE)]",
+          (_RUNTIME, "-k", "events_are_read")),
+    Fault(14, _ENGINE, "for stats in await asyncio.to_thread(self._llm.get_stats, _AT_ONCE):",
+          "async for stats in self._llm.get_stats_async(None):", (_RUNTIME, "-k", "statistics_are_read")),
+    Fault(15, "build/trtllm/llm_releases.py", "return minor < (1, 3) and any(", "return False and any(",
+          (_RUNTIME, "-k", "million_steps")),
+    Fault(19, "model_repository/doctor/tasks.py", '    "tensorrt_llm._torch.pyexecutor.py_executor",\n', "",
+          (_DOCKERFILE, "-k", "only_the_drivers")),
+)  # fmt: skip
