@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llmops.contract import BAD_WORDS_LIST, STOP_WORDS_LIST
 from llmops.perf.verify.base import Check, Finding, check, expect, unseen, works
 from llmops.perf.verify.contract.outputs import refused_by_name
@@ -58,7 +60,7 @@ async def min_tokens(desk: Desk) -> Finding:
     expect(len(heard.ids) >= least, f"min_tokens {least} was asked for, the answer ended after {len(heard.ids)} tokens")
     # a second end token goes the way that the gateway sends it: as a stop word, or to NVIDIA's backend as a bad word
     never = next(token for token in range(desk.card.vocab_size - 1, 0, -1) if token not in desk.plain)
-    second = {STOP_WORDS_LIST.name if desk.ours else BAD_WORDS_LIST.name: [[desk.plain[at]]]}
+    second: dict[str, Any] = {STOP_WORDS_LIST.name if desk.ours else BAD_WORDS_LIST.name: [[desk.plain[at]]]}
     heard = await desk.same(PLAIN, end_id=never, min_tokens=least, **second)
     expect(
         len(heard.ids) >= least,

@@ -30,8 +30,10 @@ async def drawing(desk: Desk) -> Finding:
     """An engine that is greedy at every temperature passes all greedy checks."""
     scored = desk.card.capabilities.logprobs
     asked: dict[str, Any] = {"return_log_probs": True} if scored else {}
-    seeds = ({"seed": seed} for seed in (7, 8, 9)) if desk.card.capabilities.seed else ({} for _ in range(3))
-    heard = [await desk.same(PLAIN, **seed, **asked, **_HOT) for seed in seeds]
+    if desk.card.capabilities.seed:
+        heard = [await desk.same(PLAIN, seed=seed, **asked, **_HOT) for seed in (7, 8, 9)]
+    else:
+        heard = [await desk.same(PLAIN, **asked, **_HOT) for _ in range(3)]
     if all(one.ids == desk.plain for one in heard):
         if not scored:
             return unseen("no answer at temperature 2.5 differs from the greedy one, and no log-probability says why")
