@@ -219,13 +219,14 @@ async def kept(store: Store, events: Sequence[UsageEvent]) -> None:
 
 async def _done(store: Store, work: Callable[[Connection], Answer]) -> Answer:
     """Do `work` in one transaction, as soon as the store is there."""
-    failures = 0
+    failures, told_last = 0, ""
     while True:
         try:
             answer = await store.transact(work)
         except LlmopsError as error:
-            if not failures:
+            if error.message != told_last:
                 log.error("The ledger waits. %s", error.message)
+            told_last = error.message
             await asyncio.sleep(pause(failures))
             failures += 1
         else:

@@ -1,0 +1,136 @@
+"""Damage to what others keep for us: a usage topic with wrong bytes, and a database with wrong blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import struct
+import subprocess
+import sys
+import zlib
+from datetime import datetime, timezone
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from llmops.control import batches
+from llmops.control.ledger import kept
+from llmops.gateway.callers.usage.direct import write_events
+from llmops.gateway.messages import UsageEvent
+from llmops.store.open import open_store
+from tests.attacks.harness import MIB, scaled
+from tests.store.conftest import own_postgres
+
+__all__ = ["own_postgres"]
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+
+
+def event(seq: int) -> UsageEvent:
+    made = UsageEvent(str(uuid4()), "gw-1", seq, NOON, f"r-{seq}", "acme", str(UUID(int=7)), "key-a", "tiny", 37)
+    return made._replace(output_tokens=7, cost_micros=3, price_id="p")
+
+
+# -- the topic ---------------------------------------------------------------------------------------------------------
+
+
+def _batch(offset: int, compressed: bool = False) -> bytearray:
+    builder = DefaultRecordBatchBuilder(2, 1 if compressed else 0, 0, -1, -1, -1, 1 << 20)
+    for at in range(3):
+        builder.append(at, 1, b"key", b"value", [])
+    made = bytearray(builder.build())
+    made[:8] = struct.pack(">q", offset)
+    return made
+
+
+@pytest.mark.parametrize("damage", [None, "record", "checksum", "compressed"])
+def test_a_damaged_batch_is_passed_over_and_the_next_is_read(damage):
+    """On the tree before, the ledger asked for a damaged batch again without end."""
+    batches.REFUSED.clear()
+    first, second = _batch(10, damage == "compressed"), _batch(13)
+    if damage == "record":
+        first[-3] ^= 0xFF
+    elif damage == "checksum":
+        first[17] ^= 0xFF
+    records = batches.SafeRecords(bytes(first + second))
+    offsets, behind = [], []
+    while records.has_next():
+        batch = records.next_batch()
+        assert batch.validate_crc()
+        offsets += [one.offset for one in batch]
+        behind.append(batch.next_offset)
+    assert behind == [13, 16]
+    assert offsets == [*([10, 11, 12] if damage is None else []), 13, 14, 15]
+    reason = {None: [], "compressed": ["compressed batch"]}.get(damage, ["damaged batch"])
+    assert [one for one, _ in batches.REFUSED] == reason
+    batches.REFUSED.clear()
+
+
+_BOUNDED = f"""
+import resource, zlib
+resource.setrlimit(resource.RLIMIT_AS, ({1024 * MIB}, {1024 * MIB}))
+import gzip, struct
+from tests.attacks.test_damaged_data import _batch, _bomb
+from llmops.control import batches
+records = batches.SafeRecords(_bomb({scaled(300, 2000)}) + bytes(_batch(1)))
+seen = []
+while records.has_next():
+    seen += [one.offset for one in records.next_batch()]
+assert seen == [1, 2, 3], seen
+"""
+
+
+def _bomb(mebibytes: int) -> bytes:
+    """Return a batch with one gzipped record that unpacks to this many MiB, made without so much memory."""
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+    packed = b"".join(packer.compress(b"0" * MIB) for _ in range(mebibytes)) + packer.flush()
+    attributes = struct.pack(">hiqqqhii", 1, 0, 1, 1, -1, -1, -1, 1) + packed
+    from aiokafka.record.util import calc_crc32c
+
+    body = struct.pack(">ibI", 0, 2, calc_crc32c(attributes)) + attributes
+    return struct.pack(">qi", 0, len(body)) + body
+
+
+def test_a_bomb_does_not_end_a_process_with_a_memory_limit():
+    """Control has a limit of 1 GiB in the chart. On the tree before, a record of 700 MiB took 1,470 MB."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", _BOUNDED], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] != 1024 * MIB
+
+
+# -- the database ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_damaged_table_holds_the_ledger_up_and_loses_no_event(own_postgres, caplog):
+    """Wrong blocks are no fault of an event: nothing is parked, and the ledger goes on once the table is mended."""
+    url, stop, start = own_postgres
+    async with await open_store(url) as store:
+        await kept(store, [event(seq) for seq in range(5)])
+        connection = await asyncpg.connect(url)
+        path = await connection.fetchval("SELECT pg_relation_filepath('gateways')")
+        data = Path(await connection.fetchval("SHOW data_directory"))
+        await connection.execute("CHECKPOINT")
+        await connection.close()
+        block = data / path
+        whole = block.read_bytes()
+        stop()
+        block.write_bytes(b"\xa5" * len(whole))
+        start()
+        waiting = asyncio.create_task(kept(store, [event(seq) for seq in range(5, 10)]))
+        while "has damaged data" not in caplog.text:
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+        stop()
+        block.write_bytes(whole)
+        start()
+        await asyncio.wait_for(waiting, 60)
+        async with store.read() as reading:
+            await reading.run_sync(lambda sync: write_events(sync, []))
+        connection = await asyncpg.connect(url)
+        assert await connection.fetchval("SELECT count(*) FROM usage_records") == 10
+        assert await connection.fetchval("SELECT count(*) FROM parked_events") == 0
+        await connection.close()
