@@ -149,9 +149,22 @@ def test_a_gguf_with_an_fp8_cache_gets_no_quantisation_file(checkpoint, tmp_path
 
 
 def test_experts_in_w4a8_are_not_for_blackwell(checkpoint, tmp_path):
-    given = spec("pytorch", tmp_path / "e", quant="w4a8_awq", gpu="b200-sxm")
+    given = spec("pytorch", tmp_path / "e", quant="w4a8_awq", gpu="b200-sxm", options={"dtype": "bfloat16"})
     with pytest.raises(InputError, match="has no W4A8 kernels for experts there; use --quant fp8, or name an H100"):
         pytorch.target.prepare(given, checkpoint("mixtral"))
+
+
+@pytest.mark.parametrize(("gpu", "right"), [(None, "bfloat16"), ("h100-sxm", "bfloat16"), ("l40s", "float16")])
+def test_experts_in_w4a8_are_refused_in_the_dtype_that_is_misread(checkpoint, tmp_path, gpu, right):
+    wrong = {"bfloat16": "float16", "float16": "bfloat16"}[right]
+    fields = {"quant": "w4a8_awq", "gpu": gpu}
+    with pytest.raises(InputError, match=f"in {right} only on .*this model is {wrong}; add --set dtype={right}"):
+        pytorch.target.prepare(
+            spec("pytorch", tmp_path / "e", options={"dtype": wrong}, **fields), checkpoint("mixtral")
+        )
+    pytorch.target.prepare(spec("pytorch", tmp_path / "e", options={"dtype": right}, **fields), checkpoint("mixtral"))
+    dense = spec("pytorch", tmp_path / "e", options={"dtype": wrong}, **fields)
+    assert pytorch.target.prepare(dense, checkpoint("llama")).request.dtype == wrong
 
 
 def test_modelopts_fp8_is_not_planned_for_gpus_without_it(checkpoint, tmp_path):

@@ -125,6 +125,10 @@ def faults(
     """Return what the loader would raise for, or load wrongly, each with the place in it."""
     algorithm = quantisation.get("quant_algo") if quantisation else None
     found = list(_config(quantisation))
+    if family in _EXPERT_NAMES and algorithm == "W4A8_AWQ" and config.get("torch_dtype") != "bfloat16":
+        found.append(
+            f"experts: scales in bfloat16 are read as {config.get('torch_dtype')} ({EXPERTS} load_quant_scales)"
+        )
     if family in _EXPERT_NAMES and algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
         found.append("experts: Unsupported quantization mode (modules/fused_moe/fused_moe_cutlass.py)")
     if algorithm not in SOURCES:

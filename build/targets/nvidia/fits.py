@@ -14,6 +14,7 @@ _GIB = 2**30
 def check_gpu(request: BuildRequest) -> None:
     """Raises InputError when they cannot run the format or hold the weights."""
     spec, arch = request.spec, request.checkpoint.architecture
+    _check_experts_dtype(request)
     if spec.gpu is None:
         return
     gpu, count = find_gpu(spec.gpu), spec.tp * spec.pp
@@ -30,6 +31,24 @@ def check_gpu(request: BuildRequest) -> None:
         raise InputError(
             f"the weights take {stored / _GIB:.0f} GiB, and {count} x {gpu.name} have {count * gpu.memory / _GIB:.0f} "
             "GiB; raise --tp or --pp, name a larger --gpu, or choose a --quant of fewer bits."
+        )
+
+
+def _check_experts_dtype(request: BuildRequest) -> None:
+    """Raise InputError for experts in W4A8 in the 16-bit dtype that TensorRT-LLM loads and misreads.
+
+    It writes their scales as bfloat16 on Hopper and as float16 on Ada, and then reads the bits in the model's dtype
+    (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`, WInt4AFP8FusedMoEMethod.load_quant_scales).
+    """
+    if request.weights != "w4a8_awq" or request.checkpoint.architecture.moe is None:
+        return
+    ada = request.spec.gpu is not None and find_gpu(request.spec.gpu).sm == 89
+    wanted = "float16" if ada else "bfloat16"
+    if request.dtype != wanted:
+        remedy = "give such a checkpoint" if request.passed_on else f"add --set dtype={wanted}, or use --quant fp8"
+        raise InputError(
+            f"--target pytorch computes w4a8_awq experts right in {wanted} only on {'Ada' if ada else 'Hopper'}, and "
+            f"this model is {request.dtype}; {remedy}."
         )
 
 
