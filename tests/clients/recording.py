@@ -67,7 +67,7 @@ def recorded_gateway(triton: str, model: str, **settings: Any) -> Iterator[tuple
     """Serve a gateway on a free port of loopback. Yields its URL and the list of what it was asked."""
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    settings = GatewaySettings(triton=triton, refresh_seconds=0.2, **settings)
+    settings = GatewaySettings(triton=triton, **settings)
     app = create_app(settings)
     recording = Recording(app)
     config = server_config(app, settings)
