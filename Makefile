@@ -55,6 +55,14 @@ lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the co
 	$(BIN)/cog --check docs/*.md README.md
 	$(BIN)/llmops chart --schema-only | cmp - $(SCHEMA) || { echo "$(SCHEMA) is old: make docs"; exit 1; }
 
+audit: ## Known vulnerabilities of the pinned dependencies; needs https://pypi.org
+	$(PYTHON) -m venv .cache/audit && .cache/audit/bin/pip install -q pip-audit==2.*
+	.cache/audit/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt
+
+sbom: $(STAMPS)/embedded ## Software bill of materials of the environment, CycloneDX: .cache/sbom.json
+	$(PYTHON) -m venv .cache/sbom && .cache/sbom/bin/pip install -q cyclonedx-bom==7.*
+	.cache/sbom/bin/cyclonedx-py environment $(BIN)/python --output-file .cache/sbom.json
+
 fmt: $(STAMPS)/lint ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
