@@ -191,9 +191,10 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: 
         queues=Queues(settings.limits.queued),
         default_tokens=settings.sampling.max_tokens,
         strict_fields=settings.strict_fields,
+        cache_scope=settings.cache_scope or ("tenant" if settings.store else ""),
     )
     health = Health(catalogue, metrics)
-    app.state.health, app.state.metrics = health, metrics
+    app.state.health, app.state.metrics, app.state.service = health, metrics, service
     responses = Responses(service, Running(_responses_of(settings)))
     _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)

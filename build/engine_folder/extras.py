@@ -19,13 +19,18 @@ class Extra(BaseModel):
 
 
 class OpenVinoRuntime(Extra):
-    """Properties that the engine model hands to the pipeline, the sizes of its KV cache, and who made the graph."""
+    """Properties that the engine model hands to the pipeline, the sizes of its KV cache, and who made the graph.
+
+    `prefix_cache`: True keeps the prefix cache although tenants share it, False is without one. By default it is
+    given up with the first request of a tenant.
+    """
 
     device: str = "CPU"
     properties: dict[str, str] = Field(default_factory=dict)
     kv_cache: dict[str, int] = Field(default_factory=dict)
     graph: str = ""
     grammars: dict[str, Any] = Field(default_factory=dict)
+    prefix_cache: bool | None = None
 
 
 class OpenVinoExtra(Extra):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,6 +25,25 @@ from llmops.errors import InputError, first_fault
 E = TypeVar("E", bound=Extra)
 FILE_NAME = "engine.json"
 FORMAT: Literal[1] = 1
+#: Bytes of engine.json; golden answers of the largest models take some 100 KiB.
+_LARGEST = 16 << 20
+#: GPUs of one engine along one axis, tokens of one sequence or step, and entries of a vocabulary: ten times
+#: the largest in use.
+_MAX_GPUS, _MAX_TOKENS, _MAX_VOCABULARY = 4096, 1 << 27, 1 << 24
+_Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
+_Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
+_Id = Annotated[int, Field(ge=0, lt=_MAX_VOCABULARY)]
+
+
+def _inside(value: str) -> str:
+    path = PurePosixPath(value)
+    if not value or path.is_absolute() or ".." in path.parts or not value.isprintable():
+        raise ValueError("must be a folder inside the engine folder")
+    return value
+
+
+#: A folder relative to the engine's own.
+_Inside = Annotated[str, AfterValidator(_inside)]
 
 
 class _Part(BaseModel):
@@ -49,20 +69,20 @@ class Source(_Part):
 class EngineLimits(_Part):
     """What the engine was built for. Lengths in tokens."""
 
-    max_batch_size: int
-    max_seq_len: int
-    max_num_tokens: int
+    max_batch_size: _Tokens
+    max_seq_len: _Tokens
+    max_num_tokens: _Tokens
 
 
 class TokenizerInfo(_Part):
     """`directory` (relative to the engine) holds tokenizer.json, tokenizer_config.json and, for chat models,
     chat_template.jinja. Ids are token ids; `end_ids` all end a generation."""
 
-    directory: str = "tokenizer"
-    vocab_size: int
-    bos_id: int | None = None
-    end_ids: list[int]
-    pad_id: int | None = None
+    directory: _Inside = "tokenizer"
+    vocab_size: Annotated[int, Field(ge=1, le=_MAX_VOCABULARY)]
+    bos_id: _Id | None = None
+    end_ids: Annotated[list[_Id], Field(max_length=1024)]
+    pad_id: _Id | None = None
     chat_template: bool
 
 
@@ -87,9 +107,9 @@ class SamplingDefaults(_Part):
 class Parallelism(_Part):
     """GPUs = tp_size * pp_size; ep_size divides tp_size (experts)."""
 
-    tp_size: int = 1
-    pp_size: int = 1
-    ep_size: int = 1
+    tp_size: _Gpus = 1
+    pp_size: _Gpus = 1
+    ep_size: _Gpus = 1
 
     @property
     def world_size(self) -> int:
@@ -122,7 +142,7 @@ class EngineManifest(_Part):
     name: str
     target: TargetName
     architecture: str
-    model_dir: str = "model"
+    model_dir: _Inside = "model"
     source: Source
     versions: dict[str, str]
     quantisation: Quantisation = Quantisation()
@@ -183,6 +203,10 @@ class EngineManifest(_Part):
         path = directory / FILE_NAME
         if not path.is_file():
             raise InputError(f"{directory} is not an engine folder (no {FILE_NAME}). Make one with `llmops build`.")
+        if path.stat().st_size > _LARGEST:
+            raise InputError(
+                f"{path} has more than {_LARGEST >> 20} MiB, so it is no engine's. Build the engine again."
+            )
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:

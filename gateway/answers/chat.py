@@ -141,6 +141,7 @@ async def _start(
         bad_words=plan.bad_words,
         guide=plan.guide,
         caller=context.caller.share,
+        cache_salt=service.cache_salt(context.caller.share),
         extras=model.extras,
         turn=context.turn,
         whole=whole,

@@ -173,6 +173,7 @@ def _engine_requests(
             bad_words=bad_words,
             guide=guide,
             caller=context.caller.share,
+            cache_salt=service.cache_salt(context.caller.share),
             extras=model.extras,
             turn=context.turn,
             whole=not body.stream,

@@ -10,6 +10,7 @@ from llmops.gateway.errors import ApiError
 from llmops.gateway.fleet.catalogue import Models
 from llmops.gateway.fleet.merged import MergedStream
 from llmops.gateway.fleet.queues import Queues
+from llmops.gateway.fleet.routing.prefix import tenant_salt
 from llmops.gateway.fleet.serving import ServedModel
 from llmops.gateway.http.body import Intake
 from llmops.gateway.http.context import RequestContext
@@ -39,6 +40,12 @@ class Service:
     default_tokens: int | None = None
     # refuse requests with fields that are not known
     strict_fields: bool = False
+    # who shares cached prefixes: `tenant`, or everybody
+    cache_scope: str = ""
+
+    def cache_salt(self, caller: str) -> int:
+        """Return the number that keeps a caller's cached prefixes apart from other tenants'; 0 if they are shared."""
+        return tenant_salt(caller.partition("/")[0]) if self.cache_scope == "tenant" else 0
 
 
 async def admitted(

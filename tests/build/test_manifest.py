@@ -64,3 +64,28 @@ def test_what_is_not_of_the_target_is_refused_in_one_sentence(
     content["extra"] |= change
     with pytest.raises(InputError, match=rf"engine\.json cannot be read \(extra: {says}\).*Build the engine again\.$"):
         load(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("tokenizer", "directory"), "/etc"),
+        (("tokenizer", "directory"), "a/../../other"),
+        (("model_dir",), ".."),
+        (("parallelism", "tp_size"), 10**9),
+        (("parallelism", "pp_size"), 0),
+        (("limits", "max_batch_size"), -1),
+        (("limits", "max_num_tokens"), 10**18),
+        (("tokenizer", "vocab_size"), 2**40),
+        (("tokenizer", "end_ids"), [0] * 100_000),
+    ],
+)
+def test_a_tampered_manifest_leads_nowhere_and_asks_for_no_machine(
+    tmp_path: Path, place: tuple[str, ...], value: object
+) -> None:
+    content = inner = written("openvino")
+    for name in place[:-1]:
+        inner = inner.setdefault(name, {})
+    inner[place[-1]] = value
+    with pytest.raises(InputError, match=place[-1]):
+        load(tmp_path, content)

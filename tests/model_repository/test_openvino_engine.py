@@ -316,7 +316,7 @@ def test_the_memory_of_grammars_is_bounded_and_nobody_is_disturbed(start: Callab
     assert engine.ask(8, bounded(21)).finish().error is None
     assert engine.runtime._pipeline is not first, "another pipeline, without what the first one had compiled"
     assert engine.ask(8, bounded(22)).finish().error == (
-        "unavailable for new grammars: their memory is full until older answers have ended"
+        "unavailable until older answers have ended: the engine changes its pipeline"
     )
     before = len(stream.ids)
     assert engine.ask(32).finish().ids == expected

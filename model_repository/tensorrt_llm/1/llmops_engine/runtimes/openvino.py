@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,10 @@ TOKENS_PER_BLOCK = 32
 _RUNNING = genai.GenerationStatus.RUNNING
 _IGNORED = genai.GenerationStatus.IGNORED
 _RECOVERY_STEPS = 3
+_SHARED = (
+    "openvino.prefix_cache is true: tenants share the prefix cache, so the time of a first token tells whether another "
+    "tenant has sent the same prompt. Leave prefix_cache out of engine.json where tenants must not know of each other."
+)
 #: Tokens of the second prompt that warms the engine up: enough for all threads that compute the model to take part.
 _WARM_UP = 128
 _libc = ctypes.CDLL(None)
@@ -39,7 +44,7 @@ _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishR
 @dataclass(frozen=True)
 class OpenVINOOptions:
     """`properties` go to OpenVINO as they are (KV_CACHE_PRECISION, …); `kv_cache` has the model's
-    `layers`, `kv_heads` and `head_dim`."""
+    `layers`, `kv_heads` and `head_dim`; `prefix_cache` None gives it up with the first request of a tenant."""
 
     model_path: Path
     max_batch_size: int
@@ -51,6 +56,7 @@ class OpenVINOOptions:
     properties: dict[str, Any]
     kv_cache: dict[str, int]
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
+    prefix_cache: bool | None = None
 
 
 def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
@@ -68,6 +74,7 @@ def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
             properties=own.get("properties", {}),
             kv_cache=own["kv_cache"],
             grammars=GrammarLimits(**own.get("grammars", {})),
+            prefix_cache=own.get("prefix_cache"),
         )
     )
 
@@ -95,6 +102,9 @@ class OpenVINORuntime(EngineRuntime):
         self._iteration = 0
         self._leaving: Any = None
         self._recent = RecentBlocks(self._blocks, TOKENS_PER_BLOCK)
+        self._caches = options.prefix_cache is not False
+        if options.prefix_cache:
+            print(_SHARED, file=sys.stderr, flush=True)
         self._watch = GrammarWatch(options.grammars.token_seconds)
         # the grammar that was ended last while others ran: refused once a step without it is within its budget
         self._accused: tuple[tuple[str, str], str] | None = None
@@ -104,7 +114,7 @@ class OpenVINORuntime(EngineRuntime):
         options = self._options
         known = thread_times()
         self._pipeline = genai.ContinuousBatchingPipeline(
-            str(options.model_path), _scheduler(options, self._blocks), options.device, options.properties
+            str(options.model_path), _scheduler(options, self._blocks, self._caches), options.device, options.properties
         )
         self._warm_up(known)
         tokenizer = self._pipeline.get_tokenizer()
@@ -128,12 +138,26 @@ class OpenVINORuntime(EngineRuntime):
         self._watch.new_sampler(sampler_threads(known, before, thread_times()))
 
     def prepare(self, request: GenerationRequest) -> Preparation | None:
+        if request.cache_salt and self._caches and self._options.prefix_cache is None:
+            self._give_up_cache()
         if request.guide is None:
             return None
         structured_output(request.guide)
         if self._grammars.memory > self._options.grammars.total and not self._grammars.knows(request.guide):
             self._renew()
         return self._grammars.prepare(request.guide, request.caller)
+
+    def _give_up_cache(self) -> None:
+        """Go on without a prefix cache: GenAI cannot keep tenants apart in it, and time would tell what others asked.
+
+        A gateway sends salts where each tenant has a cache of its own. Running sequences end on the old pipeline.
+        """
+        self._caches = False
+        try:
+            self._renew()
+        except Refused:
+            self._caches = True
+            raise
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
         config = generation_config(request, sequence)
@@ -207,6 +231,8 @@ class OpenVINORuntime(EngineRuntime):
         """The cache has a prompt from its first token on, and the answer too once it is complete."""
         begins = not sequence.generated
         sequence.generated += output.token_ids
+        if not self._caches:
+            return
         if (begins and output.token_ids) or output.finish in (STOP, LENGTH):
             request = sequence.request
             answer = np.array(sequence.generated[:-1] if output.finish else (), np.int32)
@@ -221,12 +247,12 @@ class OpenVINORuntime(EngineRuntime):
             self._renew()
 
     def _renew(self) -> None:
-        """Compiled grammars live as long as the pipeline's tokenizer, so another pipeline takes over.
+        """Let another pipeline take over: compiled grammars and cached prefixes live as long as their pipeline.
 
         Running sequences end on the old one; until then each step is one of both. Raises Refused while there is one.
         """
         if self._leaving is not None and _unfinished(self._leaving):
-            raise Refused("unavailable for new grammars: their memory is full until older answers have ended")
+            raise Refused("unavailable until older answers have ended: the engine changes its pipeline")
         self._grammars.close(wait=False)
         older = self._grammars
         self._leaving = self._pipeline if _unfinished(self._pipeline) else None
@@ -360,13 +386,13 @@ def _seed(seed: int | None, sequence: int) -> int:
     return int.from_bytes(os.urandom(4), "little") if seed is None else (seed + sequence) % 2**32
 
 
-def _scheduler(options: OpenVINOOptions, blocks: int) -> Any:
+def _scheduler(options: OpenVINOOptions, blocks: int, prefix_cache: bool) -> Any:
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = blocks
     scheduler.max_num_seqs = options.max_batch_size
     scheduler.max_num_batched_tokens = options.max_num_tokens
     scheduler.dynamic_split_fuse = True
-    scheduler.enable_prefix_caching = True
+    scheduler.enable_prefix_caching = prefix_cache
     return scheduler
 
 

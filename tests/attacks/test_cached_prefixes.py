@@ -1,0 +1,83 @@
+"""The time of a first token tells whether another tenant has sent the same prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmops.gateway.answers.service import Service
+from llmops.gateway.app import create_app
+from llmops.gateway.settings import GatewaySettings
+from tests.attacks.harness import record, scaled
+from tests.model_code import version_folder
+
+pytest.importorskip("openvino_genai")
+
+
+@pytest.fixture
+def runtime(engine_dir: Path) -> Any:
+    # the model's own code, as Triton's stub finds it, and the module that exists only inside Triton
+    sys.path.append(str(version_folder("tensorrt_llm")))
+    sys.modules.setdefault("triton_python_backend_utils", types.ModuleType("triton_python_backend_utils"))
+    from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
+
+    manifest = json.loads((engine_dir / "engine.json").read_text())
+    own = manifest["extra"]["openvino"]
+    made = OpenVINORuntime(
+        OpenVINOOptions(
+            model_path=engine_dir / "model",
+            max_batch_size=4,
+            max_seq_len=4096,
+            vocab_size=manifest["tokenizer"]["vocab_size"],
+            max_num_tokens=512,
+            cache_tokens=8192,
+            device="CPU",
+            properties=own["properties"],
+            kv_cache=own["kv_cache"],
+        )
+    )
+    yield made
+    made.close()
+
+
+def first_token(runtime: Any, salt: int, seed: int) -> float:
+    """Return the CPU seconds until the first token of a prompt that `seed` makes."""
+    from llmops_engine.request import GenerationRequest
+
+    ids = np.random.default_rng(seed).integers(100, 40_000, scaled(384, 2048))
+    request = GenerationRequest(input_ids=ids, max_new_tokens=1, cache_salt=salt)
+    assert runtime.prepare(request) is None
+    runtime.submit(1, request, 0)
+    start = time.process_time()
+    while runtime.has_work():
+        list(runtime.step())
+    return time.process_time() - start
+
+
+@pytest.mark.stack
+@pytest.mark.xdist_group("stack")
+def test_a_tenant_does_not_learn_what_another_has_asked(runtime: Any) -> None:
+    assert first_token(runtime, 0, seed=1) > 5 * first_token(runtime, 0, seed=1), "without tenants prompts are cached"
+    first_token(runtime, salt=11, seed=2)
+    guess, other = first_token(runtime, salt=12, seed=2), first_token(runtime, salt=12, seed=3)
+    record(f"the victim's prompt {guess * 1000:.0f} ms, another one {other * 1000:.0f} ms")
+    assert guess > other / 3
+    assert guess < other * 3
+    assert list(runtime.kv_changes())[-1].names == (), "no block is announced as cached"
+
+
+@pytest.mark.parametrize(
+    ("settings", "apart"), [({}, False), ({"cache_scope": "tenant"}, True), ({"cache_scope": "shared"}, False)]
+)
+def test_a_gateway_keeps_tenants_apart_in_front_of_one_server_too(settings: dict[str, Any], apart: bool) -> None:
+    service: Service = create_app(GatewaySettings(**settings)).state.service
+    salts = {service.cache_salt(caller) for caller in ("a/1", "a/2", "b/1")}
+    assert len(salts) == (2 if apart else 1)
+    assert service.cache_salt("") == 0
