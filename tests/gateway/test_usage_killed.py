@@ -31,7 +31,8 @@ class Gateway:
         command = [sys.executable, "-m", "llmops.cli", "gateway", "--triton", f"127.0.0.1:{triton}", "--port", "0"]
         command += ["--store", self.url, "--open", "--workers", str(workers)]
         self.log = folder / "gateway.log"
-        env = {**os.environ, "LLMOPS_USAGE__JOURNAL": str(folder / "usage")}
+        # several workers need a Redis; that this one is away says nothing about usage
+        env = {**os.environ, "LLMOPS_USAGE__JOURNAL": str(folder / "usage"), "LLMOPS_REDIS": "redis://127.0.0.1:1"}
         with self.log.open("w") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, env=env)
 
