@@ -65,6 +65,7 @@ PORT = click.IntRange(0, 65535)
 @click.option(
     "--claim", default="models", show_default=True, help="With --export lws: the volume claim of the engines."
 )
+@click.option("--strict", is_flag=True, help="Refuse a repository that was edited since `llmops repo` made it.")
 @click.option("-v", "--verbose", count=True, help="Triton's verbose log; twice for more.")
 def command(
     repository: Path,
@@ -83,6 +84,7 @@ def command(
     gpus_per_node: int,
     image: str | None,
     claim: str,
+    strict: bool,
     verbose: int,
 ) -> None:
     """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
@@ -122,6 +124,7 @@ def command(
         http=http,
         metrics=metrics,
         traces=traces or "",
+        strict=strict,
     ) as server:
         server.wait_ready(ready_timeout, cancelled=stop)
         if not stop.is_set():

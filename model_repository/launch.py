@@ -26,7 +26,7 @@ from llmops.errors import InputError, MissingDependencyError, ResourceError, Ser
 from llmops.model_repository.gpus import check_present
 from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
 from llmops.model_repository.multi_gpu.scheduler import without_scheduler
-from llmops.model_repository.repository.check import check_repository
+from llmops.model_repository.repository.check import check_repository, check_unedited
 from llmops.model_repository.repository.marker import Marker
 from llmops.model_repository.repository.match import check_engines, check_server
 from llmops.model_repository.server.command import Ports as Ports
@@ -305,17 +305,22 @@ def start_triton(
     http: bool = False,
     metrics: bool = True,
     traces: str = "",
+    strict: bool = False,
     on_log: Callable[[LogLine], None] = print_log,
     installation: Installation | None = None,
 ) -> TritonServer:
     """Start tritonserver on `repository`, under mpirun where an engine wants it; call `wait_ready()` next.
 
     `exit_timeout`: seconds that running requests get at a stop; `launch`: one of multi_gpu.LAUNCHES; `http`, `metrics`:
-    whether these servers run; `traces`: the URL of what takes Triton's own spans. It also ends when the calling process
+    whether these servers run; `traces`: the URL of what takes Triton's own spans; `strict`: an edited repository is
+    refused. It also ends when the calling process
     dies, however it dies. Raises InputError, ResourceError, VersionMismatchError or MissingDependencyError with the
     fix.
     """
     models, marker = check_repository(repository), Marker.load(repository)
+    edited = check_unedited(repository, marker, strict)
+    if edited:
+        on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", edited))
     plan = plan_launch(marker, launch)
     installation = installation or find_installation()
     check_server(marker, models, installation.backends)

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
 from llmops.errors import InputError
+from llmops.model_repository.repository.marker import Marker
 from llmops.model_repository.repository.pbtxt import parse_config
 
 
@@ -30,6 +31,24 @@ def check_repository(repository: Path) -> dict[str, Any]:
     if not models:
         raise InputError(f"{repository} is not a model repository: it has no models. Make one with `llmops repo`.")
     return models
+
+
+def check_unedited(repository: Path, marker: Marker, strict: bool) -> str:
+    """Return a warning about files that `llmops repo` did not write so, or an empty text.
+
+    Raises InputError where there would be a warning and `strict` is set, and for a repository that llmops did not make.
+    """
+    edits = marker.edits(repository)
+    if marker.files and not edits:
+        return ""
+    if edits:
+        shown = ", ".join(edits[:3]) + (f" and {len(edits) - 3} more" if len(edits) > 3 else "")
+        problem = f"{repository} was edited since `llmops repo` made it: {shown}. A repository is a program"
+    else:
+        problem = f"{repository} was not made by this `llmops repo`, so its files cannot be checked"
+    if strict:
+        raise InputError(f"{problem}; make it again with `llmops repo`, or leave out --strict.")
+    return f"{problem}; `--strict` refuses it." if edits else ""
 
 
 def _check_model(folder: Path) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from llmops.errors import InputError
@@ -38,11 +40,16 @@ class ServedEngine:
 
 @dataclass(frozen=True)
 class Marker:
-    """Served names with their engines; empty for a repository that llmops did not make."""
+    """Served names with their engines; empty for a repository that llmops did not make.
+
+    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository. They tell an edit from
+    what was generated; whoever may write the repository can write the marker too.
+    """
 
     llmops: str = ""
     contract: int = 1
     engines: dict[str, ServedEngine] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
     @property
     def on_gpus(self) -> bool:
@@ -50,7 +57,16 @@ class Marker:
         return any(engine.tensorrt_llm for engine in self.engines.values())
 
     def save(self, repository: Path) -> None:
-        (repository / FILE_NAME).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        """Write the marker, with the digests of all files that are in the repository now."""
+        marked = replace(self, files=_digests(repository))
+        (repository / FILE_NAME).write_text(json.dumps(asdict(marked), indent=2) + "\n")
+
+    def edits(self, repository: Path) -> list[str]:
+        """Return the paths of files that were changed, added or removed since `llmops repo` wrote them."""
+        if not self.files:
+            return []
+        found = _digests(repository)
+        return sorted(path for path in self.files.keys() | found.keys() if self.files.get(path) != found.get(path))
 
     @classmethod
     def load(cls, repository: Path) -> Marker:
@@ -61,9 +77,30 @@ class Marker:
         try:
             content = json.loads(path.read_bytes())
             engines = {name: ServedEngine(**fields) for name, fields in content["engines"].items()}
-            return cls(content["llmops"], content["contract"], engines)
+            return cls(content["llmops"], content["contract"], engines, dict(content.get("files", {})))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path} was written by another version of llmops or edited ({error}): make the repository again with "
                 "`llmops repo`."
             ) from error
+
+
+def _digests(repository: Path) -> dict[str, str]:
+    return {str(path.relative_to(repository)): _digest(path) for path in _files(repository)}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        # compiled by Python as it imports, and the marker itself
+        if path.name in ("__pycache__", FILE_NAME):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _files(path)
+        else:
+            yield path
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the place that a link names: what it holds is another program's."""
+    content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+    return hashlib.sha256(content).hexdigest()

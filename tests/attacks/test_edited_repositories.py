@@ -1,0 +1,73 @@
+"""A repository whose files were changed after it was made: said at each start, refused with --strict."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.cli.main import cli
+from llmops.errors import InputError
+from llmops.model_repository.repository.check import check_unedited
+from llmops.model_repository.repository.marker import Marker
+
+ENGINE = "smollm2-tensorrt_llm"
+
+
+@pytest.fixture
+def copied(repository: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(repository, tmp_path / "repository", symlinks=True))
+
+
+def edit_model(folder: Path) -> None:
+    path = folder / ENGINE / "1" / "model.py"
+    path.write_text(path.read_text() + "\nprint('not ours')\n")
+
+
+def name_environment(folder: Path) -> None:
+    path = folder / ENGINE / "config.pbtxt"
+    extra = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/tmp/env.tar.gz" } }\n'
+    path.write_text(path.read_text() + extra)
+
+
+def add_model(folder: Path) -> None:
+    shutil.copytree(folder / ENGINE, folder / "another")
+
+
+def link_model(folder: Path) -> None:
+    path = folder / ENGINE / "1" / "model.py"
+    path.rename(folder.parent / "elsewhere.py")
+    path.symlink_to(folder.parent / "elsewhere.py")
+
+
+EDITS: dict[str, Callable[[Path], None]] = {
+    f"{ENGINE}/1/model.py": edit_model,
+    f"{ENGINE}/config.pbtxt": name_environment,
+    "another/": add_model,
+    f"{ENGINE}/1/model.py (link)": link_model,
+}
+
+
+@pytest.mark.parametrize("named", EDITS)
+def test_an_edit_is_named_and_refused_where_asked(copied: Path, named: str) -> None:
+    assert check_unedited(copied, Marker.load(copied), strict=True) == ""
+    (copied / ENGINE / "1" / "__pycache__").mkdir(exist_ok=True)
+    EDITS[named](copied)
+    marker = Marker.load(copied)
+    assert named.removesuffix(" (link)") in check_unedited(copied, marker, strict=False)
+    with pytest.raises(InputError, match="make it again"):
+        check_unedited(copied, marker, strict=True)
+    refused = CliRunner().invoke(cli, ["serve", str(copied), "--strict"])
+    assert isinstance(refused.exception, InputError)
+    assert "was edited since" in str(refused.exception)
+
+
+def test_a_repository_of_somebody_else_is_served_and_not_strictly(copied: Path) -> None:
+    (copied / ".llmops-repository.json").unlink()
+    marker = Marker.load(copied)
+    assert check_unedited(copied, marker, strict=False) == ""
+    with pytest.raises(InputError, match="was not made by this"):
+        check_unedited(copied, marker, strict=True)
