@@ -33,8 +33,8 @@ def name_environment(folder: Path) -> None:
     path.write_text(path.read_text() + extra)
 
 
-def add_model(folder: Path) -> None:
-    shutil.copytree(folder / ENGINE, folder / "another")
+def add_module(folder: Path) -> None:
+    (folder / ENGINE / "1" / "sitecustomize.py").write_text("print('not ours')\n")
 
 
 def link_model(folder: Path) -> None:
@@ -46,7 +46,7 @@ def link_model(folder: Path) -> None:
 EDITS: dict[str, Callable[[Path], None]] = {
     f"{ENGINE}/1/model.py": edit_model,
     f"{ENGINE}/config.pbtxt": name_environment,
-    "another/": add_model,
+    f"{ENGINE}/1/sitecustomize.py": add_module,
     f"{ENGINE}/1/model.py (link)": link_model,
 }
 
