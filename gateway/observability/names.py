@@ -50,48 +50,49 @@ class Table(list[Name]):
 GATEWAY = Table()
 _g = GATEWAY
 
-TTFT = _g.histogram("llm_ttft_seconds", "From the request's arrival to its first token.", "model", buckets=FIRST_TOKEN)
+TTFT = _g.histogram(
+    "llm_ttft_seconds", "Time from a request's arrival to its first token.", "model", buckets=FIRST_TOKEN
+)
 TPOT = _g.histogram("llm_tpot_ms", "Mean time per token after the first, per answer.", "model", buckets=PER_TOKEN_MS)
 QUEUE_DEPTH = _g.gauge(
     "llm_queue_depth", "Requests that wait for their first token; `priority` is the caller's tier.", "model", "priority"
 )
 ANSWERS = _g.counter(
     "llmops_answers_total",
-    "Answers that are over, by how they kept the model's objectives (see Goodput).",
+    "Finished answers, by goodput outcome.",
     "model",
     "outcome",
 )
 PROMPT_TOKENS = _g.counter("llmops_prompt_tokens_total", "Tokens of the prompts.", "model")
 LOOKED_UP = _g.counter(
     "llmops_prefix_lookup_tokens_total",
-    "Prompt tokens for which the engine reported whether they were cached.",
+    "Prompt tokens whose cache state the engine reported.",
     "model",
 )
-CACHED = _g.counter("llmops_prefix_cached_tokens_total", "Those of them that were in the prefix cache.", "model")
+CACHED = _g.counter("llmops_prefix_cached_tokens_total", "Prompt tokens found in the prefix cache.", "model")
 COMPLETION_TOKENS = _g.counter("llmops_completion_tokens_total", "Tokens generated for answers.", "model")
 CANCELLED = _g.counter("llmops_cancelled_requests_total", "Requests whose client went away.", "model")
 ACTIVE = _g.gauge("llmops_active_streams", "Answers in progress.", "model")
-ITL = _g.histogram("llmops_inter_token_latency_seconds", "Between two messages of an answer, per token.", "model")
-DURATION = _g.histogram("llmops_request_duration_seconds", "From the request's arrival to its last token.", "model")
-REQUESTS = _g.counter("llmops_requests_total", "Requests that are over, by route and HTTP status.", "route", "status")
+ITL = _g.histogram("llmops_inter_token_latency_seconds", "Time between two messages of an answer, per token.", "model")
+DURATION = _g.histogram("llmops_request_duration_seconds", "Time from a request's arrival to its last token.", "model")
+REQUESTS = _g.counter("llmops_requests_total", "Finished requests.", "route", "status")
 OVERHEAD = _g.histogram("llmops_overhead_seconds", "The gateway's own time until the answer begins (`total`).", "stage")
 STAGES = _g.histogram(
     "llmops_stage_seconds",
-    "What the time until the answer begins (a stream's first bytes, else all of it) was spent on: parse, queue, "
-    "template, tokenise, submit, upstream, detokenise, write.",
+    "Time until the answer begins (a stream's first bytes, else all of it), by stage: parse, queue, template, "
+    "tokenise, submit, upstream, detokenise, write.",
     "stage",
 )
 MIGRATIONS = _g.counter(
     "llmops_migrations_total",
-    "Answers that moved to another replica, by why they left: lost, failed, refused, drain, suspect, preempted.",
+    "Answers that moved to another replica: lost, failed, refused, drain, suspect, preempted.",
     "reason",
 )
 IGNORED = _g.counter("llmops_ignored_fields_total", "Request fields accepted and ignored.", "field")
 REFUSED = _g.counter(
     "llmops_refused_connections_total",
-    "Connections closed because a client exceeded a bound, or because there was no place: client (its answer was not "
-    "read), connections, header, header_bytes, invalid, pipeline (too many requests wait behind others), room (idle "
-    "when a new connection needed its place), unread (all unread answers hold too much).",
+    "Connections closed at a limit: client (answer not read), connections, header, header_bytes, invalid, pipeline "
+    "(too many requests queued), room (idle, replaced by a new one), unread (unread answers of all clients too large).",
     "reason",
 )
 MISROUTED = _g.counter(
@@ -99,54 +100,50 @@ MISROUTED = _g.counter(
 )
 PREFIX_UNSTABLE = _g.gauge(
     "llmops_prefix_unstable",
-    "Share of a tenant's prompts that differ early and then continue alike, when it was last reported.",
+    "Share of a tenant's prompts that differ early and then continue alike, at the last report.",
     "tenant",
 )
 REPLICAS = _g.gauge(
     "llmops_replicas",
-    "Replicas by what this gateway believes of them: starting, spare, ready, draining, suspect, gone.",
+    "Replicas by state in this gateway's view: starting, spare, ready, draining, suspect, gone.",
     "model",
     "state",
 )
 SERVERS = _g.gauge("llmops_server_reached", "Workers of this gateway that reach the Triton server.", "server")
-LAG = _g.histogram("llmops_event_loop_lag_seconds", "How late the event loop was with a timer of 40 ms.", "loop")
+LAG = _g.histogram("llmops_event_loop_lag_seconds", "Lateness of a 40 ms timer in the event loop.", "loop")
 HELD = _g.counter(
     "llmops_event_loop_held_seconds_total",
-    "Time in which the gateway's own work kept the event loop from anything else for over 50 ms.",
+    "Time in which the gateway's own work blocked the event loop for over 50 ms.",
 )
-MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of this process, in bytes.")
+MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of this process.")
 
 # What is told by who has it: the room of usage, control, or an evaluation in a file for the node exporter.
 ROOMS = Table()
-USAGE_LAG = ROOMS.gauge(
-    "llmops_usage_lag_seconds", "Age of the oldest usage event that the ledger does not have; 0 without one."
-)
-_SPENT = "since the 1st of the month (UTC), by the ledger"
+USAGE_LAG = ROOMS.gauge("llmops_usage_lag_seconds", "Age of the oldest usage event missing in the ledger, or 0.")
+_SPENT = "in this month (UTC), from the ledger"
 SPENT = ROOMS.gauge(
     "llmops_spent_dollars",
-    f"What tenants used {_SPENT}, in dollars. Control has it; beyond the 20 that spend most they share `other`.",
+    f"Dollars used {_SPENT}. From control; tenants beyond the top 20 share `other`.",
     "tenant",
 )
 SPENT_TOKENS = ROOMS.gauge(
-    "llmops_spent_tokens", f"The same in tokens: input (not cached), cached, output; {_SPENT}.", "tenant", "kind"
+    "llmops_spent_tokens", f"Tokens used {_SPENT}: input (not cached), cached, output.", "tenant", "kind"
 )
-SPENT_ON = ROOMS.gauge("llmops_spent_on_model_dollars", f"What was used of each model {_SPENT}, in dollars.", "model")
+SPENT_ON = ROOMS.gauge("llmops_spent_on_model_dollars", f"Dollars used {_SPENT}.", "model")
 BUDGET_USED = ROOMS.gauge(
-    "llmops_budget_used_ratio", "Share of a tenant's budget that its present period has used.", "tenant"
+    "llmops_budget_used_ratio", "Share of a tenant's budget used in its current period.", "tenant"
 )
 PARKED = ROOMS.gauge(
     "llmops_usage_events_parked",
-    "Usage events that are on no bill, by the reason (`llmops usage parked` lists them). Control has it.",
+    "Usage events on no bill (`llmops usage parked` lists them). From control.",
     "reason",
 )
 TOLD = ROOMS.counter(
     "llmops_told_total",
-    "Requests told of in traces or the access log (`signal`: trace, access_log), sent or dropped for want of room or a "
+    "Requests exported to traces or the access log (`signal`: trace, access_log): sent, or dropped without space or "
     "receiver.",
     "signal",
     "result",
 )
-EVAL_SCORE = ROOMS.gauge(
-    "llm_eval_score", "What an evaluation of the model says now; higher is better.", "model", "eval"
-)
-EVAL_BASELINE = ROOMS.gauge("llm_eval_baseline", "What it said before the model was changed.", "model", "eval")
+EVAL_SCORE = ROOMS.gauge("llm_eval_score", "Current score of an evaluation; higher is better.", "model", "eval")
+EVAL_BASELINE = ROOMS.gauge("llm_eval_baseline", "Score before the model was changed.", "model", "eval")
