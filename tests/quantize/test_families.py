@@ -1,5 +1,5 @@
-"""Every cell of the families table in docs/tensorrt-llm.md: each format that a family is allowed on a target is
-exported from a tiny random model and read back within its rounding bound.
+"""Every format that a family is allowed on a target ("What loads" in docs/tensorrt-llm.md) is exported from a tiny
+random model and read back within its rounding bound.
 
 Every fifth cell by default, because all of them take minutes: LLMOPS_EVERY_CELL=1 runs the whole table.
 """

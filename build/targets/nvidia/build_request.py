@@ -138,7 +138,7 @@ def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, pass
 
 
 def allowed_formats(family: str, target: str) -> tuple[str, ...]:
-    """What a family can be built in for a target: the families table of docs/tensorrt-llm.md."""
+    """Return the formats that a family can be built in for a target (docs/tensorrt-llm.md, "What loads")."""
     if FAMILIES[family].as_published:
         return ("none",)
     if target == "tensorrt" and family in ("qwen3", "qwen3_moe"):
