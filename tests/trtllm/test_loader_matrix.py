@@ -106,7 +106,7 @@ def offered(target):
 
 
 def accepted(target):
-    """The cells of `offered` that the families table allows and that are exported. Without a checkpoint, because these
+    """The cells of `offered` that `allowed_formats` allows and that are exported. Without a checkpoint, because these
     are parameters of tests; test_what_is_refused holds `build` to the same."""
     from llmops.build.targets.nvidia.build_request import allowed_formats
 
