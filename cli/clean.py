@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def _bytes(path: Path) -> int:
 
 
 def _remove(folder: Path, part: Part, yes: bool, quiet: bool) -> None:
-    if not yes and not click.confirm(f"Remove {part.path} ({_size(part.bytes)}: {part.holds})?", err=True):
+    if not yes and not _confirmed(f"Remove {part.path} ({_size(part.bytes)}: {part.holds})?"):
         return
     try:
         for path in _files(folder, part.name):
@@ -103,6 +104,17 @@ def _remove(folder: Path, part: Part, yes: bool, quiet: bool) -> None:
         ) from error
     if not quiet:
         click.echo(f"Removed {part.path} ({_size(part.bytes)}).")
+
+
+def _confirmed(question: str) -> bool:
+    """Ask `question`. Raises InputError when standard input ends before it holds an answer."""
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise InputError("Nothing more was removed: standard input holds no answer; give --yes.") from None
 
 
 def _size(count: int) -> str:

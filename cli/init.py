@@ -53,6 +53,8 @@ def command(
         _write_schema(output)
         click.echo(f"Wrote {output.with_name(SCHEMA)}")
         return
+    if checkpoint.endswith((".yaml", ".yml")):
+        raise InputError(f"{checkpoint} names the file to write, not a checkpoint; write -o {checkpoint}.")
     if output.exists() and not force:
         raise InputError(f"{output} is there already; give -o another name, or --force to replace it.")
     named = name or name_of(checkpoint)

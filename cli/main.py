@@ -102,6 +102,8 @@ def cli() -> None:
 
 #: Characters of the longest error message. Some hold what a server or a file said.
 MOST_ERROR = 4096
+# a path from the command line, which Python's own checks of paths pass on
+_UNUSABLE_PATH = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -141,6 +143,10 @@ def main() -> NoReturn:
             raise
         _interrupted()
     except OSError as error:
+        if error.errno in _UNUSABLE_PATH and error.filename is not None:
+            path = shown(os.fsdecode(error.filename))
+            click.echo(f"Error: {path} cannot be used ({error.strerror}); give another path.", err=True)
+            sys.exit(2)
         if error.filename is not None or error.errno not in _NO_OUTPUT:
             raise
         _unwritable(error)

@@ -66,7 +66,7 @@ def command(
     if context.invoked_subcommand is not None:
         return
     if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other.")
+        raise click.UsageError("--json and --csv exclude each other; give one of them.")
     groups = tuple(dict.fromkeys(groups)) or ("tenant", "model")
     only["key"] = only["key"] and key_name(only["key"])
     found = at.do(READ_USAGE, UsageWanted(**given_of({**only, "first": first, "last": last, "by": groups})))

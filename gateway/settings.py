@@ -477,7 +477,7 @@ def load_settings(config: Path | Layers | None = None, **flags: Any) -> GatewayS
             f"The environment variable {name} is not JSON, which this setting needs in the environment; correct it."
         ) from error
     except ValidationError as error:
-        where = f"flags, environment or {place}" if place else ""
+        where = f"flags, environment or {place}" if place else "flags or environment"
         raise InputError(misfit(error, GatewaySettings, where, "docs/gateway.md")) from error
 
 

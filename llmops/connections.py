@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from typing import Any
@@ -79,6 +80,8 @@ def http_refusal(url: str, status: int, message: str, scope: str = "inference") 
         return ServerError(f"{url} asks for an API key{said}; set LLMOPS_API_KEY or give --api-key.")
     if status == 403:
         return ServerError(f"The API key may not do this at {url}{said}; it needs the scope {scope}.")
+    if status == 404 and re.match(r"The model .* does not exist", message):
+        return ServerError(f"{url} does not serve that model{said}; choose another with --model.")
     if status == 404:
         base = url.rstrip("/")
         hint = "" if base.endswith("/v1") else f" Did you mean {base}/v1?"

@@ -92,7 +92,10 @@ async def _warm_up(options: BenchOptions, runner: Runner, progress: Progress) ->
     run = await runner.closed(min(concurrency, sessions), Limit(sessions))
     errors = sorted({record.error for record in run.records if record.error is not None})
     if run.records and all(record.error for record in run.records):
-        raise ServerError(f"All {len(run.records)} warm-up requests to {options.url} failed: {', '.join(errors)}.")
+        raise ServerError(
+            f"All {len(run.records)} warm-up requests to {options.url} failed: {', '.join(errors)}; "
+            "correct the model, key or request that this names, or see the server's log."
+        )
 
 
 async def _measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
 import ssl
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
     (
         (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError),
         InputError,
-        "refuses this user or password.",
+        "refuses this user or password; correct them in the store's URL.",
     ),
     ((asyncpg.InvalidCatalogNameError,), InputError, "has no such database; `createdb` it first."),
     (
@@ -60,9 +61,19 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
         "has damaged data; PostgreSQL's own log names the place. REINDEX mends an index, and a backup the rest.",
     ),
     (
+        (socket.gaierror,),
+        ResourceError,
+        "cannot be reached: its host name has no address; correct the name in the store's URL.",
+    ),
+    (
+        (ConnectionRefusedError,),
+        ResourceError,
+        "cannot be reached: nothing listens there; start PostgreSQL, or correct host and port in the store's URL.",
+    ),
+    (
         (OSError, asyncio.TimeoutError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError),
         ResourceError,
-        "cannot be reached; does PostgreSQL run there?",
+        "cannot be reached; start PostgreSQL there, or correct the store's URL.",
     ),
 )
 

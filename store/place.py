@@ -69,7 +69,9 @@ class Place:
         if self.file is None:
             return
         if self.file.is_dir() or (self.file.exists() and not os.access(self.file, os.R_OK)):
-            raise InputError(f"The store {self.file} cannot be opened: it is a folder, or this user may not read it.")
+            raise InputError(
+                f"The store {self.file} cannot be opened: it is a folder, or this user may not read it; name a file."
+            )
         if not self.file.parent.is_dir():
             raise InputError(
                 f"{self.file} cannot be created: the folder {self.file.parent} does not exist; create it first."

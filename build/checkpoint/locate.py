@@ -68,6 +68,9 @@ def _not_a_checkpoint(path: Path, reason: str) -> str:
 def _open_hub(ref: str, weights: bool) -> Checkpoint:
     from llmops.build.checkpoint.hub import HUB_ID, fetch_snapshot
 
+    if ref.startswith(("http://", "https://")):
+        hub_id = "/".join(ref.split("/")[3:5])
+        raise CheckpointError(f"{ref} is a URL, which is not downloaded; give the hub id, here perhaps {hub_id}.")
     match = HUB_ID.fullmatch(ref)
     if match is None or ref.endswith((".gguf", ".safetensors")):
         raise CheckpointError(_not_a_checkpoint(Path(ref), "there is no such file or folder"))

@@ -22,7 +22,7 @@ def admin_options(command: Command) -> Command:
     def run(*arguments: Any, store: str | None, url: str | None, api_key: str | None, **given: Any) -> Any:
         source = click.get_current_context().get_parameter_source
         if url and store and source("store") is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError("--store and --url exclude each other.")
+            raise click.UsageError("--store and --url exclude each other; give one of them.")
         return command(*arguments, at=Administration(store, url, api_key), **given)
 
     for option in (

@@ -52,7 +52,7 @@ class AdminClient:
         except (ValueError, KeyError, TypeError):
             return self._stranger()
         # a gateway alone, which has no such route
-        if said == f"There is no {answer.request.method} {answer.request.url.path}.":
+        if said.startswith(f"There is no {answer.request.method} {answer.request.url.path}."):
             return self._stranger()
         if answer.status_code >= 500:
             return ServerError(f"{self._url}: {said}")

@@ -14,5 +14,5 @@ def period_of(first: date | None, last: date | None, now: datetime) -> Period:
     last = last or max(today, first or today)
     first = first or last.replace(day=1)
     if first > last:
-        raise InputError(f"A period from {first} to {last} ends before it begins.")
+        raise InputError(f"A period from {first} to {last} ends before it begins; swap the two days.")
     return Period(first=first, last=last)

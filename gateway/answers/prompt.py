@@ -97,7 +97,9 @@ def _may_be_empty(message: Message) -> bool:
 
 def _part(part: ContentPart, where: str) -> str:
     if part.type not in TEXT_PARTS:
-        raise UnsupportedError(f"This model takes text only, not a part of type '{part.type}'.", param=where)
+        raise UnsupportedError(
+            f"This model takes text only, not a part of type '{part.type}'; send parts of type 'text'.", param=where
+        )
     text = part.text if part.text is not None else (part.model_extra or {}).get("refusal")
     if not isinstance(text, str):
         raise missing(f"{where}.text")

@@ -150,7 +150,8 @@ def output_length(
     room = room_for(card, prompt_tokens)
     if room < 1:
         raise ContextLengthError(
-            f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}.",
+            f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}. "
+            "Shorten it.",
             param="messages" if param != "prompt" else param,
             tokens=prompt_tokens,
             most=card.max_seq_len,
@@ -160,7 +161,7 @@ def output_length(
             return room
         raise ContextLengthError(
             f"This model's maximum context length is {card.max_seq_len} tokens; {prompt_tokens} in the prompt and "
-            f"{wanted} for the answer are {prompt_tokens + wanted}.",
+            f"{wanted} for the answer are {prompt_tokens + wanted}. Shorten the prompt or lower '{param}'.",
             param=param,
         )
     return wanted or min(room, default or room)

@@ -69,5 +69,5 @@ def _weight_of_arguments(call: MessageToolCall) -> int:
 
 def _too_long(model: ServedModel, tokens: int, param: str, about: str = "") -> ContextLengthError:
     most = model.card.max_seq_len
-    said = f"This model's maximum context length is {most} tokens, but the prompt has {about}{tokens}."
+    said = f"This model's maximum context length is {most} tokens, but the prompt has {about}{tokens}. Shorten it."
     return ContextLengthError(said, param=param, tokens=tokens, most=most)

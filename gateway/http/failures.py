@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -70,7 +71,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
         meant = _meant_path(request)
-        hint = f" Did you mean {meant}? {BASE_URL}" if meant else ""
+        hint = f" Did you mean {meant}? {BASE_URL}" if meant else _nearest_path(request)
         return respond_with(NotFoundError(f"There is no {where}.{hint}"), request.scope)
     if error.status_code == 405:
         headers = dict(error.headers or {})
@@ -85,8 +86,21 @@ def _meant_path(request: Request) -> str:
     """Return the route that a client with a wrong base URL, or a slash at its end, meant; empty when there is none."""
     path = request.url.path
     cleaned = re.sub(r"^(/v1)+(?=/)", "/v1", path.rstrip("/"))
-    known = {*getattr(request.app, "express", ()), *(getattr(route, "path", "") for route in request.app.routes)}
+    known = _known_paths(request)
     return next((one for one in (cleaned, f"/v1{cleaned}") if one != path and one in known), "")
+
+
+def _nearest_path(request: Request) -> str:
+    """Return a hint at the path that is spelt most like the request's, or at the list of all paths."""
+    known = _known_paths(request)
+    nearest = difflib.get_close_matches(request.url.path, known, n=1, cutoff=0.85)
+    if nearest:
+        return f" Did you mean {nearest[0]}?"
+    return " GET /docs shows the endpoints." if "/docs" in known else ""
+
+
+def _known_paths(request: Request) -> set[str]:
+    return {*getattr(request.app, "express", ()), *(getattr(route, "path", "") for route in request.app.routes)}
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

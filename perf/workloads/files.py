@@ -22,7 +22,8 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as text: {error}.") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"{path} cannot be read as text ({reason}); name a file that can.") from error
     if not lines:
         raise InputError(f"{path} is empty.")
     return lines

@@ -259,7 +259,9 @@ async def _note_newest(connection: AsyncConnection, user_id: str, hashed: str) -
 
 def _refuse_past(spec: KeySpec, by: By) -> None:
     if spec.expires_at is not None and spec.expires_at <= by.at:
-        raise InputError(f"A key cannot expire in the past ({spec.expires_at:%Y-%m-%d %H:%M} UTC).")
+        raise InputError(
+            f"A key cannot expire in the past ({spec.expires_at:%Y-%m-%d %H:%M} UTC); give a later time, or never."
+        )
 
 
 def _refuse_revoked(key: KeyRow) -> None:

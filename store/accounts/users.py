@@ -42,7 +42,7 @@ async def ensure_user(
     """
     email = email.lower()
     if not _EMAIL.fullmatch(email) or len(email) > 255 or not is_plain(email):
-        raise InputError(f"'{shown(email)}' is not an e-mail address.")
+        raise InputError(f"'{shown(email)}' is not an e-mail address; write one such as ann@example.com.")
     values = {"id": str(uuid4()), "email": email, "tier": tier, "tenant_id": tenant_id, "created_at": by.at}
     done = await connection.execute(insert(connection, users).values(values).on_conflict_do_nothing())
     if done.rowcount:

@@ -117,6 +117,16 @@ async def test_a_wrong_base_url_gets_the_path_that_was_meant(stack, path, meant)
     assert message.startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [("/v1/chat/completion", "Did you mean /v1/chat/completions?"), ("/v1/nothing", "GET /docs shows the endpoints.")],
+)
+async def test_a_misspelt_path_gets_the_nearest_or_the_list(stack, path, hint):
+    answer = await stack.client.post(path, json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"There is no POST {path}. {hint}"
+
+
 async def test_ignored_fields_are_named_and_counted_everywhere(stack):
     stack.say("Hello")
     extra = {"priority": 3, "what": 1, "stream": True, "stream_options": {"include_obfuscation": False}}

@@ -276,7 +276,7 @@ REFUSED_KEYS = pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--tenant", "acne"), r"There is no tenant acne (did you mean acme?); `llmops tenant create acne` makes one."),
-        (("--user", "nobody"), "'nobody' is not an e-mail address."),
+        (("--user", "nobody"), "'nobody' is not an e-mail address; write one such as ann@example.com."),
         (("--rpm", "-5"), "rpm -5: a limit is 1 to 1,000,000,000; to stop a key, revoke it; to stop a tenant"),
         (("--rpm", "0"), "rpm 0: a limit is 1 to"),
         (("--tpm", "99999999999999999999"), "tpm 99999999999999999999: a limit is 1 to 1,000,000,000"),
@@ -297,7 +297,10 @@ REFUSED_KEYS = pytest.mark.parametrize(
         (("--expires", "soon"), "'soon' is not a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31."),
         (("--expires", "90"), "'90' is not a time"),
         (("--expires", "99999d"), "'99999d' is not a time"),
-        (("--expires", "2020-01-01"), "A key cannot expire in the past (2020-01-01 00:00 UTC)."),
+        (
+            ("--expires", "2020-01-01"),
+            "A key cannot expire in the past (2020-01-01 00:00 UTC); give a later time, or never.",
+        ),
         (("--tier", "Gold!"), "'Gold!' is not a tier"),
     ],
 )
@@ -317,9 +320,9 @@ REFUSED = pytest.mark.parametrize(
         (("usage", "--from", "yesterday"), "'yesterday' is not a day; write 2026-11-30."),
         (
             ("usage", "--from", "2026-02-02", "--to", "2026-02-01"),
-            "A period from 2026-02-02 to 2026-02-01 ends before it begins.",
+            "A period from 2026-02-02 to 2026-02-01 ends before it begins; swap the two days.",
         ),
-        (("usage", "--json", "--csv"), "--json and --csv exclude each other."),
+        (("usage", "--json", "--csv"), "--json and --csv exclude each other; give one of them."),
         (("tenant", "create", "acme"), "The tenant acme already exists; `llmops tenant update acme` changes it."),
         (("tenant", "update", "acme"), "Nothing to change"),
         (("key", "rotate", "key-none", "--overlap", "1y"), "'1y' is not a duration of at most ten years"),
@@ -353,7 +356,7 @@ def test_an_admin_api_refuses_with_the_same_sentences(acme):
     keys = [((*CREATE, *given), said) for given, said in REFUSED_KEYS.args[1]]
     for arguments, said in keys + REFUSED.args[1]:
         refused = acme(*arguments)
-        wanted = "--store and --url exclude each other." if "--store" in arguments else said
+        wanted = "--store and --url exclude each other; give one of them." if "--store" in arguments else said
         assert (refused.code, refused.out, wanted in refused.err) == (2, "", True), (arguments, refused)
     assert acme("key", "list", "--all", "--json").json == []
 

@@ -50,7 +50,7 @@ async def test_a_wrong_password(postgres):
     before, _, after = postgres.partition("not-a-secret")
     error = await refused(f"{before}hunter2{after}")
     assert isinstance(error, InputError)
-    assert error.message.endswith("refuses this user or password.")
+    assert error.message.endswith("refuses this user or password; correct them in the store's URL.")
     assert "hunter2" not in error.message
     assert "not-a-secret" not in error.message
 
@@ -62,7 +62,8 @@ async def test_a_server_that_is_away():
         error = await refused(f"postgresql://llmops:hunter2@127.0.0.1:{port}/llmops")
     assert isinstance(error, ResourceError)
     expected = (
-        f"The store postgresql://llmops:***@127.0.0.1:{port}/llmops cannot be reached; does PostgreSQL run there?"
+        f"The store postgresql://llmops:***@127.0.0.1:{port}/llmops cannot be reached: nothing listens there; "
+        "start PostgreSQL, or correct host and port in the store's URL."
     )
     assert error.message == expected
 
@@ -72,7 +73,7 @@ async def test_a_server_that_says_nothing(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         error = await refused(f"postgresql://llmops@127.0.0.1:{silent.getsockname()[1]}/llmops")
     assert isinstance(error, ResourceError)
-    assert error.message.endswith("cannot be reached; does PostgreSQL run there?")
+    assert error.message.endswith("cannot be reached; start PostgreSQL there, or correct the store's URL.")
 
 
 async def test_a_server_without_tls(postgres):
@@ -83,7 +84,7 @@ async def test_a_server_without_tls(postgres):
 
 async def test_a_host_that_there_is_not():
     error = await refused("postgresql://llmops@nowhere.invalid/llmops")
-    assert error.message.endswith("cannot be reached; does PostgreSQL run there?")
+    assert error.message.endswith("its host name has no address; correct the name in the store's URL.")
 
 
 @pytest.mark.parametrize("kind", ["postgresql"])

@@ -151,7 +151,11 @@ def test_the_command_does_not_begin_with_what_cannot_be(url, databases, folder):
     server = databases.url("postgres")
     (folder / "text.db").write_text("this is no database, and longer than a header of one " * 4)
     bad = [
-        (server.replace("not-a-secret", "hunter2"), (), "refuses this user or password."),
+        (
+            server.replace("not-a-secret", "hunter2"),
+            (),
+            "refuses this user or password; correct them in the store's URL.",
+        ),
         (databases.url("nowhere"), (), "has no such database"),
         (f"sqlite:///{folder}/text.db", (), "is not a SQLite database"),
         (f"sqlite:///{folder}/no/where.db", (), "does not exist; create it first."),
