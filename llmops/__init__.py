@@ -3,4 +3,10 @@
 Here: only what more than one folder needs. Everything else has a folder of its own: docs/structure.md.
 """
 
+import sys
+
 __version__ = "0.1.0"
+
+# `import openvino` reports itself to Google Analytics from a process of its own. OpenVINO uses
+# its silent stub when this package cannot be imported.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]

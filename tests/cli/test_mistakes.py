@@ -62,3 +62,9 @@ def test_the_url_of_a_checkpoint_gets_its_hub_id(tmp_path):
         "Error: https://huggingface.co/a/b is a URL, which is not downloaded; give the hub id, here perhaps a/b.\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_openvino_reports_nothing():
+    code = "import llmops, openvino.tools.ovc as ovc; print(type(ovc.telemetry).__module__)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip().endswith("telemetry_stub"), result.stderr

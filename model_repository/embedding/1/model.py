@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import llmops_contract as contract
 import numpy as np
-import openvino as ov
 import triton_python_backend_utils as pb_utils
+
+# `import openvino` reports itself to Google Analytics from a process of its own. OpenVINO uses
+# its silent stub when this package cannot be imported.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+import openvino as ov  # noqa: E402
 
 
 class TritonPythonModel:
