@@ -65,6 +65,9 @@ async def events(desk: Desk) -> Finding:
             prompt = [random.randrange(3, desk.card.vocab_size) for _ in range(size)]
             await desk.same(1, prompt)
             found = await stream.stored(_PATIENCE)
+            if not found and not stored and desk.card.target == "openvino":
+                # its prefix cache goes with the first request of a tenant, and events with the cache
+                return unseen("the engine has no prefix cache, or reports nothing of it: tenants may not share one")
             expect(
                 found,
                 f"KV events are announced, and none came for the new prompt number {number}: gateways would route by "
