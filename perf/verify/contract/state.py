@@ -57,7 +57,7 @@ async def events(desk: Desk) -> Finding:
     size = min(_PROMPT, desk.card.max_seq_len // 2)
     if size < _PROMPT:
         return unseen(f"the context of {desk.card.max_seq_len} tokens may not hold a whole block")
-    stored = []
+    stored: list[int] = []
     async with Subscriber(desk, watch=True) as stream:
         # what is there already comes first
         await stream.stored(1.0)
