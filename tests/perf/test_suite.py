@@ -52,8 +52,7 @@ def test_a_part_that_is_ended_keeps_what_it_measured(folder):
     assert [(figure.name, figure.value) for figure in kept.figures] == [("gateway, 1 streams", 62.0)]
     assert results.missing(PART) is None
     text = page([PART])
-    assert "| gateway, 1 streams | 62 tokens/s |" in text
-    assert "Engine path: not everything was measured: it was not done after 100 s" in text
+    assert "| gateway, 1 streams: 62 tokens/s<br>not everything was measured: it was not done after 100 s" in text
 
 
 def test_a_page_keeps_what_parts_said_that_did_not_run_here(folder):
@@ -69,11 +68,11 @@ def test_a_page_keeps_what_parts_said_that_did_not_run_here(folder):
         results.path(other)
     )
     text = page([PART, other, third], earlier)
-    assert "| cost | 60 us | **≤ 5: not reached** |" in text
-    assert "2026-01-01 10:00 UTC on 64 cores of Engine path, 0 s;" in text
-    assert "- Engine path: cost is 60 us, the aim at most 5" in text
+    assert "Engine path | cost: 60 us **(≤ 5: missed)** | `command` |" in text
+    assert "2026-01-01 10:00 UTC, 64 cores of Engine path |" in text
     assert "7 us" not in text, "what ran now takes the place of what it said before"
-    assert text.count("## What a store costs") == 1
+    assert "What a store costs | cost: 4 us (≤ 5) |" in text
+    assert text.count("What a store costs") == 1
     assert "full soak: did not run (was not run)" in text
     assert page([PART, other, third], text) == text
 

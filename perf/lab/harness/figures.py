@@ -38,6 +38,13 @@ class Figure:
             return None
         return self.value <= self.target if self.at == "most" else self.value >= self.target
 
+    def text(self) -> str:
+        """Return the figure with its aim, which is bold if it was missed."""
+        text = f"{self.name}: {_number(self.value)} {self.unit}".rstrip()
+        if self.target is None:
+            return text
+        return f"{text} ({_aim(self)})" if self.reached else f"{text} **({_aim(self)}: missed)**"
+
 
 @dataclass
 class Section:
@@ -111,7 +118,7 @@ class Section:
 
     def markdown(self) -> str:
         """Return the section of the page: figures that have an aim, or all of them where none has."""
-        lines = [f"## {self.title}", "", self.text, "", f"`{self.command}`", "", self._circumstances(), ""]
+        lines = [f"## {self.title}", "", self.text, "", f"`{self.command}`", "", f"{self.circumstances()}.", ""]
         if self.figures:
             lines += ["| | measured | aim |", "|---|---|---|"]
             lines += [_row(figure) for figure in self.figures if figure.target is not None] or [
@@ -125,10 +132,10 @@ class Section:
         """Return all figures as rows of a table: section, figure, value, unit, aim, when it was measured."""
         return [[self.title, one.name, repr(one.value), one.unit, _aim(one), self.when] for one in self.figures]
 
-    def _circumstances(self) -> str:
-        where = f" on {self.where}" if self.where else ""
-        text = f"{self.when} UTC{where}, {self.seconds:.0f} s; other processes used {self.others:.2f} cores meanwhile"
-        return f"**{text}: the figures are worth little.**" if self.others > DISTURBED else f"{text}."
+    def circumstances(self) -> str:
+        """Return when and where this was measured, with a warning if other processes disturbed it."""
+        text = ", ".join(filter(None, [f"{self.when} UTC", self.where]))
+        return f"{text}; **others used {self.others:.2f} cores: worth little**" if self.others > DISTURBED else text
 
     def write_json(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,12 +148,6 @@ class Section:
         """What `write_json` wrote."""
         data = json.loads(path.read_text())
         return cls(**{**data, "figures": [Figure(**figure) for figure in data["figures"]]})
-
-
-def missed_line(section: Section, figure: Figure) -> str:
-    """One line for a list of what was missed."""
-    aim = f"at {figure.at} {_number(figure.target or 0.0)}"
-    return f"{section.title}: {figure.name} is {_number(figure.value)} {figure.unit}, the aim {aim}"
 
 
 def _row(figure: Figure) -> str:

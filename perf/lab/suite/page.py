@@ -7,7 +7,7 @@ import importlib.metadata
 import io
 import re
 
-from llmops.perf.lab.harness.figures import Section, missed_line
+from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.suite import results
 from llmops.perf.lab.suite.parts import Part
 from llmops.perf.report.document import machine
@@ -17,31 +17,32 @@ COLUMNS = ("section", "figure", "value", "unit", "aim", "measured")
 INTRODUCTION = """\
 # Performance
 
-Written by `make bench`; every figure below was measured by the command above it, none was typed in. A part by itself:
-`python -m llmops.perf.lab.suite --only "hot path"`. CPU figures are what the processes themselves used; where other
-processes took much of the machine meanwhile, the part says so. A part that has aims shows the figures that have one;
-all figures are in [performance.csv](performance.csv).
+Written by `make bench`. One row per benchmark: its first figure with an aim, every aim that was
+missed, or up to three figures where a benchmark has no aims. [performance.csv](performance.csv) has
+all figures. CPU is what the measured processes used. One benchmark alone:
+`python -m llmops.perf.lab.suite --only "hot path"`.
 """
+HEADER = "| | measured (aim) | command | when, where |\n|---|---|---|---|"
+#: Figures of a benchmark without aims that the page shows: enough for two sides and their ratio.
+COMPARED = 3
 
 
 def page(parts: list[Part], earlier: str = "") -> str:
-    """The Markdown page. A part that did not run here is told as in `earlier`, the page before."""
+    """Return the Markdown page. A part that did not run here keeps its row of `earlier`, the page before."""
     known = {part.name: results.section(part) for part in parts}
     why = {part.name: results.missing(part) for part in parts}
-    before = {name: text for name, text in _told(earlier).items() if not (known.get(name) or why.get(name))}
+    rows = {name: row for name, row in _rows(earlier).items() if not why.get(name)}
+    rows |= {name: _row(name, section) for name, section in known.items() if section is not None}
+    lacks = {name: reason or "was not run" for name, reason in why.items() if name not in rows}
     ran = [section for section in known.values() if section is not None]
-    lacks = {name: reason or "was not run" for name, reason in why.items() if not known[name] and name not in before}
-    texts = {**before, **{name: section.markdown() for name, section in known.items() if section is not None}}
     return "\n".join([
         INTRODUCTION,
         *_circumstances(ran, sum(one.seconds for part in parts if part.included and (one := known[part.name]))),
         "",
-        "## Not reached",
+        HEADER,
+        *(rows[part.name] for part in parts if part.name in rows),
+        *(["", *(f"- {name}: did not run ({reason})" for name, reason in lacks.items())] if lacks else []),
         "",
-        *([*_misses(ran), *_misses_before(earlier, before)] or ["All aims of what ran were reached."]),
-        *(f"- {name}: did not run ({reason})" for name, reason in lacks.items()),
-        "",
-        *(f"{_mark(part.name)}\n{texts[part.name]}" for part in parts if part.name in texts),
     ])  # fmt: skip
 
 
@@ -56,18 +57,19 @@ def table(parts: list[Part], earlier: str = "") -> str:
 
 
 def _mark(name: str) -> str:
-    return f"<!-- {name} -->"
+    return f"| <!-- {name} -->"
 
 
-def _told(earlier: str) -> dict[str, str]:
-    """The sections of a page by their parts."""
-    _, *pieces = re.split(_mark("(.+)") + r"\n", earlier)
-    return {name: text.rstrip("\n") + "\n" for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
+def _rows(earlier: str) -> dict[str, str]:
+    """Return the rows of a page by the names of their parts."""
+    return {match[1]: match[0] for match in re.finditer(r"^\| <!-- (.+?) -->.*$", earlier, re.M)}
 
 
-def _misses_before(earlier: str, before: dict[str, str]) -> list[str]:
-    titles = tuple(f"- {text.splitlines()[0].removeprefix('## ')}: " for text in before.values())
-    return [line for line in earlier.splitlines() if line.startswith(titles)] if titles else []
+def _row(name: str, section: Section) -> str:
+    aimed = [figure for figure in section.figures if figure.target is not None]
+    shown = [figure for at, figure in enumerate(aimed) if at == 0 or not figure.reached]
+    cells = [figure.text() for figure in shown or section.figures[:COMPARED]] + section.lacks
+    return f"{_mark(name)}{section.title} | {'<br>'.join(cells)} | `{section.command}` | {section.circumstances()} |"
 
 
 def _circumstances(sections: list[Section], seconds: float) -> list[str]:
@@ -86,9 +88,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _misses(sections: list[Section]) -> list[str]:
-    """Aims that were missed, and what a part says did not run."""
-    lines = [f"- {missed_line(section, figure)}" for section in sections for figure in section.missed]
-    return lines + [f"- {section.title}: {lack}" for section in sections for lack in section.lacks]
