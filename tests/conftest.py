@@ -19,6 +19,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import setuptools  # noqa: F401  before anything else can bring distutils in: torch asks for setuptools' own
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController

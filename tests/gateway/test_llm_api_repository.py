@@ -127,7 +127,9 @@ async def test_min_p_seeds_and_penalties_are_announced_and_taken(client):
     assert response.json()["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx([-0.51, -0.52, -0.53, -0.54])
 
 
-async def test_metrics_are_the_librarys_own(client, server):
+async def test_metrics_are_the_librarys_own(client, server, request):
+    if request.node.callspec.params["server"][0] == "1.2.1":
+        pytest.skip("before 1.3 statistics of several ranks grow without end in the library, and stay off")
     await client.post("/v1/completions", json={"model": "tiny", "prompt": [40, 50], "max_tokens": 4, "temperature": 0})
     wanted = {'kv_cache_block_type="reused"': "3", 'kv_cache_block_type="max"': "100", 'memory_type="gpu"': "5000"}
     deadline = time.monotonic() + 90

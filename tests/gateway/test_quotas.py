@@ -534,7 +534,7 @@ def test_without_quotas_nothing_of_it_is_made(monkeypatch):
     [
         ("quotas: {each: {rpm: 0}}", r"`quotas\.each\.rpm`.*greater than 0"),
         ("quotas: {each: {tpm: -5}}", r"`quotas\.each\.tpm`.*greater than 0"),
-        ("quotas: {all: {concurrent: 10000000000}}", r"`quotas\.all\.concurrent`.*less than or equal to 1000000000"),
+        ("quotas: {all: {concurrent: 10000000000}}", r"`quotas\.all\.concurrent`.*at most 1000000000"),
         ("quotas: {models: {tiny: {rmp: 5}}}", r"did you mean `rpm`"),
         ("redis: http://u:secret@host", r"`redis`.*not the URL of a Redis"),
     ],

@@ -42,6 +42,11 @@ OTHERS = {
         "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "top_k", "temperature", "top_p", "seed", "cache_salt",
     ),
+    # fields of a request to the LLM API
+    "model_repository/doctor/tasks.py": (
+        "temperature", "top_p", "top_k", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "stop_words", "min_tokens",
+    ),
     # why an answer moved
     "gateway/fleet/replicas/team.py": ("drain",),
     # capabilities
@@ -170,6 +175,7 @@ ALLOWED = {
         "openvino",
         "openvino_genai",
         "tensorrt_llm",
+        "tokenizers",
     },
     "preprocessing": {"llmops_preprocessing", "llmops_contract", "tokenizers"},
     "postprocessing": {"llmops_postprocessing", "llmops_contract", "tokenizers"},

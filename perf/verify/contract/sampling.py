@@ -29,7 +29,7 @@ _NOT_COMPUTED = -9000.0
 async def drawing(desk: Desk) -> Finding:
     """An engine that is greedy at every temperature passes all greedy checks."""
     scored = desk.card.capabilities.logprobs
-    asked: dict[str, Any] = {"return_log_probs": True} if scored else {}
+    asked: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
     if desk.card.capabilities.seed:
         heard = [await desk.same(PLAIN, seed=seed, **asked, **_HOT) for seed in (7, 8, 9)]
     else:

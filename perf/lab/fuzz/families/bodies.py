@@ -22,7 +22,7 @@ _MESSAGES = [
 ]
 _SAMPLING = {
     "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x", "y"], "presence_penalty": 0.1, "frequency_penalty": 0.1,
-    "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 1, "ignore_eos": False, "stop_token_ids": [3],
+    "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [3],
     "n": 1, "user": "u", "skip_special_tokens": True, "stream_options": None, "logit_bias": None,
 }  # fmt: skip
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": _SCHEMA}}

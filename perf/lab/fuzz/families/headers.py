@@ -51,22 +51,23 @@ class Raw(Case):
             writer.write(self.body)
             with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
                 await asyncio.wait_for(writer.drain(), PATIENCE)
-            return await _first_answer(reader)
+            return await _first_answer(reader, has_body=not self.body.startswith(b"HEAD "))
         finally:
             writer.transport.abort()
 
 
-async def _first_answer(reader: asyncio.StreamReader) -> httpx.Response | None:
+async def _first_answer(reader: asyncio.StreamReader, has_body: bool) -> httpx.Response | None:
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
         first, *lines = head.decode("latin-1").strip().split("\r\n")
         headers = httpx.Headers([(name, value) for name, _, value in (line.partition(": ") for line in lines)])
-        size = int(headers.get("content-length", 0))
+        # behind the header of an answer to HEAD stands the next answer
+        size = int(headers.get("content-length", 0)) if has_body else 0
         body = await asyncio.wait_for(reader.readexactly(size), PATIENCE) if size else b"{}"
     except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         return None
     status = int(first.split()[1])
-    if status == 100 or headers.get("transfer-encoding") == "chunked":
+    if status == 100 or headers.get("transfer-encoding") == "chunked" or (not has_body and status < 500):
         return None
     return httpx.Response(status, headers=headers, content=body)
 
