@@ -31,23 +31,31 @@ def main(descriptor: int) -> None:
     runtime.step_wait = _STEP_WAIT
     connection.send(("ready", ""))
     try:
+        told: tuple[Any, ...] = ()
         while True:
-            _turn(connection, runtime)
+            told = _turn(connection, runtime, told)
     except EngineDead as dead:
         connection.send(("dead", str(dead)))
     except (EOFError, OSError):
         runtime.close()
 
 
-def _turn(connection: Connection, runtime: TrtllmRuntime) -> None:
+def _turn(connection: Connection, runtime: TrtllmRuntime, told: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Take what is asked, run a step, and send its news.
+
+    Statistics are sent when they differ from `told`, also while nothing runs: the library reports those of the last
+    step after it. Returns the statistics that were sent last.
+    """
     while connection.poll(0 if runtime.has_work() else _IDLE_WAIT):
         failed = _obey(runtime, *connection.recv())
         if failed:
             connection.send(("step", ([failed], tuple(runtime.stats()), [])))
     outputs = list(runtime.step()) if runtime.has_work() else []
     changes = [tuple(one) for one in runtime.kv_changes()]
-    if outputs or changes:
-        connection.send(("step", ([tuple(one) for one in outputs], tuple(runtime.stats()), changes)))
+    stats = tuple(runtime.stats())
+    if outputs or changes or stats != told:
+        connection.send(("step", ([tuple(one) for one in outputs], stats, changes)))
+    return stats
 
 
 def _obey(runtime: TrtllmRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:
