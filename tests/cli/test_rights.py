@@ -13,7 +13,6 @@ import pytest
 from llmops.build.engine_folder.lock import sole_build
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import machine
-from llmops.model_repository.server import embedded
 
 NOBODY = 65534
 
@@ -38,9 +37,9 @@ def as_nobody(work: Callable[[], object]) -> str:
             os.write(writable, said.encode())
             os._exit(0)
     os.close(writable)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
     with os.fdopen(readable) as pipe:
-        return pipe.read()
+        return pipe.read() or f"the process ended with status {status} and said nothing"
 
 
 @pytest.fixture
@@ -60,8 +59,8 @@ def test_doctor_in_an_environment_of_somebody_else(folder: Path, monkeypatch: py
     (wheel / "bin").mkdir(parents=True)
     (wheel / "bin" / "tritonserver").touch()
     wheel.chmod(0o000)
-    monkeypatch.setattr(embedded, "find_wheel", lambda: wheel)
-    monkeypatch.setattr(embedded, "CONTAINER_ROOT", folder / "none")
+    monkeypatch.setattr(machine.embedded, "find_wheel", lambda: wheel)
+    monkeypatch.setattr(machine.embedded, "CONTAINER_ROOT", folder / "none")
     said = as_nobody(lambda: next(check.fix for check in machine.examine() if check.name == "Triton"))
     assert said == (
         f"{wheel}/bin/tritonserver cannot be read by this user (Permission denied): run llmops as the user who "
