@@ -7,7 +7,6 @@ Only the owner of a response finds it. `MemoryResponses` keeps responses as long
 from __future__ import annotations
 
 import json
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
@@ -17,8 +16,6 @@ from typing import Any
 
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.settings import StoredResponses
-
-log = logging.getLogger(__name__)
 
 # What clients choose as the id of an item is the key of an index.
 LONGEST_ITEM_ID = 128
