@@ -28,7 +28,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 NO_GATE = "no-gate"
 TURNS_A_DAY = 15
 PIPED = 120
-# the part of a first token's time that is not the engine's (docs/decisions/1111)
+# the part of a first token's time that is not the engine's (docs/decisions/0020)
 ADDED = "8ms"
 
 

@@ -1,7 +1,7 @@
 """The short way of POSTs to exact paths: one look-up, then the endpoint.
 
 A web framework's layers are worth their time where a request is rare. Here they were a seventh of what a request cost
-(docs/decisions/0005-cost-of-a-request.md), for nothing that our endpoints use: they read their bodies themselves.
+(docs/decisions/0004), for nothing that our endpoints use: they read their bodies themselves.
 """
 
 from __future__ import annotations

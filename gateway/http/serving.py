@@ -82,7 +82,7 @@ class DrainingServer(uvicorn.Server):
 
 def calm_garbage_collector() -> None:
     """What was imported lives as long as the process, and tokens make short-lived objects without cycles: looking
-    through all of it every 700 allocations costs CPU and finds nothing (docs/decisions/0003-garbage-collector.md)."""
+    through all of it every 700 allocations costs CPU and finds nothing (docs/decisions/0003)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

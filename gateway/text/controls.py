@@ -1,7 +1,7 @@
 """A tokenizer's control tokens, and telling those that a template writes from their text in what clients send.
 
 The template's own are marked where it is compiled (`marking.py`), so they are known in what it renders, whatever it
-does with the messages; a client cannot write the mark. See docs/decisions/0306-control-tokens-in-texts.md.
+does with the messages; a client cannot write the mark. See docs/decisions/0008-untrusted-text.md.
 """
 
 from __future__ import annotations

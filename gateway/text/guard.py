@@ -1,7 +1,7 @@
 """Keeps a chat template from running away: every loop looks at the time, and what can grow is measured first.
 
 A template is code that comes with a checkpoint and runs over what clients send. A thread cannot be ended from outside,
-and Jinja's own sandbox limits neither time nor memory (docs/decisions/0304-guarded-templates.md).
+and Jinja's own sandbox limits neither time nor memory (docs/decisions/0008-untrusted-text.md).
 """
 
 from __future__ import annotations

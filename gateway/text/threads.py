@@ -90,7 +90,7 @@ class _Interpreter:
 
     The loop asks for the GIL after each system call and would wait Python's 5 ms at each: the switch interval is
     shorter. Where only the loop and gRPC's threads take turns, sooner costs more
-    (docs/decisions/0307-switch-interval.md). The garbage collector, which holds the GIL while it looks at the millions
+    (docs/decisions/0008-untrusted-text.md). The garbage collector, which holds the GIL while it looks at the millions
     of objects of a large grammar and finds no cycle, waits; under endless work it has its turn now and then, between
     two grammars that are large.
     """

@@ -66,7 +66,7 @@ class OpenVINOTarget(RepositoryTarget):
         }
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
-        """Float32 arithmetic, float32 cache and plain activations (docs/decisions/0802)."""
+        """Float32 arithmetic, float32 cache and plain activations (docs/decisions/0007)."""
         has = manifest.extra_as(OpenVinoExtra).openvino.properties.get
         plain = manifest.quantisation.weights == "none" or has("DYNAMIC_QUANTIZATION_GROUP_SIZE") == "0"
         return plain and has("INFERENCE_PRECISION_HINT") == has("KV_CACHE_PRECISION") == "f32"

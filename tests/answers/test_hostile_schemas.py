@@ -294,7 +294,7 @@ ALLOWED = {"text/controls.py": "control tokens of the model, each escaped: an al
 
 
 def test_no_expression_is_made_of_what_a_client_sends():
-    """Python's matcher goes back: a few bytes of pattern stop everything (docs/decisions/0608)."""
+    """Python's matcher goes back: a few bytes of pattern stop everything (docs/decisions/0008)."""
     folder = Path(llmops.gateway.__file__).parent
     trees = {str(file.relative_to(folder)): ast.parse(file.read_text()) for file in folder.rglob("*.py")}
     nodes = [(name, node) for name, tree in trees.items() for node in ast.walk(tree)]

@@ -202,7 +202,7 @@ def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
     if exact or kv_cache == "f32":
         properties["INFERENCE_PRECISION_HINT"] = "f32"
     if spec.deterministic:
-        # 8-bit activations are rounded differently in batches of different sizes (docs/decisions/0802)
+        # 8-bit activations are rounded differently in batches of different sizes (docs/decisions/0007)
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}

@@ -35,7 +35,7 @@ PACE = 4.0
 # A step counts for no more than this (s): those that read much are long, and would let in even more.
 LONGEST_STEP = 0.05
 # To wait for what is cached is worth this part of the time in which it could be read again: more of it costs those who
-# wait more than it spares the engines (docs/decisions/1105).
+# wait more than it spares the engines (docs/decisions/0017).
 STAYS = 0.25
 # The last of a replica's places, of all, which are left to those who have less than their part.
 LAST = 1 / 16
