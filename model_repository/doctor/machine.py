@@ -16,7 +16,7 @@ from llmops import __version__
 from llmops.build.installed import installed_version
 from llmops.distribution import NAME, PACKAGE, foreign_distributions, install_command, repair_command
 from llmops.errors import LlmopsError
-from llmops.model_repository.doctor import image
+from llmops.model_repository.doctor import collectives, image
 from llmops.model_repository.doctor.check import Check, Status
 from llmops.model_repository.multi_gpu.scheduler import inside_allocation
 from llmops.model_repository.server import embedded
@@ -91,6 +91,8 @@ def _gpu(required: bool) -> Iterator[Check]:
     for index, (name, memory, capability, _) in enumerate(rows):
         yield Check(f"GPU {index}", "ok", f"{name}, {memory}, compute capability {capability}")
     yield image.driver(rows[0][3])
+    if len(rows) > 1:
+        yield from collectives.examine()
 
 
 def _triton() -> Iterator[Check]:

@@ -1,0 +1,88 @@
+"""What several GPUs of one engine need to talk to each other: NCCL's settings, shared memory, locked memory, NVSwitch.
+
+Sources: NCCL user guide, "Environment Variables" (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_IB_DISABLE; also read from
+/etc/nccl.conf) and "Troubleshooting" (`--shm-size=1g --ulimit memlock=-1` for containers).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from llmops.model_repository.doctor.check import Check, Status
+
+#: Bytes of /dev/shm that NCCL's guide gives a container: ranks share host buffers there.
+MIN_SHM = 1 << 30
+#: NCCL's switch for a transport, and what is lost with it.
+DISABLED = {
+    "NCCL_P2P_DISABLE": "GPUs exchange data through host memory instead of NVLink",
+    "NCCL_SHM_DISABLE": "GPUs that cannot reach each other directly use the network",
+    "NCCL_IB_DISABLE": "several machines exchange data over IP sockets instead of InfiniBand",
+}
+
+
+def examine(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
+    """Yield one check per setting that makes tensor parallelism slow or stops it. `root` holds /proc and /etc."""
+    yield _nccl(root, environment)
+    yield from _shared_memory(root)
+    yield _locked_memory(root)
+    yield from _nvswitch(root)
+
+
+def _nccl(root: Path, environment: Mapping[str, str]) -> Check:
+    config = root / "etc/nccl.conf"
+    lines = config.read_text().splitlines() if config.is_file() else []
+    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    # a variable of the environment wins over the file
+    found = {name.strip(): value.strip() for name, value in pairs} | dict(environment)
+    off = {name: cost for name, cost in DISABLED.items() if found.get(name, "0") not in ("", "0")}
+    if off:
+        detail = "; ".join(f"{name}={found[name]}: {cost}" for name, cost in off.items())
+        # one machine does without InfiniBand
+        status: Status = "note" if list(off) == ["NCCL_IB_DISABLE"] else "not ok"
+        return Check("NCCL", status, detail, f"unset {', '.join(off)}, also in /etc/nccl.conf")
+    chosen = [f"{name}={value}" for name, value in sorted(found.items()) if name.startswith("NCCL_")]
+    return Check("NCCL", "ok", ", ".join(chosen) or "no settings; NCCL chooses by itself")
+
+
+def _shared_memory(root: Path) -> Iterator[Check]:
+    try:
+        total = shutil.disk_usage(root / "dev/shm").total
+    except OSError:
+        return
+    if total < MIN_SHM:
+        fix = "start the container with `--ipc host` or `--shm-size=1g`"
+        yield Check("/dev/shm for NCCL", "not ok", f"{total >> 20} MiB in all, less than 1 GiB", fix)
+
+
+def _locked_memory(root: Path) -> Check:
+    limits = root / "proc/self/limits"
+    line = next((one for one in _lines(limits) if one.startswith("Max locked memory")), "")
+    soft = line.removeprefix("Max locked memory").split()[:1]
+    if soft == ["unlimited"]:
+        return Check("locked memory", "ok", "unlimited")
+    detail = f"{soft[0]} bytes" if soft else "unknown"
+    # needed for InfiniBand and pinned buffers in containers; NVLink alone works without
+    return Check("locked memory", "note", detail, "start the container with `--ulimit memlock=-1`")
+
+
+def _nvswitch(root: Path) -> Iterator[Check]:
+    """A machine with NVSwitches needs the fabric manager, which runs on the host and is not seen in a container."""
+    switches = len(list((root / "proc/driver/nvidia-nvswitch/devices").glob("*")))
+    if not switches:
+        return
+    names = (_lines(one) for one in (root / "proc").glob("[0-9]*/comm"))
+    if any(name and name[0].startswith("nv-fabricmanage") for name in names):
+        yield Check("NVSwitch", "ok", f"{switches}, with its fabric manager")
+    else:
+        fix = "on the host: `systemctl start nvidia-fabricmanager`, of the driver's version"
+        yield Check("NVSwitch", "note", f"{switches}; its fabric manager is not among these processes", fix)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
