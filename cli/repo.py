@@ -26,9 +26,19 @@ from llmops.cli.service.flags import of_repo
     metavar="NAME=0,1",
     help="GPUs of an engine.  [default: each engine gets its own where there are several]",
 )
+@click.option(
+    "--serving",
+    type=click.Choice(["llmops", "nvidia"]),
+    help="What serves TensorRT engines: llmops' model, with step messages, or NVIDIA's C++ backend.  [default: nvidia]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
-    engines: tuple[str, ...], output: Path, max_queue_size: int | None, gpus: tuple[str, ...], as_json: bool
+    engines: tuple[str, ...],
+    output: Path,
+    max_queue_size: int | None,
+    gpus: tuple[str, ...],
+    serving: str | None,
+    as_json: bool,
 ) -> None:
     """Put engine folders into a Triton model repository.
 
@@ -39,7 +49,7 @@ def command(
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.gpus import parse_gpus
 
-    entries = read_engines(engines, max_queue_size, parse_gpus(gpus))
+    entries = read_engines(engines, max_queue_size, parse_gpus(gpus), serving or "")
     models = generate_repository(entries, output)
     if as_json:
         names = [entry.name for entry in entries]

@@ -67,14 +67,16 @@ def read_engines(
     arguments: Sequence[str],
     max_queue_size: int | None = None,
     gpus: Mapping[str, tuple[int, ...]] | None = None,
+    serving: str = "",
 ) -> list[EngineEntry]:
-    """`ENGINE` or `NAME=ENGINE` each; `max_queue_size`: sequences that may wait for each; `gpus` by name.
+    """`ENGINE` or `NAME=ENGINE` each; `max_queue_size`: sequences that may wait for each; `gpus` by name;
+    `serving`: see `find_target`.
 
     Raises InputError for what cannot be served, two engines of one name, or two engines on one GPU.
     """
     entries: list[EngineEntry] = []
     for argument in arguments:
-        entry = replace(_read_engine(argument), max_queue_size=max_queue_size)
+        entry = replace(_read_engine(argument, serving), max_queue_size=max_queue_size)
         if any(other.name == entry.name for other in entries):
             raise InputError(f"two engines are called {entry.name}: rename one, as in `other={entry.directory}`.")
         entries.append(entry)
@@ -143,7 +145,7 @@ def card(entry: EngineEntry) -> dict[str, Any]:
     }
 
 
-def _read_engine(argument: str) -> EngineEntry:
+def _read_engine(argument: str, serving: str) -> EngineEntry:
     given, equals, path = argument.partition("=")
     directory = Path(path if equals else argument)
     manifest = EngineManifest.load(directory)
@@ -154,7 +156,7 @@ def _read_engine(argument: str) -> EngineEntry:
         raise InputError(f"{directory} is not finished: `llmops build --resume {directory}` does what is left.")
     if not (directory / manifest.tokenizer.directory / "tokenizer.json").is_file():
         raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
-    target = find_target(manifest.target)
+    target = find_target(manifest.target, serving)
     target.check(directory, manifest)
     return EngineEntry(name, directory.resolve(), manifest, target)
 

@@ -14,11 +14,24 @@ from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 __all__ = ["EngineModel", "RepositoryTarget", "find_target"]
 
 
-def find_target(name: str) -> RepositoryTarget:
+def find_target(name: str, serving: str = "") -> RepositoryTarget:
+    """Return the target called `name`, served by `serving` (llmops or nvidia; empty: the target's default).
+
+    Raises InputError for an unknown target, and for nvidia where NVIDIA's backend cannot run it.
+    """
     if name not in NAMES:
         raise InputError(
             f"engines of target {name} cannot be put into a repository by this version of llmops "
             f"(it knows {', '.join(NAMES)})."
+        )
+    if serving == "llmops" and name == "tensorrt":
+        from llmops.model_repository.targets.tensorrt import TensorrtTarget
+
+        return TensorrtTarget(ours=True)
+    if serving == "nvidia" and name != "tensorrt":
+        raise InputError(
+            f"NVIDIA's C++ backend runs TensorRT engines only, not target {name}: leave --serving nvidia out, or build "
+            "with --target tensorrt."
         )
     target: RepositoryTarget = importlib.import_module(f"llmops.model_repository.targets.{name}").target
     return target

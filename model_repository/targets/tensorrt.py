@@ -1,13 +1,12 @@
 """TensorRT engines: NVIDIA's C++ backend, or if the user says so our Python-backend model over 1.2's engine LLM API.
 
 Parameters: NVIDIA/TensorRT-LLM `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. Choice and
-settings are `build --set serve.KEY=VALUE`, kept in engine.json; `LLMOPS_TENSORRT_BACKEND` overrides the backend.
+settings are `build --set serve.KEY=VALUE`, kept in engine.json; `llmops repo --serving` chooses the backend.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from llmops.model_repository.repository.match import check_library
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
 from llmops.model_repository.targets.pytorch import adapter_folders, llm_api_capabilities
 
-BACKENDS = ("tensorrtllm", "python")
 # the backend's own default
 _LORA_CACHE = 1 << 30
 # both need an engine with paged context FMHA; chunked context without it does not load
@@ -31,6 +29,10 @@ _PAGED_CONTEXT = ("enable_kv_cache_reuse", "enable_chunked_context")
 
 class TensorrtTarget(RepositoryTarget):
     name = "tensorrt"
+
+    def __init__(self, ours: bool = False) -> None:
+        """`ours`: our Python model serves the engine instead of NVIDIA's C++ backend."""
+        self._ours = ours
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
         ranks = manifest.parallelism.world_size
@@ -45,7 +47,7 @@ class TensorrtTarget(RepositoryTarget):
 
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
         path = str((directory / manifest.model_dir).resolve())
-        if backend() == "python":
+        if self._ours:
             profile = Profile((1, 2), llm_arguments(manifest, directory)).as_json()
             parameters = {RUNTIME: "tensorrt", "gpt_model_path": path, "llm_profiles": json.dumps([profile])}
             parameters |= adapter_folders(directory, manifest)
@@ -66,9 +68,11 @@ class TensorrtTarget(RepositoryTarget):
         return EngineModel("tensorrtllm", parameters, python_model=False)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        if backend() == "python":
+        if self._ours:
             guided, lora = _built(manifest).guided, bool(manifest.adapters)
-            return llm_api_capabilities(guided, lora, Sampling())
+            # BaseLLM._check_arguments refuses logprobs without gather_generation_logits, which keeps the logits of
+            # the whole vocabulary for each token (1.2.1 llmapi/llm.py)
+            return {**llm_api_capabilities(guided, lora, Sampling()), "logprobs": False}
         return {
             "logprobs": True,
             "top_logprobs": 0,
@@ -83,19 +87,11 @@ class TensorrtTarget(RepositoryTarget):
         }
 
     def transports(self) -> list[str]:
-        return [REQUEST, STEP] if backend() == "python" else [REQUEST]
+        return [REQUEST, STEP] if self._ours else [REQUEST]
 
 
 def _built(manifest: EngineManifest) -> TensorrtExtra:
     return manifest.extra_as(TensorrtExtra)
-
-
-def backend() -> str:
-    """NVIDIA's C++ backend unless LLMOPS_TENSORRT_BACKEND says python."""
-    name = os.environ.get("LLMOPS_TENSORRT_BACKEND", BACKENDS[0])
-    if name not in BACKENDS:
-        raise InputError(f"LLMOPS_TENSORRT_BACKEND is {name!r}; use {' or '.join(BACKENDS)}.")
-    return name
 
 
 def settings(manifest: EngineManifest, directory: Path) -> dict[str, str]:

@@ -81,7 +81,6 @@ def generated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     engine = root / "engine"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-        patch.delenv("LLMOPS_TENSORRT_BACKEND", raising=False)
         options = {"quality": "false"}
         spec = BuildSpec(str(checkpoint), engine, "tensorrt", "tiny", max_batch_size=8, options=options)
         manifest, _ = build(spec)

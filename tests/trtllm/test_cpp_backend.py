@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -143,3 +144,15 @@ def test_an_engine_without_paged_context_is_served_without_what_needs_it(tmp_pat
     assert (read["enable_kv_cache_reuse"], read["enable_chunked_context"]) == (False, False)
     with pytest.raises(InputError, match=r"serve.enable_chunked_context=true: the engine was built without paged"):
         loaded(make_engine(tmp_path / "b", without, serve={"enable_chunked_context": "true"}))
+
+
+def test_serving_chooses_the_backend_and_what_is_announced(tmp_path: Path) -> None:
+    """1.2.1's engine LLM API refuses logprobs without gather_generation_logits (`BaseLLM._check_arguments`)."""
+    nvidia = make_engine(tmp_path)
+    ours = dataclasses.replace(nvidia, target=find_target("tensorrt", "llmops"))
+    cards = [json.loads(engine_config(one).parameters["llmops_card"].string_value) for one in (nvidia, ours)]
+    assert [engine_config(one).backend for one in (nvidia, ours)] == ["tensorrtllm", "python"]
+    assert [one["transports"] for one in cards] == [["request"], ["request", "step"]]
+    assert [one["capabilities"]["logprobs"] for one in cards] == [True, False]
+    with pytest.raises(InputError, match="runs TensorRT engines only, not target pytorch: leave --serving nvidia out"):
+        find_target("pytorch", "nvidia")
