@@ -82,6 +82,11 @@ def make_cluster(
             f"{repository} has {len(marker.engines)} engines, but only one engine of target tensorrt or pytorch can "
             "be exported: make a repository with that engine alone."
         )
+    if not needed.layout.server:
+        raise InputError(
+            f"{repository} is served in the image {needed.tag}, whose tritonserver lies in a Python package that "
+            "exports do not start: start it there with `llmops serve`, on one machine, or build for --set image=26.07."
+        )
     ((name, engine),) = marker.engines.items()
     nodes, rest = divmod(engine.world_size, gpus_per_node)
     if engine.world_size < gpus_per_node:

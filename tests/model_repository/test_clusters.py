@@ -15,6 +15,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -215,3 +216,12 @@ def answers(port: int) -> bool:
         return urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2).status == 200
     except (urllib.error.URLError, OSError):
         return False
+
+
+@pytest.mark.parametrize("kind", ["lws", "slurm"])
+def test_an_engine_for_our_1_3_image_is_refused_as_no_server_lies_at_nvidias_path(tmp_path: Path, kind: str) -> None:
+    made = parking_repository(tmp_path)
+    later = engine(8, "python", directory=str(tmp_path / "engine"))
+    marker(tiny=replace(later, tensorrt_llm="1.3.0rc29")).save(made)
+    with pytest.raises(InputError, match=r"image trtllm-1\.3, whose tritonserver lies in a Python package"):
+        export(kind, made)
