@@ -49,6 +49,9 @@ _CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "seed": ("seed", ()),
 }
 
+#: Fields that only NVIDIA's C++ backend honours.
+_CPP_BACKEND = frozenset({"logit_bias", "bad_words"})
+
 
 @dataclass(frozen=True, slots=True)
 class Endings:
@@ -182,7 +185,8 @@ def bad_words_of(body: SamplingFields, tokenizer: TextTokenizer, limits: Request
 
 
 def _unsupported(field: str, card: ModelCard) -> UnsupportedError:
-    return UnsupportedError(f"{field} is not supported by this model (target {card.target}).", param=field)
+    there = " An engine of target tensorrt on NVIDIA's backend takes it." if field in _CPP_BACKEND else ""
+    return UnsupportedError(f"{field} is not supported by this model (target {card.target}).{there}", param=field)
 
 
 def _stop_ids_of(ids: Sequence[int], card: ModelCard, limits: RequestLimits) -> Sequence[int]:

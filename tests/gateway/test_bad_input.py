@@ -230,3 +230,9 @@ async def test_a_bias_that_cannot_be(card, tokenizer, bias):
     async with running(able, tokenizer) as stack:
         response = await stack.chat(logit_bias=bias)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "logit_bias")
+
+
+async def test_a_field_of_another_target_names_that_target(stack):
+    for fields in ({"logit_bias": {"5": 1}}, {"bad_words": ["x"]}):
+        message = (await stack.chat(**fields)).json()["error"]["message"]
+        assert message.endswith("An engine of target tensorrt on NVIDIA's backend takes it."), message
