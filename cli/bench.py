@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 POSITIVE = click.FloatRange(0, min_open=True)
 VIA = ("chat", "completions", "engine", "ensemble")
+_EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}'"""
 
 
 @click.command(name="bench", cls=for_each_model(of_bench))
@@ -129,7 +130,7 @@ def _options(**given: Any) -> BenchOptions:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or "\n" in text:
-        raise InputError(f"Header {text!r} is not of the form 'Name: value'.")
+        raise InputError(f"--header {text!r} has no name or no colon; write -H 'Name: value'.")
     return name.strip(), value.strip()
 
 
@@ -137,9 +138,9 @@ def _extra(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text) if text else {}
     except ValueError as error:
-        raise InputError(f"--extra is not JSON: {error}.") from error
+        raise InputError(f"--extra {text} is not JSON ({error}); {_EXTRA}.") from error
     if not isinstance(value, dict):
-        raise InputError("--extra must be a JSON object.")
+        raise InputError(f"--extra {text} is not a JSON object; {_EXTRA}.")
     return value
 
 

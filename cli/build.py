@@ -72,9 +72,7 @@ if TYPE_CHECKING:
 )
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and the exact commands; do nothing.")
-@click.option(
-    "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Finish an engine folder."
-)
+@click.option("--resume", type=click.Path(path_type=Path, file_okay=False), help="Finish an engine folder.")
 @click.option("--in-container", is_flag=True, help="With --resume: run the step in the NVIDIA image, with docker.")
 @click.option(
     "--adapter",
@@ -120,7 +118,7 @@ def command(
         _show(*finish(resume, in_container, make_progress()), resume, as_json)
         return
     if checkpoint is None or fields["output"] is None:
-        raise click.UsageError("give CHECKPOINT and -o OUTPUT, or --resume DIR.")
+        raise click.UsageError("There is nothing to build; give CHECKPOINT and -o OUTPUT, or --resume DIR.")
     settings = _options(options) | _target_flags(fields)
     if adapters:
         settings["adapters"] = _options(adapters, "--adapter")
@@ -180,7 +178,7 @@ def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
 def _options(pairs: tuple[str, ...], flag: str = "--set") -> dict[str, Any]:
     for pair in pairs:
         if "=" not in pair:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=flag)
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE; write for example dtype=float16.", param_hint=flag)
     return dict(pair.split("=", 1) for pair in pairs)
 
 

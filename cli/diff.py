@@ -38,7 +38,7 @@ def command(file: Path, profile: str | None, url: str | None, exit_code: bool, a
     try:
         changes += of_served(described, ChatClient(address, timeout=10).models())
     except ServerError as error:
-        click.echo(f"Nothing is known of what runs: {error.message}", err=True)
+        click.echo(f"Only the engines are compared, because the gateway cannot be asked: {error.message}", err=True)
     if as_json:
         click.echo(json.dumps([change._asdict() for change in changes], indent=2, default=str))
     for change in () if as_json else changes:

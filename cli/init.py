@@ -61,7 +61,9 @@ def command(
     if gpu is None:
         typed = [f"--{flag.replace('_', '-')}" for flag, value in load.items() if value is not None]
         if typed:
-            raise click.UsageError(f"{', '.join(typed)}: what is planned needs --gpu.")
+            raise click.UsageError(
+                f"{', '.join(typed)}: only a plan for GPUs has this; add --gpu, such as --gpu h100-sxm."
+            )
         text = for_a_cpu(checkpoint, named)
     else:
         text = for_gpus(checkpoint, named, _planned(checkpoint, gpu, load))

@@ -178,5 +178,8 @@ def _unwritable(error: OSError) -> NoReturn:
     # Python would try once more when it ends, and complain
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:
-        click.echo(f"Error: the output cannot be written ({error.strerror}).", err=True)
+        click.echo(
+            f"Error: Standard output cannot be written ({error.strerror}); free space there, or send it elsewhere.",
+            err=True,
+        )
     sys.exit(1)

@@ -44,7 +44,7 @@ class ChatClient:
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10))
         except (httpx.InvalidURL, UnicodeError) as error:
-            raise InputError(f"--url {url} is not a URL: {error}") from error
+            raise InputError(f"--url {url} is not a URL of HTTP ({error}); write http://HOST:PORT/v1.") from error
 
     def models(self) -> list[str]:
         """Names of the served models. Raises ServerError."""

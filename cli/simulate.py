@@ -157,7 +157,7 @@ def command(json_path: Path | None, html_path: Path | None, compare: str | None,
     (--bench). Reported as `llmops bench` does, whose --compare takes these files too.
     """
     if sum(given[name] is not None for name in ("rate", "day", "trace", "bench")) != 1:
-        raise click.UsageError("Say what comes: one of --rate, --day, --trace and --bench.")
+        raise click.UsageError("The load is not given, or given twice; give one of --rate, --day, --trace and --bench.")
     from llmops.perf.simulate.report import show, show_comparison
 
     console = table_console(PIPED)
@@ -181,9 +181,9 @@ def _compared(text: str) -> dict[str, tuple[str, bool]]:
     for way in filter(None, map(str.strip, text.split(","))):
         policy, _, rest = way.partition("+")
         if policy not in POLICIES:
-            raise InputError(f"--compare {way}: take some of {', '.join(POLICIES)}.")
+            raise InputError(f"--compare {way} names no policy; choose from {', '.join(POLICIES)}.")
         if rest not in ("", NO_GATE):
-            raise InputError(f"--compare {way}: after + only {NO_GATE} may stand.")
+            raise InputError(f"--compare {way}: only {NO_GATE} can follow the +; write {policy}+{NO_GATE}.")
         ways[way] = (policy, not rest)
     return ways
 
@@ -230,7 +230,7 @@ def _spec(given: dict[str, Any], engine: Any, tiers: Any) -> FleetSpec:
     from llmops.perf.simulate.policies import POLICIES
 
     if given["policy"] not in POLICIES:
-        raise InputError(f"--policy {given['policy']}: take one of {', '.join(POLICIES)}.")
+        raise InputError(f"--policy {given['policy']} is unknown; choose one of {', '.join(POLICIES)}.")
     return FleetSpec(
         engine,
         given["replicas"],

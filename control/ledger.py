@@ -133,7 +133,7 @@ class Ledger(Duty):
         deaths = await _note(store, partition, offset)
         if deaths >= MOST_DEATHS:
             source = f"{partition.topic}[{partition.partition}] at {offset}"
-            log.error("%s ended the ledger's process %d times and is stepped over.", source, deaths)
+            log.error("%s ended the ledger's process %d times and is skipped.", source, deaths)
             await self._park(store, [Parked("ended the process", source, source.encode())])
             consumer.seek(partition, offset + 1)
             await consumer.commit({partition: offset + 1})
@@ -146,7 +146,10 @@ class Ledger(Duty):
         try:
             await store.transact(partial(clear_reading, topic=self._kafka.topic))
         except (LlmopsError, SQLAlchemyError) as error:
-            log.warning("Where the ledger reads cannot be noted (%s).", type(error).__name__)
+            log.warning(
+                "The ledger's position cannot be stored (%s); it goes on, and stores the next one.",
+                type(error).__name__,
+            )
 
     def _examined(self, records: Iterable[ConsumerRecord]) -> tuple[list[UsageEvent], list[Parked]]:
         """Return the events among the records, and the records that are none."""
@@ -225,13 +228,13 @@ async def _done(store: Store, work: Callable[[Connection], Answer]) -> Answer:
             answer = await store.transact(work)
         except LlmopsError as error:
             if error.message != told_last:
-                log.error("The ledger waits. %s", error.message)
+                log.error("The ledger cannot write, and waits for the store. %s", error.message)
             told_last = error.message
             await asyncio.sleep(pause(failures))
             failures += 1
         else:
             if failures:
-                log.warning("The ledger goes on.")
+                log.warning("The ledger writes again.")
             return answer
 
 

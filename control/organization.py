@@ -161,7 +161,9 @@ def _tenant_of(request: Request) -> str:
     """Raises ForbiddenError where nobody is asked for a key: then there are no tenants."""
     tenant = context_of(request).caller.tenant_id
     if not tenant:
-        raise ForbiddenError("An organization's usage is for keys of its own; GET /api/usage tells that of all.")
+        raise ForbiddenError(
+            "This request has no key of a tenant, whose usage this is; send one, or use GET /api/usage."
+        )
     return tenant
 
 
@@ -185,7 +187,7 @@ def _begin(asked: _Query, width: int) -> int:
         return asked.start_time // width * width
     found = _PAGE.fullmatch(asked.page)
     if found is None or int(found[1]) > LATEST:
-        said = "This page is of no answer that was given here; send the next_page of one."
+        said = "'page' is not the next_page of an answer; send that value unchanged."
         raise InvalidRequestError(said, param="page", code="invalid_value")
     return int(found[1]) // width * width
 

@@ -88,11 +88,11 @@ class OwnUsageEndpoint:
 def _refuse(of: Of, by: Sequence[str], caller: Caller) -> None:
     """Raises ForbiddenError for others' usage without the scope, InvalidRequestError for groups that are not there."""
     if of == "tenant" and "usage" not in caller.scopes:
-        raise ForbiddenError("What a tenant used is for keys with the scope 'usage'.")
+        raise ForbiddenError("This key may not read its tenant's usage; use a key with the scope 'usage'.")
     unknown = [name for name in by if name not in GROUPS[of]]
     if unknown:
         known = ", ".join(GROUPS[of])
-        raise InvalidRequestError(f"The usage of a {of} cannot be told by {unknown[0]}; use {known}.", param="by")
+        raise InvalidRequestError(f"The usage of a {of} cannot be grouped by {unknown[0]}; use {known}.", param="by")
 
 
 def _filter(of: Of, caller: Caller, first: date, last: date) -> UsageFilter:

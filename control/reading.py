@@ -25,7 +25,9 @@ async def body_of_request(request: Request) -> dict[str, Any]:
     try:
         fields = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError("The body is not valid JSON.") from error
+        raise InvalidRequestError(
+            "The body is not valid JSON; send a JSON object, with names and texts in double quotes."
+        ) from error
     if not isinstance(fields, dict):
         raise InvalidRequestError("The body must be a JSON object.")
     return fields

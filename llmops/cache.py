@@ -6,11 +6,10 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from llmops.errors import ResourceError
+from llmops.errors import InputError, ResourceError
 
 
 def cache_dir() -> Path:
@@ -19,38 +18,35 @@ def cache_dir() -> Path:
     A user without a writable home, as in a container, gets a folder of its own among the temporary files.
 
     Raises:
-        ResourceError: The folder that LLMOPS_CACHE names cannot be used, or no folder can.
+        InputError: The folder that LLMOPS_CACHE or XDG_CACHE_HOME names cannot be used.
+        ResourceError: No folder can be used.
     """
     if own := os.environ.get("LLMOPS_CACHE"):
-        return _named(Path(own))
-    for folder in _wanted():
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK | os.X_OK):
-                return folder
+        return _named(Path(own), "LLMOPS_CACHE")
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return _named(Path(base) / "llmops", "XDG_CACHE_HOME")
+    # expanding the home raises RuntimeError for a user without one
+    with suppress(OSError, RuntimeError):
+        folder = Path.home() / ".cache" / "llmops"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
     return _private()
 
 
-def _named(folder: Path) -> Path:
+def _named(folder: Path, variable: str) -> Path:
     """Return the folder that was asked for. Another one in its place would hide what is kept there: keys, usage."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise ResourceError(
-            f"The folder {folder} that LLMOPS_CACHE names cannot be used ({error.strerror}); make it writable, or set "
-            "LLMOPS_CACHE to another folder."
+        why = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
+        raise InputError(
+            f"The cache folder {folder} that {variable} names cannot be used ({why}); make it writable, or set "
+            f"{variable} to another folder."
         ) from error
     return folder
-
-
-def _wanted() -> Iterator[Path]:
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        yield Path(base) / "llmops"
-    # raises for a user without a home
-    with suppress(RuntimeError):
-        yield Path.home() / ".cache" / "llmops"
 
 
 def _private() -> Path:

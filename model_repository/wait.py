@@ -35,7 +35,9 @@ def missing(repository: Path) -> str | None:
         for name, engine in marker.engines.items():
             manifest = EngineManifest.load(Path(engine.directory))
             if not manifest.complete:
-                raise InputError(f"the engine of {name} in {engine.directory} is still being built.")
+                raise InputError(
+                    f"the engine of {name} in {engine.directory} is still being built; wait for `llmops build` to end."
+                )
             if manifest.key != engine.key:
                 raise InputError(
                     f"the engine of {name} in {engine.directory} is another than the repository was made of; "

@@ -72,7 +72,9 @@ def _asked(ref: str, download: Callable[[], _Found]) -> _Found:
             f"{repo} is gated: accept its licence on huggingface.co, then log in with `hf auth login` or set HF_TOKEN."
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise CheckpointError(f"{repo} has no revision {revision!r} on the Hugging Face hub.") from error
+        raise CheckpointError(
+            f"{repo} has no revision {revision!r} on the Hugging Face hub; name one that its page lists."
+        ) from error
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(
             f"{repo} is neither a local path nor a model on the Hugging Face hub (or it is private: set HF_TOKEN)"
@@ -83,7 +85,9 @@ def _asked(ref: str, download: Callable[[], _Found]) -> _Found:
             raise CheckpointError(f"{repo} has no config.json on the Hugging Face hub; name another model.") from error
         raise ResourceError(_offline(repo)) from error
     except OSError as error:
-        raise ResourceError(f"Downloading {repo} failed: {error}.") from error
+        raise ResourceError(
+            f"Downloading {repo} failed ({error}); run the command again, which keeps what has arrived."
+        ) from error
 
 
 def _offline(repo: str) -> str:

@@ -67,7 +67,9 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= _MAX_HEADER:
-            raise CheckpointError(f"{path} is not a safetensors file: its first 8 bytes give no header length.")
+            raise CheckpointError(
+                f"{path} is not a safetensors file: its first 8 bytes give no header length. Download it again."
+            )
         if 8 + length > size:
             raise CheckpointError(
                 f"{path} is truncated: it has {size:,} bytes, its header alone needs {8 + length:,}. Download it again."

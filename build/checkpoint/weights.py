@@ -55,7 +55,8 @@ def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
         return dequantize(data, GGMLQuantizationType[blocks])
     except NotImplementedError as error:
         raise CheckpointError(
-            f"weights stored as {blocks} cannot be read: the gguf package cannot dequantise it."
+            f"weights stored as {blocks} cannot be read: the gguf package cannot dequantise them; take another file of "
+            "this model."
         ) from error
 
 
@@ -194,5 +195,8 @@ def _gguf_name(name: str) -> str:
 
 def _find(checkpoint: Checkpoint, stored: str, wanted: str) -> TensorInfo:
     if stored not in checkpoint.tensors:
-        raise CheckpointError(f"{checkpoint.ref} has no tensor {wanted}; it is incomplete or not a plain decoder.")
+        raise CheckpointError(
+            f"{checkpoint.ref} has no tensor {wanted}: it is incomplete or not a plain decoder; download it again, or "
+            "use another checkpoint."
+        )
     return checkpoint.tensors[stored]

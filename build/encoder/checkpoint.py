@@ -133,7 +133,8 @@ def _check_head(path: Path, tensors: Mapping[str, TensorInfo], head: tuple[str, 
         raise CheckpointError(f"{path} lacks the tensor {head[-1]}.weight; download it again.")
     if last.shape[0] != 1:
         raise CheckpointError(
-            f"{path} is a classifier of {last.shape[0]} labels; a cross-encoder, which can be served, has one."
+            f"{path} is a classifier of {last.shape[0]} labels; a cross-encoder, which can be served, "
+            "has one; use another model."
         )
 
 
@@ -143,11 +144,11 @@ def _pooling(path: Path) -> tuple[str, bool]:
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules] if isinstance(modules, list) else []
     unknown = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")), None)
     if unknown:
-        raise CheckpointError(f"{path} has a {unknown} module after its encoder, which is not supported.")
+        raise CheckpointError(f"{path} has a {unknown} module after its encoder, which is not supported; use another.")
     config = _json(path / "1_Pooling" / "config.json")
     modes = [mode for mode, used in config.items() if mode.startswith("pooling_mode_") and used]
     if len(modes) > 1 or (modes and modes[0] not in _POOLINGS):
-        raise CheckpointError(f"{path} pools by {', '.join(modes)}; supported is one of {', '.join(_POOLINGS)}.")
+        raise CheckpointError(f"{path} pools by {', '.join(modes)}; use a model with {' or '.join(_POOLINGS)}.")
     return (_POOLINGS[modes[0]] if modes else "mean"), ("Normalize" in kinds or not kinds)
 
 

@@ -37,7 +37,7 @@ class EncoderTarget(Target[EncoderCheckpoint]):
         if spec.tp * spec.pp * spec.ep != 1:
             raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
         if spec.options:
-            raise InputError(f"An encoder has no setting --set {next(iter(spec.options))}.")
+            raise InputError(f"An encoder has no setting --set {next(iter(spec.options))}; leave it out.")
         return EncoderJob(spec, checkpoint)
 
 

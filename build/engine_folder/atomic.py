@@ -114,7 +114,9 @@ class Workplace:
         except OSError as error:
             if _no_room(error):
                 raise
-            raise BuildError(f"the engine could not be moved to {self.output}: {error}.") from error
+            raise BuildError(
+                f"the engine could not be moved to {self.output} ({error}); give -o another folder."
+            ) from error
 
 
 def _sibling(output: Path, suffix: str) -> Path:

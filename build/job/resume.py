@@ -60,7 +60,7 @@ def _clear(engine_dir: Path) -> None:
         shutil.rmtree(engine_dir, ignore_errors=True)
         engine_dir.mkdir()
     except OSError as error:
-        raise BuildError(f"{engine_dir} cannot be written: {error}.") from error
+        raise BuildError(f"{engine_dir} cannot be written ({error}); run this as its owner.") from error
 
 
 def _save(manifest: EngineManifest, folder: Path) -> None:

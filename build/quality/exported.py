@@ -84,17 +84,18 @@ class _ExportedWeights(ModelWeights):
         if missing:
             raise _lacks(missing[0])
         if foreign:
-            raise BuildError(f"{_UNFIT}: it has {foreign[0]}, which the architecture does not have.")
+            raise BuildError(f"{_UNFIT}: it has {foreign[0]}, which the architecture does not have. {_AGAIN}")
         for name, shape in shapes.items():
             if tuple(found.weights[name].shape) != shape:
                 raise BuildError(
-                    f"the exported {name} is {tuple(found.weights[name].shape)}, its architecture has {shape}."
+                    f"the exported {name} is {tuple(found.weights[name].shape)}, its architecture has {shape}. {_AGAIN}"
                 )
         return found
 
 
 _UNFIT = "the exported checkpoint does not fit its architecture"
+_AGAIN = "Build again; if it stays, report it."
 
 
 def _lacks(name: str) -> BuildError:
-    return BuildError(f"{_UNFIT}: it lacks {name}.")
+    return BuildError(f"{_UNFIT}: it lacks {name}. {_AGAIN}")

@@ -57,7 +57,9 @@ def _from_gguf(checkpoint: Checkpoint, directory: Path) -> None:
     try:
         tokenizer = tokenizer_from_gguf(checkpoint.metadata)
     except (KeyError, ValueError, IndexError, TypeError) as error:
-        raise CheckpointError(f"the tokenizer inside {checkpoint.ref} is damaged or incomplete ({error!r}).") from error
+        raise CheckpointError(
+            f"the tokenizer inside {checkpoint.ref} is damaged or incomplete ({error!r}); download it again."
+        ) from error
     tokenizer.save(str(directory / TOKENIZER), pretty=False)
     (directory / CONFIG).write_text(json.dumps(_config_of_gguf(checkpoint), indent=2, ensure_ascii=False) + "\n")
 
@@ -95,7 +97,9 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
     try:
         AutoTokenizer.from_pretrained(checkpoint.path).save_pretrained(directory)
     except Exception as error:  # whatever transformers raises, the user's way out is the same
-        raise CheckpointError(f"the tokenizer of {checkpoint.ref} cannot be converted ({error}).") from error
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.ref} cannot be converted ({error}); add a {TOKENIZER} to the checkpoint."
+        ) from error
     if not (directory / TOKENIZER).is_file():
         raise CheckpointError(
             f"the tokenizer of {checkpoint.ref} has no fast form; add a {TOKENIZER} to the checkpoint."

@@ -116,7 +116,9 @@ def read(file: Path, profile: str | None = None) -> Described:
     content = _content(file)
     profiles = content.get("profiles") or {}
     if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
-        raise InputError(f"{file}: `profiles` must have a mapping for each name.")
+        raise InputError(
+            f"{file}: a profile is not a mapping; write `profiles:`, the name below it, and its settings below that."
+        )
     if profile is not None and profile not in profiles:
         known = ", ".join(profiles) or "none"
         raise InputError(f"{file} has no profile {profile!r}; there are: {known}.")

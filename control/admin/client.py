@@ -55,7 +55,10 @@ class AdminClient:
         if said.startswith(f"There is no {answer.request.method} {answer.request.url.path}."):
             return self._stranger()
         if answer.status_code >= 500:
-            return ServerError(f"{self._url}: {said}")
+            return ServerError(f"{self._url} failed: {said}")
+        if answer.status_code == 401:
+            wanted = "set LLMOPS_API_KEY, or give --api-key, with a key of the scope admin that it knows"
+            return InputError(f"{self._url} refuses this API key ({said.rstrip('.')}); {wanted}.")
         return (UnknownNameError if answer.status_code == 404 else InputError)(said)
 
     def _stranger(self) -> ServerError:

@@ -251,5 +251,5 @@ class Watchdog:
             self._handle = self._loop.call_later(min(wait, self._timeouts.idle), self._check)
             return
         silent = perf_counter() - (self._meter.last or self._started)
-        self.expired = EngineTimeoutError(f"The engine sent nothing for {silent:.0f} s.")
+        self.expired = EngineTimeoutError(f"The engine sent nothing for {silent:.0f} s; send the request again.")
         self._stream.cancel()

@@ -64,16 +64,21 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: RequestLimits) -> 
     if body.functions or body.function_call:
         raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
     if body.audio or set(body.modalities or ["text"]) != {"text"}:
-        raise InvalidRequestError("Only text answers are supported.", param="audio" if body.audio else "modalities")
+        raise InvalidRequestError(
+            "Only text answers are supported; leave audio and modalities out.",
+            param="audio" if body.audio else "modalities",
+        )
     if body.prediction is not None:
         raise UnsupportedError("prediction is not supported: no engine here takes a draft text.", param="prediction")
     if body.web_search_options is not None:
-        raise InvalidRequestError("web_search_options are not supported.", param="web_search_options")
+        raise InvalidRequestError("web_search_options are not supported; leave them out.", param="web_search_options")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
     check_messages(body.messages, limits)
     if len(body.tools or ()) > limits.tools:
-        raise InvalidRequestError(f"At most {limits.tools} tools are allowed.", param="tools")
+        raise InvalidRequestError(
+            f"The request has {len(body.tools or ())} tools; send at most {limits.tools}.", param="tools"
+        )
     check_capabilities(body, model.card)
     top = body.top_logprobs or 0
     if top and not body.logprobs:

@@ -46,7 +46,7 @@ def check_completion(body: CompletionRequest, model: ServedModel) -> None:
             param="echo",
         )
     if body.suffix:
-        raise UnsupportedError("suffix is not supported.", param="suffix")
+        raise UnsupportedError("suffix is not supported; leave it out.", param="suffix")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
     check_capabilities(body, model.card)
@@ -61,7 +61,9 @@ def _check_best_of(body: CompletionRequest, model: ServedModel) -> None:
     if best_of == n:
         return
     if body.stream:
-        raise InvalidRequestError("best_of chooses among whole answers; it cannot be streamed.", param="best_of")
+        raise InvalidRequestError(
+            "best_of chooses among whole answers; it cannot be streamed; set stream to false.", param="best_of"
+        )
     can = model.card.capabilities
     if best_of > can.n or not can.logprobs:
         most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not known"

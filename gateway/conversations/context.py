@@ -43,7 +43,8 @@ class StoredContext:
         links, missing = await self._store.chain(previous, self._owner)
         if missing is not None:
             raise NotFoundError(
-                f"Previous response with id '{missing}' not found.",
+                f"Previous response with id '{missing}' not found. Send the whole conversation in 'input', or create "
+                "the previous response again with store: true.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )

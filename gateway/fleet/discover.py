@@ -72,9 +72,9 @@ class Places:
     def _tell(self, name: DnsName, problem: str | None) -> None:
         """Once when it begins, once when it is over."""
         if problem is not None and name not in self._silent:
-            log.warning("DNS says nothing of %s (%s); its last known replicas stay", name.host, problem)
+            log.warning("DNS has no answer for %s (%s); the last known replicas stay in use", name.host, problem)
         if problem is None and name in self._silent:
-            log.warning("DNS knows %s again", name.host)
+            log.warning("DNS answers for %s again", name.host)
         (self._silent.discard if problem is None else self._silent.add)(name)
 
 

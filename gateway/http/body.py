@@ -169,16 +169,20 @@ def _too_large(limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"The body is larger than this gateway accepts ({limit} bytes).")
 
 
+def _not_json(problem: str) -> str:
+    return f"The body is not valid JSON: {problem}. Send a JSON object, with names and texts in double quotes."
+
+
 def _explain(error: ValidationError, body: bytes) -> InvalidRequestError:
     errors = error.errors(include_url=False, include_input=False)
     if errors[0]["type"] == "json_invalid":
-        return InvalidRequestError(f"The body is not valid JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}.")
+        return InvalidRequestError(_not_json(errors[0]["msg"].removeprefix("Invalid JSON: ")))
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as wrong:
-        return InvalidRequestError(f"The body is not valid JSON: {wrong}.")
+        return InvalidRequestError(_not_json(str(wrong)))
     if not isinstance(value, dict):
-        return InvalidRequestError("The body must be a JSON object.")
+        return InvalidRequestError('The body is not a JSON object; send one, such as {"model": "NAME"}.')
     return _explained(errors, value)
 
 

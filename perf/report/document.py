@@ -59,11 +59,13 @@ def read_document(path: Path) -> Document:
     try:
         data = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); name a file that `llmops bench --json FILE` wrote."
+        ) from error
     except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}.") from error
+        raise InputError(f"{path} is not JSON ({error}); name a file that `llmops bench --json FILE` wrote.") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}).")
+        raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}); name one that is.")
     figures: dict[str, Any] = {k: _distribution(v) if k in LATENCIES else v for k, v in data["summary"].items()}
     rest = {name: data[name] for name in ("options", "machine", "records", "origin", "created")}
     return Document(summary=Summary(**figures), sweep=[Step(**step) for step in data["sweep"]], **rest)

@@ -25,7 +25,7 @@ def _lines(path: Path) -> list[str]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"{path} cannot be read as text ({reason}); name a file that can.") from error
     if not lines:
-        raise InputError(f"{path} is empty.")
+        raise InputError(f"{path} is empty; write one prompt or JSON object per line.")
     return lines
 
 
@@ -33,9 +33,9 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise InputError(f"{path}, line {number}: not JSON ({error}).") from error
+        raise InputError(f"{path}, line {number}: not JSON ({error}); write one JSON object per line.") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}, line {number}: not a JSON object.")
+        raise InputError(f"{path}, line {number}: not a JSON object; write one per line.")
     return value
 
 
@@ -53,7 +53,7 @@ class PromptFile:
             return {"prompt": line}
         value = _json_line(path, number, line)
         if "messages" not in value and "prompt" not in value:
-            raise InputError(f'{path}, line {number}: "messages" or "prompt" is missing.')
+            raise InputError(f'{path}, line {number}: "messages" or "prompt" is missing; add one of them.')
         if self._form == "prompt" and "prompt" not in value:
             raise InputError(f'{path}, line {number}: "messages" need a chat endpoint; give "prompt" instead.')
         return value

@@ -70,7 +70,9 @@ async def bind_user(connection: AsyncConnection, user: User, issuer: str, subjec
     here = select(identities.c.subject).where(identities.c.user_id == user.id, identities.c.issuer == issuer)
     bound = (await connection.execute(here)).scalars().all()
     if bound and subject not in bound:
-        raise InputError(f"{user.email} is bound to another account of its identity provider.")
+        raise InputError(
+            f"{user.email} is bound to another account of its identity provider; use that account, or another address."
+        )
     if not bound:
         values = {"issuer": issuer, "subject": subject, "user_id": user.id, "created_at": by.at}
         await connection.execute(insert(connection, identities).values(values).on_conflict_do_nothing())

@@ -92,7 +92,9 @@ def test_output_that_cannot_be_written(checkpoint, tmp_path, arguments):
     with open("/dev/full", "w") as full:
         result = llmops(*filled, stdout=full)
     assert result.returncode == 1
-    assert result.stderr == "Error: the output cannot be written (No space left on device).\n"
+    assert result.stderr == (
+        "Error: Standard output cannot be written (No space left on device); free space there, or send it elsewhere.\n"
+    )
 
 
 def test_a_reader_that_has_gone_is_no_error():

@@ -68,3 +68,23 @@ def test_openvino_reports_nothing():
     code = "import llmops, openvino.tools.ovc as ovc; print(type(ovc.telemetry).__module__)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip().endswith("telemetry_stub"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("build", "--resume", "nothere"),
+            "Error: nothere is not an engine folder (no engine.json). Make one with `llmops build`.\n",
+        ),
+        (
+            ("bench", "--extra", "{a"),
+            "Error: --extra {a is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
+            "(char 1)); write a JSON object in single quotes, such as --extra '{\"top_k\": 20}'.\n",
+        ),
+    ],
+)
+def test_a_wrong_argument_says_what_to_write(tmp_path, arguments, said):
+    result = run(*arguments, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, said)
+    assert not list(tmp_path.iterdir())

@@ -455,7 +455,7 @@ async def test_a_budget_shortens_the_answer_and_then_ends(bounded):
     assert refused.headers["x-should-retry"] == "false"
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
-    told = f"The budget of key-a, ${budget / 1e6:.6f} a month, is used up; it begins anew on 2026-12-01 (UTC)."
+    told = f"The budget of key-a, ${budget / 1e6:.6f} a month, is used up; it starts again on 2026-12-01 (UTC)."
     assert error["message"] == told
 
 

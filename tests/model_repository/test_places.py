@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmops.cache import cache_dir
-from llmops.errors import ResourceError
+from llmops.errors import InputError, ResourceError
 from llmops.model_repository.server.embedded import find_installation
 
 # not even root can make a folder there
@@ -37,12 +37,13 @@ def test_the_first_that_can_be_written_is_taken(places: Path, monkeypatch: pytes
     assert cache_dir() == places / "own"
 
 
+@pytest.mark.parametrize("variable", ["LLMOPS_CACHE", "XDG_CACHE_HOME"])
 @pytest.mark.parametrize("folder", [NOWHERE, "{file}", "{file}/below"])
-def test_a_folder_that_was_asked_for_is_not_replaced_by_another(places, monkeypatch, folder) -> None:
+def test_a_folder_that_was_asked_for_is_not_replaced_by_another(places, monkeypatch, folder, variable) -> None:
     (places / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(places / "xdg"))
-    monkeypatch.setenv("LLMOPS_CACHE", folder.format(file=places / "file"))
-    with pytest.raises(ResourceError, match=r"^The folder .* that LLMOPS_CACHE names cannot be used \(.*\); make it"):
+    monkeypatch.setenv(variable, folder.format(file=places / "file"))
+    with pytest.raises(InputError, match=rf"^The cache folder .* that {variable} names cannot be used \(.*\); make it"):
         cache_dir()
     assert not (places / "xdg").exists()
 

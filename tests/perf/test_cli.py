@@ -98,7 +98,10 @@ def test_secrets_stay_out_of_the_report(tmp_path):
         (["http://127.0.0.1:1/v1", "-m", "m", "--sweep"], "give at least one --slo"),
         (["http://127.0.0.1:1/v1", "-m", "m", "-i", "lots"], "Length 'lots' is invalid"),
         (["http://127.0.0.1:1/v1", "-m", "m", "--slo", "ttft"], "The objective 'ttft' is not usable"),
-        (["http://127.0.0.1:1/v1", "-m", "m", "--extra", "[1]"], "--extra must be a JSON object"),
+        (
+            ["http://127.0.0.1:1/v1", "-m", "m", "--extra", "[1]"],
+            "--extra [1] is not a JSON object; write a JSON object in single quotes",
+        ),
         (
             ["http://127.0.0.1:1/v1", "-m", "m", "--json", "/nowhere/at/all.json"],
             "directory); create the folder first",

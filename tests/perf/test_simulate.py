@@ -408,9 +408,12 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
     [
         ((), "one of --rate, --day, --trace and --bench"),
         (("--rate", "1", "--day", "5"), "one of --rate, --day, --trace and --bench"),
-        (("--rate", "1", "--policy", "best"), "take one of cheapest, least-loaded"),
-        (("--rate", "1", "--compare", "cheapest+fast"), "after + only no-gate"),
-        (("--rate", "1", "--compare", "cheapest,best"), "--compare best: take some of cheapest, least-loaded"),
+        (("--rate", "1", "--policy", "best"), "choose one of cheapest, least-loaded"),
+        (("--rate", "1", "--compare", "cheapest+fast"), "only no-gate can follow the +; write cheapest+no-gate."),
+        (
+            ("--rate", "1", "--compare", "cheapest,best"),
+            "--compare best names no policy; choose from cheapest, least-loaded",
+        ),
         (("--rate", "1", "--replicas", "128", "--cells", "1", "--fail", "64@5s"), "replicas are numbered from 0 to 63"),
         (("--rate", "1", "--replicas", "2", "--fail", "2@5s"), "replicas are numbered from 0 to 1"),
         (("--rate", "1", "--tier", "batch"), "NAME=SHARE"),

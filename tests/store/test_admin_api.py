@@ -97,8 +97,9 @@ async def test_a_tenant_from_nothing_to_a_key(url):
     assert secret not in json.dumps(log)
 
 
+NOT_JSON = "The body is not valid JSON; send a JSON object, with names and texts in double quotes."
 BAD = [
-    ("POST", "/tenants", b"{", 400, "The body is not valid JSON."),
+    ("POST", "/tenants", b"{", 400, NOT_JSON),
     ("POST", "/tenants", b"[]", 400, "The body must be a JSON object."),
     ("POST", "/tenants", {}, 400, "Missing required parameter: 'id'."),
     ("POST", "/tenants", {"id": "zeta", "rmp": 5}, 400, "Invalid value for 'rmp': it is unknown."),
@@ -253,9 +254,13 @@ STRANGERS = {
     "a gateway alone": (envelope(404, "There is no GET /api/admin/tenants."), ServerError, "name an `llmops control`"),
     "a web server": (httpx.Response(404, text="<html>"), ServerError, "answers, and has no admin API"),
     "another API": (httpx.Response(200, json={"hello": 1}), ServerError, "answers, and has no admin API"),
-    "a wrong key": (envelope(401, "This API key is not known here."), InputError, "This API key is not known here."),
+    "a wrong key": (
+        envelope(401, "This API key is not known here."),
+        InputError,
+        "not known here); set LLMOPS_API_KEY",
+    ),
     "no such thing": (envelope(404, "There is no tenant x."), UnknownNameError, "There is no tenant x."),
-    "a store that is away": (envelope(503, "Try again."), ServerError, "http://control: Try again."),
+    "a store that is away": (envelope(503, "Try again."), ServerError, "http://control failed: Try again."),
     "nobody": (httpx.ConnectError("refused"), ServerError, "Nothing answers at"),
 }
 

@@ -67,7 +67,9 @@ def _save(model: ov.Model, path: Path) -> None:
     except RuntimeError as error:  # OpenVINO's stream error does not say that the disk is full
         if shutil.disk_usage(path.parent).free < _NEARLY_NOTHING:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        raise BuildError(f"OpenVINO could not write the model: {error}.") from error
+        raise BuildError(
+            f"OpenVINO could not write the model ({error}); build again, and report it if it stays."
+        ) from error
 
 
 _NEARLY_NOTHING = 1 << 20

@@ -26,7 +26,10 @@ def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.flo
         return (plain / np.float32(parameters["factor"])).astype(np.float32)
     if kind == "llama3":
         return _llama3(plain, parameters)
-    raise CheckpointError(f"RoPE scaling {kind!r} is not among {', '.join(ROPE_KINDS)}.")
+    raise CheckpointError(
+        f"RoPE scaling {kind!r} is not supported by --target openvino, which has {', '.join(ROPE_KINDS)}; use --target "
+        "pytorch."
+    )
 
 
 def _llama3(plain: NDArray[np.float32], parameters: dict[str, Any]) -> NDArray[np.float32]:

@@ -22,7 +22,7 @@ RETRY_SECONDS = 1.0
 # credentials that are remembered, of callers and of others: those of an attacker must not push out the callers'
 MOST_KNOWN = 100_000
 MOST_REFUSED = 20_000
-EXPIRED = "This API key has expired."
+EXPIRED = "This API key has expired; use another."
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Several(Directory):
         for one in self._directories:
             if one.takes(credential):
                 return await one.find(credential)
-        raise InvalidKeyError("This has no form that is known here.")
+        raise InvalidKeyError(self.foreign)
 
     async def has_any(self) -> bool:
         """The cheapest first: one that always has some needs no store to say so."""

@@ -32,10 +32,10 @@ MOST_AT_ONCE = 500
 PATIENCE_SECONDS = 2.0
 _NO_MEMBER = "This token is of a user who cannot be one of its tenant."
 _REFUSED = {
-    "revoked": "This API key was revoked.",
+    "revoked": "This API key was revoked; use another.",
     # its holder is told no more of the tenant
-    "tenant deleted": "This API key was revoked.",
-    "rotated": "This API key was replaced by another.",
+    "tenant deleted": "This API key was revoked; use another.",
+    "rotated": "This API key was rotated; use its new secret.",
     "expired": EXPIRED,
 }
 

@@ -14,7 +14,7 @@ def no_money(quota: Quota, now: datetime) -> RateLimitError:
     assert quota.budget is not None
     ends = quota.budget.ends(now)
     spent = f"The budget of {_whose(quota)}, {dollars(quota.budget.micros)} a {quota.budget.period}, is used up"
-    return InsufficientQuotaError(f"{spent}; it begins anew on {ends:%Y-%m-%d} (UTC).")
+    return InsufficientQuotaError(f"{spent}; it starts again on {ends:%Y-%m-%d} (UTC).")
 
 
 def no_place(quota: Quota, limit: float, wait: float) -> RateLimitError:
