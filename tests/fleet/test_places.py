@@ -81,8 +81,8 @@ async def test_dns_that_fails_leaves_the_last_known_and_says_so_once(caplog) -> 
         for _ in range(4):
             assert await places.find() == first
     assert [record.getMessage() for record in caplog.records] == [
-        "DNS says nothing of llama (no such name); its last known replicas stay",
-        "DNS knows llama again",
+        "DNS has no answer for llama (no such name); the last known replicas stay in use",
+        "DNS answers for llama again",
     ]
 
 

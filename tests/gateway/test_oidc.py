@@ -164,7 +164,7 @@ BAD = {
     "an extension that must be understood": (lambda one: one.token(headers={"crit": ["b65"], "b65": True}), WRONG),
     "another signature": (lambda one: one.token()[:-8] + "AAAAAAAA", WRONG),
     "other claims": (lambda one: swapped(one), WRONG),
-    "expired": (lambda one: one.token(exp=int(time.time()) - 60), "This token has expired."),
+    "expired": (lambda one: one.token(exp=int(time.time()) - 60), "This token has expired; use another."),
     "not yet valid": (lambda one: one.token(nbf=int(time.time()) + 600), "This token is not valid yet."),
     "issued in the future": (lambda one: one.token(iat=int(time.time()) + 600), "This token is not valid yet."),
     "for another audience": (lambda one: one.token(aud="billing"), "This token is for another audience."),
