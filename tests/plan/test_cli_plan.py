@@ -187,6 +187,7 @@ def test_what_the_hub_refuses(monkeypatch, no_proxy, gated, words):
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # tests/build sets it for the whole process
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
