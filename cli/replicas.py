@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import click
@@ -12,6 +14,10 @@ from llmops.errors import ServerError
 from llmops.texts import shown
 
 COLUMNS = ("model", "replica", "state", "heard", "running", "waiting", "own", "KV free", "step", "prefill")
+#: Bytes of one gateway's report: a longer one is refused before it is parsed.
+MOST_BYTES = 4 * 2**20
+#: Seconds for one report, from the connection to its last byte.
+PATIENCE = 10.0
 
 
 @click.command("replicas")
@@ -39,21 +45,31 @@ def ask(url: str) -> list[dict[str, Any]]:
     import httpx
 
     from llmops.cli.openai_client import api_key
+    from llmops.fetch import fetch
 
     check_url(url)
     key = api_key()
     base = url.rstrip("/").removesuffix("/v1")
+
+    async def get() -> bytes:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return await asyncio.wait_for(fetch(client, f"{base}/replicas", MOST_BYTES, headers), PATIENCE)
+
     try:
-        answer = httpx.get(f"{base}/replicas", headers={"authorization": f"Bearer {key}"} if key else {}, timeout=10)
+        gateways: list[dict[str, Any]] = json.loads(asyncio.run(get()))["gateways"]
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        if status == 404:
+            raise ServerError(f"{base} has one Triton and no replicas: it was started without `--replica`.") from error
+        if status in (401, 403):
+            raise http_refusal(base, status, "", scope="metrics") from error
+        raise ServerError(f"{base} does not answer like a gateway of llmops; check the URL.") from error
     except (httpx.InvalidURL, httpx.HTTPError) as error:
         raise http_failure(base, error) from error
-    if answer.status_code == 404:
-        raise ServerError(f"{base} has one Triton and no replicas: it was started without `--replica`.")
-    if answer.status_code in (401, 403):
-        raise http_refusal(base, answer.status_code, "", scope="metrics")
-    try:
-        gateways: list[dict[str, Any]] = answer.raise_for_status().json()["gateways"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+    except asyncio.TimeoutError as error:
+        raise ServerError(f"{base} does not answer within {PATIENCE:g} s; ask again, or check the URL.") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise ServerError(f"{base} does not answer like a gateway of llmops; check the URL.") from error
     return gateways
 

@@ -19,6 +19,7 @@ from llmops.control.admin.wire import ReconciliationWanted
 from llmops.control.admin.work.reconcile import reconcile
 from llmops.control.duties import Duty
 from llmops.errors import ResourceError
+from llmops.fetch import fetch
 from llmops.store.audit import By
 from llmops.store.open import open_store
 
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 EVERY = 3600.0
 # Triton's own page: the lengths of all answers that an engine ended
 SERVED = "nv_llm_output_token_len"
+#: Bytes of a metrics page: a longer one is refused before it is parsed.
+MOST_BYTES = 8 * 2**20
+#: Seconds for one metrics page, from the connection to its last byte.
+PATIENCE = 10.0
 
 
 async def served_by(pages: Sequence[str]) -> dict[str, int]:
@@ -35,12 +40,12 @@ async def served_by(pages: Sequence[str]) -> dict[str, int]:
     Raises ResourceError for one that does not answer.
     """
     found: dict[str, int] = {}
-    async with httpx.AsyncClient(timeout=10.0) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
         for page in pages:
             try:
-                answer = (await client.get(page)).raise_for_status()
-                families = list(text_string_to_metric_families(answer.text))
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+                body = await asyncio.wait_for(fetch(client, page, MOST_BYTES), PATIENCE)
+                families = list(text_string_to_metric_families(body.decode()))
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, asyncio.TimeoutError) as error:
                 raise ResourceError(f"The metrics page {page} cannot be read ({type(error).__name__}).") from error
             for sample in (one for family in families for one in family.samples):
                 if sample.name == f"{SERVED}_sum":

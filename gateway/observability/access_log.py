@@ -17,7 +17,7 @@ _STDOUT = 1
 
 
 def line_of(one: Finished) -> str:
-    """ASCII without control characters but the line's end, whatever clients sent: JSON escapes the rest."""
+    """Return one line of JSON in printable ASCII: JSON escapes every other character that clients sent."""
     usage, meter, trace = one.outcome.usage, one.meter, one.trace
     facts = {
         "time": datetime.fromtimestamp(one.at, timezone.utc).isoformat(timespec="milliseconds"),

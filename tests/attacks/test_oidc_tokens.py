@@ -169,6 +169,14 @@ async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that
         assert moved.user_id == ann.user_id
 
 
+async def test_a_store_that_cannot_be_opened_refuses_no_token(issuer, tmp_path):
+    """A wrong file or password is the operator's mistake: 503, and not 401 for every user."""
+    (tmp_path / "not.db").write_bytes(b"no database" * 200)
+    async with tokens_at(issuer, SqlDirectory(f"sqlite:///{tmp_path}/not.db")) as tokens:
+        with pytest.raises(UnavailableError):
+            await tokens.find(issuer.token(sub="ann", email="ann@acme.example", email_verified=True))
+
+
 # -- one caller's bad data ---------------------------------------------------------------------------------------------
 
 

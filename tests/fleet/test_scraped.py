@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from types import SimpleNamespace
 
+from llmops.gateway.fleet.replicas import scraped
 from llmops.gateway.fleet.replicas.replica import Replica
 from llmops.gateway.fleet.replicas.scraped import Scraper, gauges
 from llmops.gateway.fleet.routing.choose import Cheapest
@@ -93,3 +94,19 @@ def test_without_any_word_own_requests_are_what_counts() -> None:
     clock.now += 10
     one.settle()
     assert (one.view.running, one.view.unseen, one.view.unseen_tokens) == (3, 0, 0)
+
+
+async def test_metrics_that_cannot_be_read_for_long_leave_own_requests(monkeypatch) -> None:
+    monkeypatch.setattr(scraped, "MOST_BYTES", 2 * len(TEXT))
+    clock = Clock()
+    one = replica("127.0.0.1", clock)
+    async with serving([TEXT, 3 * TEXT]) as port:
+        scraper = Scraper(port)
+        await scraper.look([one])
+        one.enter(500, is_counted=False)
+        await scraper.look([one])
+        assert (one.view.running, one.view.unseen, one.view.unseen_tokens) == (7, 1, 500)
+        clock.now += 3
+        await scraper.look([one])
+        assert (one.view.running, one.view.unseen, one.view.unseen_tokens) == (1, 0, 0)
+        await scraper.close()

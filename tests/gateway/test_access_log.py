@@ -83,7 +83,7 @@ async def test_each_answer_is_a_line_that_says_how_it_went(card, tokenizer, tmp_
         assert secret not in path.read_text()
 
 
-_text = st.text(max_size=20) | st.sampled_from(['\n{"status":200}', "\r\n", "\x1b[2J", "\u2028"])
+_text = st.text(max_size=20) | st.sampled_from(['\n{"status":200}', "\r\n", "\x1b[2J", "\x7f\x9b", "\u202e\u2028"])
 
 
 @given(request_id=_text, route=_text, tenant=_text, model=_text, finish=_text)

@@ -97,11 +97,14 @@ def page():
         server.shutdown()
 
 
-async def test_tritons_page_is_read(page):
+async def test_tritons_page_is_read(page, monkeypatch):
     assert await served_by([page, page]) == {"tiny": 180}
     for other in (f"{page}/none", "http://127.0.0.1:9/metrics", "no url"):
         with pytest.raises(ResourceError, match="cannot be read"):
             await served_by([other])
+    monkeypatch.setattr("llmops.control.reconcile.MOST_BYTES", len(PAGE) - 1)
+    with pytest.raises(ResourceError, match="cannot be read"):
+        await served_by([page])
 
 
 async def test_the_leader_says_what_is_missing(store, url, by, caplog):

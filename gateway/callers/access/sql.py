@@ -84,8 +84,6 @@ class SqlDirectory(Directory):
             return await within(PATIENCE_SECONDS, self._member(tenant, user, identity, scopes, until))
         except InvalidKeyError:
             raise
-        except InputError as error:
-            raise InvalidKeyError(_NO_MEMBER) from error
         except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
             # of what this token says: the store answers others
             if is_of_values(error):
@@ -102,7 +100,10 @@ class SqlDirectory(Directory):
         if known is None:
             by = By("oidc", datetime.now(timezone.utc))
             async with self._store.write() as connection:
-                known = await bind_user(connection, await ensure_user(connection, tenant, user, by), *identity, by)
+                try:
+                    known = await bind_user(connection, await ensure_user(connection, tenant, user, by), *identity, by)
+                except InputError as error:
+                    raise InvalidKeyError(_NO_MEMBER) from error
         if known.tenant_id != tenant:
             raise InvalidKeyError(_NO_MEMBER)
         quotas = _quotas(f"tenant {tenant}", of.limits)

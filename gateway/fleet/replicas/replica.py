@@ -146,7 +146,7 @@ class Replica:
         self._changed()
 
     def settle(self) -> None:
-        """Nobody says how it is: own requests are all that is known."""
+        """Fall back to this gateway's own requests; the replica's metrics could not be read for 2 s."""
         if not self.health.speaks and self._clock() - self._last_count > UNCOUNTED:
             view = self.view
             self._unseen.clear()

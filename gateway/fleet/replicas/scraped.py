@@ -14,6 +14,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.contract import ENGINE
+from llmops.fetch import fetch
 from llmops.gateway.fleet.replicas.replica import Replica
 from llmops.gateway.observability.names import ENGINE_BLOCKS as BLOCKS
 from llmops.gateway.observability.names import ENGINE_REQUESTS as REQUESTS
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 # how often (s), and how long an answer may take
 PERIOD, TIMEOUT = 0.5, 2.0
+#: Bytes of a metrics page: a longer one is refused before it is parsed.
+MOST_BYTES = 8 * 2**20
 LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type"}
 
 Gauges = Mapping[str, Mapping[str, float]]
@@ -54,10 +57,12 @@ class Scraper:
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=TIMEOUT, verify=False)
         try:
-            answer = await self._client.get(url)
-            found = gauges(answer.raise_for_status().text)
-        except (httpx.HTTPError, ValueError, LookupError) as error:
+            body = await asyncio.wait_for(fetch(self._client, url, MOST_BYTES), TIMEOUT)
+            found = gauges(body.decode())
+        except (httpx.HTTPError, ValueError, LookupError, asyncio.TimeoutError) as error:
             self._tell(url, error)
+            for replica in replicas:
+                replica.settle()
             return
         self._silent.discard(url)
         for replica in replicas:
