@@ -23,6 +23,7 @@ from llmops_engine.guided.probe import GrammarLimits, GrammarProbe, Measured
 from llmops_engine.loop import EngineLoop, Job
 from llmops_engine.request import GenerationRequest, Sampling
 from llmops_engine.runtime import EngineRuntime
+from llmops_engine.runtimes import openvino as runtime_module
 from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -346,3 +347,21 @@ def probes() -> list[int]:
             if parent == os.getpid() and b"guided.probe" in (folder / "cmdline").read_bytes():
                 own.append(int(folder.name))
     return own
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "limit"),
+    [
+        ("memory.max", "2147483648\n", 2 << 30),
+        ("memory.max", "max\n", 2**62),
+        ("memory/memory.limit_in_bytes", "1073741824\n", 1 << 30),
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", 2**62),
+        ("none", "", 2**62),
+    ],
+)
+def test_the_default_cache_fits_into_the_container(tmp_path, monkeypatch, file, text, limit):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert runtime_module._container_memory(tmp_path) == limit
+    monkeypatch.setattr(runtime_module, "_container_memory", lambda: 1 << 30)
+    assert runtime_module._default_cache_bytes() == 256 << 20

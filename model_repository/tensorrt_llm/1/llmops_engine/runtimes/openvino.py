@@ -416,6 +416,15 @@ def _block_bytes(options: OpenVINOOptions) -> int:
 
 
 def _default_cache_bytes() -> int:
-    """A quarter of the machine's memory, at most 8 GiB."""
+    """Return a quarter of the memory of the machine, or of its container, and at most 8 GiB."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(total // 4, 8 << 30)
+    return min(min(total, _container_memory()) // 4, 8 << 30)
+
+
+def _container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the memory limit of this process's cgroup (version 2, else 1) in bytes, or 2**62 without one."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        # "max" stands for no limit in version 2; version 1 has a number close to 2**63 instead
+        with contextlib.suppress(OSError, ValueError):
+            return min(int((cgroup / name).read_text()), 2**62)
+    return 2**62
