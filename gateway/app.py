@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
@@ -25,6 +25,8 @@ from llmops.gateway.conversations.run import Running
 from llmops.gateway.conversations.store import MemoryResponses, ResponseStore
 from llmops.gateway.endpoints.chat import ChatCompletions
 from llmops.gateway.endpoints.completions import Completions
+from llmops.gateway.endpoints.conversation_routes import BODIES as CONVERSATION_BODIES
+from llmops.gateway.endpoints.conversation_routes import ConversationRoutes
 from llmops.gateway.endpoints.elsewhere import add_elsewhere
 from llmops.gateway.endpoints.embeddings import Embeddings
 from llmops.gateway.endpoints.health import Health
@@ -55,6 +57,7 @@ from llmops.gateway.http.express import Endpoint, ExpressApp
 from llmops.gateway.http.failures import Handlers, add_handlers
 from llmops.gateway.http.openapi import add_bodies, documented
 from llmops.gateway.http.telling import access_log_of, tracing_of
+from llmops.gateway.messages import Usage
 from llmops.gateway.observability import names
 from llmops.gateway.observability.goodput import Objectives
 from llmops.gateway.observability.lag import LagWatch
@@ -81,6 +84,11 @@ from llmops.gateway.openai.rerank import RerankRequest
 from llmops.gateway.openai.responses import ResponsesRequest
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.text.threads import TextThreads
+from llmops.gateway.web.browser import BrowserCheck, HostCheck
+from llmops.gateway.web.page import add_page
+
+if TYPE_CHECKING:
+    from llmops.gateway.callers.usage.cost import Billing
 
 # adds its routes at once; what it returns is entered when the application begins, and left when it ends
 Guest = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -96,6 +104,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    *CONVERSATION_BODIES,
 )
 
 
@@ -138,6 +147,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: 
         lag = LagWatch(metrics)
         try:
             async with AsyncExitStack() as stack:
+                await stack.enter_async_context(conversations.lifespan())
                 for living in visiting:
                     await stack.enter_async_context(living)
                 yield
@@ -168,7 +178,9 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: 
             holding,
             RequestCounts(metrics),
             *tellers,
+            BrowserCheck(),
             *([access] if access else []),
+            HostCheck(settings.web.hosts),
             *([tracing.passed("auth")] if tracing and access else []),
             *hints_of(settings),
             *named,
@@ -195,13 +207,16 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: 
     )
     health = Health(catalogue, metrics)
     app.state.health, app.state.metrics, app.state.service = health, metrics, service
-    responses = Responses(service, Running(_responses_of(settings)))
+    stored = _responses_of(settings)
+    conversations = ConversationRoutes(settings, service, stored, _price_of(billing))
+    responses = Responses(service, Running(stored), conversations.store, settings.conversations.stores)
+    conversations.add_to(app)
     _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)
     app.express = dict(_posts(app.router, app.exception_handlers))
     live = _openais("Say that the gateway runs", HealthAnswer, tag="health")
     ready = _openais("Say whether models can be used", HealthAnswer, tag="health")
-    app.add_api_route("/", health.root, methods=["GET", "HEAD"], include_in_schema=False)
+    add_page(app)
     app.add_api_route("/health", health.ready, methods=["GET"], include_in_schema=False)
     app.add_api_route("/health/live", health.live, methods=["GET"], **live)
     app.add_api_route("/health/ready", health.ready, methods=["GET"], **ready)
@@ -224,6 +239,14 @@ def _responses_of(settings: GatewaySettings) -> ResponseStore:
     from llmops.gateway.conversations.sql import SqlResponses
 
     return SqlResponses(settings.store, settings.responses)
+
+
+def _price_of(billing: Billing | None) -> Callable[[str, Usage], int | None]:
+    def price(model: str, usage: Usage) -> int | None:
+        bill = billing.bill(model, usage) if billing is not None else None
+        return None if bill is None or bill.price_id is None else bill.micros
+
+    return price
 
 
 def _objectives(settings: GatewaySettings, model: str) -> Objectives:

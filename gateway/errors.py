@@ -181,6 +181,14 @@ class NotFoundError(ApiError):
     code = "not_found"
 
 
+class GoneError(ApiError):
+    """410: the object existed, and this process does not have it any longer."""
+
+    status = 410
+    type = "invalid_request_error"
+    code = "gone"
+
+
 class ModelNotFoundError(NotFoundError):
     """404: no such model."""
 
@@ -313,6 +321,10 @@ class EngineTimeoutError(ApiError):
     code = "engine_timeout"
 
 
+TRITON_AWAY = "Triton cannot be reached. Try again later."
+TRITON_SILENT = "Triton does not answer. Try again later."
+
+
 class CancelledStreamError(ApiError):
     """499: the request was cancelled, nearly always because the client went away; nobody reads this answer."""
 
@@ -326,7 +338,7 @@ class CancelledStreamError(ApiError):
 
 def missing(where: str) -> InvalidRequestError:
     """The field that a request needs and does not have."""
-    text = f"Missing required parameter: '{where}'."
+    text = f"Missing required parameter: '{where}'. Add it to the request."
     return InvalidRequestError(text, param=where, code="missing_required_parameter")
 
 

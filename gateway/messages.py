@@ -104,8 +104,11 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Whose what it makes is: its tenant's. Without keys that of whoever sends the same again as a key."""
-        return self.tenant_id or self.user_id
+        """Return the owner of the resources that this caller creates: its user.
+
+        Without accounts that is a digest of whatever was sent as a key, empty if nothing was.
+        """
+        return self.user_id or self.tenant_id
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -256,6 +259,7 @@ class EngineRequest:
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: bool = False
+    top_logprobs: int = 0
     guide: Guide | None = None
     caller: str = ""
     cache_salt: int = 0
@@ -268,8 +272,13 @@ class EngineRequest:
     trace: str = ""
 
 
+#: The most likely tokens at one place with their log-probabilities, the likeliest first.
+Alternatives = Sequence[tuple[int, float]]
+
+
 class TokenBatch(NamedTuple):
-    """New tokens of one sequence (0 … n-1) of a request, in order; `logprobs` has one natural-log value per token.
+    """New tokens of one sequence (0 … n-1) of a request, in order; `logprobs` has one natural-log value per token, and
+    `tops` the alternatives of each, where they were asked for.
 
     `anew`, of `whole` requests only: there are no tokens, and what came of the sequence before does not count.
     """
@@ -278,6 +287,7 @@ class TokenBatch(NamedTuple):
     tokens: Sequence[int]
     logprobs: Sequence[float] | None = None
     anew: bool = False
+    tops: Sequence[Alternatives] | None = None
 
 
 TokenSink = Callable[[TokenBatch], bool]
@@ -431,6 +441,8 @@ class ModelCard:
 
 
 ReplicaState = Literal["starting", "spare", "ready", "draining", "suspect", "gone"]
+#: Where a replica's numbers come from: its own reports, or the gateway's streams and the server's gauges.
+ReplicaSource = Literal["reported", "measured"]
 
 
 @dataclass(slots=True)
@@ -443,7 +455,8 @@ class ReplicaView:
     sequence holds: what they have cached may still be found. `prefill_rate`: prompt tokens/s, 0 while it is not known;
     `step_seconds`: the last steps' mean; `max_batch_size`: 0 where nobody said. `subscribers`: gateways that use it,
     `demand`: the sum of what they declared (Order.demand), this one's with them. `adapters`: those that are loaded.
-    `weight`: its version's share of the requests that may go to any version.
+    `weight`: its version's share of the requests that may go to any version. `source`: whether it reports all of this,
+    or the gateway measures it.
     """
 
     replica_id: str
@@ -466,6 +479,7 @@ class ReplicaView:
     demand: float = 0.0
     adapters: frozenset[str] = frozenset()
     weight: float = 1.0
+    source: ReplicaSource = "reported"
 
 
 @dataclass(slots=True, eq=False)
@@ -505,6 +519,10 @@ class Policy(Protocol):
         ...
 
     def removed(self, replica_id: str, hashes: Sequence[int]) -> None: ...
+
+    def limit(self, replica_id: str, blocks: int) -> None:
+        """Assume that a replica, which does not report what it evicts, holds the `blocks` most recently used."""
+        ...
 
     def forget(self, replica_id: str) -> None:
         """Its cache is empty, or it is gone."""

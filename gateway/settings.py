@@ -206,6 +206,41 @@ class StoredResponses(_Section):
     age: _Duration = Seconds(86_400)
 
 
+class TenantConversations(_Section):
+    """What is different for a tenant. `store` false: nothing of its requests is stored; `days`: as of all tenants."""
+
+    store: bool = True
+    days: Annotated[int, Field(gt=0)] | None = None
+
+
+class ConversationSettings(_Section):
+    """Conversations in the store, or in `store.db` of the cache folder where no store is named.
+
+    `entries` (0 stores none) and `bytes` bound the conversations of each owner, `conversation_bytes` bounds a single
+    one. A conversation that nobody writes to for `days` is deleted (None: never), and a deleted one is purged after
+    `purge_days`. `tenants` have what is different for a tenant.
+    """
+
+    entries: Annotated[int, Field(ge=0)] = 20_000
+    bytes: Annotated[int, Field(gt=0)] = 512_000_000
+    conversation_bytes: Annotated[int, Field(gt=0)] = 8_000_000
+    days: Annotated[int, Field(gt=0)] | None = None
+    purge_days: Annotated[int, Field(ge=0)] = 30
+    tenants: dict[str, TenantConversations] = Field(default_factory=dict)
+
+    def stores(self, tenant: str) -> bool:
+        """Return True if requests of this tenant may be stored."""
+        return tenant not in self.tenants or self.tenants[tenant].store
+
+
+class WebSettings(_Section):
+    """The chat page. `hosts`: names by which browsers may reach a gateway that asks for no key, besides `localhost` and
+    IP addresses; a page of another site could make any other name point here.
+    """
+
+    hosts: list[str] = Field(default_factory=list)
+
+
 class LookupSettings(_Section):
     """The time for which a key that was looked up counts as it was: `fresh`, and `stale` while its store is away."""
 
@@ -387,6 +422,8 @@ class GatewaySettings(BaseSettings):
     timeouts: Timeouts = Timeouts()
     sampling: SamplingSettings = SamplingSettings()
     responses: StoredResponses = StoredResponses()
+    conversations: ConversationSettings = ConversationSettings()
+    web: WebSettings = WebSettings()
     # it can hold a password
     store: str | None = Field(default=None, repr=False)
     open: bool = False

@@ -1,143 +1,281 @@
-"""Chats that are kept. Every query has the user's id: whose a conversation is not, to them it is not there."""
+"""Conversations and their messages. Every query of a request names the user, who alone finds a conversation.
+
+The messages of a conversation form a tree: each names the one that it follows, and the conversation names the last
+message of the branch that is shown. A message that replaces another is a sibling, so that nothing is overwritten.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Select, and_, false, or_, select
+from sqlalchemy import ColumnElement, String, and_, cast, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.errors import InputError
-from llmops.store.ids import canonical
-from llmops.store.tables import conversations, messages
+from llmops.store.tables import conversations, messages, responses, users
 
 LONGEST_TITLE = 500
 LONGEST_MODEL = 50
+#: Conversations that one statement of a purge deletes: few enough that writers who wait are not held up for long.
+PURGE_BATCH = 500
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Without its messages."""
+    """A conversation without its messages. `metadata` is JSON, `size` the characters of its messages."""
 
     id: str
-    title: str | None
-    model: str
-    system_prompt: str | None
+    user_id: str
+    tenant_id: str = ""
+    title: str | None = None
+    model: str = ""
+    system_prompt: str | None = None
+    metadata: str = "{}"
+    head_id: str | None = None
+    size: int = 0
     created_at: datetime
     updated_at: datetime
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NewMessage:
-    """A message to be kept; `token_count` as the engine counted it, `latency_ms` of an answer."""
+    """A message that is to be stored.
 
+    Attributes:
+        item_id: The id that clients know the message by.
+        role: `user`, `assistant`, `system`, `developer` or `tool`.
+        content: The text of the message.
+        items: JSON of the items of the Responses API that the row stands for; None for a plain message.
+        status: `completed`, `in_progress` while a gateway generates it, or `incomplete`.
+        token_count: Tokens of the message, as the engine counted them.
+        prompt_tokens: Tokens of the prompt that was answered.
+        cost_micros: The price of the answer in micro-dollars; None where the model has no price.
+    """
+
+    item_id: str
     role: str
     content: str
+    items: str | None = None
+    status: str = "completed"
     token_count: int | None = None
+    prompt_tokens: int | None = None
+    cost_micros: int | None = None
     model: str | None = None
     finish_reason: str | None = None
     latency_ms: int | None = None
 
+    @property
+    def size(self) -> int:
+        """The characters that the message counts for."""
+        return len(self.content) + len(self.items or "")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Message(NewMessage):
-    """A message that was kept."""
+    """A stored message. `parent_id` is the message that it follows, `position` its place in the order of writing."""
 
-    id: str = ""
-    created_at: datetime | None = None
-
-
-async def create_conversation(
-    connection: AsyncConnection,
-    user_id: str,
-    model: str,
-    now: datetime,
-    title: str | None = None,
-    system_prompt: str | None = None,
-) -> Conversation:
-    """A title that is too long is cut. Raises InputError for a model's name that is."""
-    if len(model) > LONGEST_MODEL:
-        raise InputError(f"A conversation's model has a name of at most {LONGEST_MODEL} characters.")
-    made = Conversation(str(uuid4()), title[:LONGEST_TITLE] if title else None, model, system_prompt, now, now)
-    await connection.execute(conversations.insert().values(user_id=user_id, **vars(made)))
-    return made
+    id: str
+    parent_id: str | None
+    position: int
+    created_at: datetime
+    written_at: datetime
 
 
-async def append_messages(
-    connection: AsyncConnection, user_id: str, conversation_id: str, new: Sequence[NewMessage], now: datetime
-) -> bool:
-    """Keep what was said, in this order; False when the user has no such conversation."""
-    statement = conversations.update().where(_of(user_id, conversation_id)).values(updated_at=now)
-    if (await connection.execute(statement)).rowcount == 0:
-        return False
-    # a microsecond apart, so that their order is that of the index
-    rows = [
-        {**vars(message), "id": str(uuid4()), "conversation_id": conversation_id}
-        | {"created_at": now + timedelta(microseconds=place)}
-        for place, message in enumerate(new)
-    ]
-    if rows:
-        await connection.execute(messages.insert(), rows)
-    return True
+_CONVERSATION = [conversations.c[field.name] for field in fields(Conversation)]
+_MESSAGE = [messages.c[field.name] for field in fields(Message)]
+
+
+async def create_conversation(connection: AsyncConnection, new: Conversation) -> None:
+    """Insert a conversation; a title or a model's name that is too long is cut."""
+    values = {**vars(new), "title": new.title and new.title[:LONGEST_TITLE], "model": new.model[:LONGEST_MODEL]}
+    await connection.execute(insert(conversations).values(**values))
+
+
+async def find_conversation(connection: AsyncConnection, user_id: str, conversation_id: str) -> Conversation | None:
+    """Return the user's conversation, or None if the user has none of this id, or deleted it."""
+    row = (await connection.execute(select(*_CONVERSATION).where(_own(user_id, conversation_id)))).mappings().first()
+    return None if row is None else Conversation(**row)
 
 
 async def list_conversations(
-    connection: AsyncConnection, user_id: str, limit: int = 50, before: Conversation | None = None
+    connection: AsyncConnection,
+    user_id: str,
+    *,
+    limit: int = 50,
+    before: Conversation | None = None,
+    text: str | None = None,
 ) -> Sequence[Conversation]:
-    """Those last spoken in first; `before`: the last one of the page before."""
+    """Return the user's conversations, the last changed first.
+
+    Args:
+        connection: Where to read.
+        user_id: The owner.
+        limit: The most conversations to return.
+        before: The last conversation of the page before.
+        text: Only conversations whose title or messages contain this, in upper or lower case.
+    """
     table = conversations.c
-    wanted = _conversations().where(table.user_id == user_id, table.deleted_at.is_(None))
+    wanted = select(*_CONVERSATION).where(table.user_id == user_id, table.deleted_at.is_(None))
     if before is not None:
-        wanted = wanted.where(
-            or_(
-                table.updated_at < before.updated_at,
-                and_(table.updated_at == before.updated_at, table.id > before.id),
-            )
+        earlier = and_(table.updated_at == before.updated_at, table.id > before.id)
+        wanted = wanted.where(or_(table.updated_at < before.updated_at, earlier))
+    if text:
+        said = select(messages.c.conversation_id).where(
+            messages.c.conversation_id == table.id, messages.c.content.icontains(text, autoescape=True)
         )
-    wanted = wanted.order_by(table.updated_at.desc(), table.id).limit(limit)
-    return [Conversation(*row) for row in await connection.execute(wanted)]
+        wanted = wanted.where(or_(table.title.icontains(text, autoescape=True), said.exists()))
+    rows = await connection.execute(wanted.order_by(table.updated_at.desc(), table.id).limit(limit))
+    return [Conversation(**row) for row in rows.mappings()]
 
 
-async def get_conversation(
-    connection: AsyncConnection, user_id: str, conversation_id: str
-) -> tuple[Conversation, Sequence[Message]] | None:
-    """With all that was said; None when the user has no such conversation."""
-    found = (await connection.execute(_conversations().where(_of(user_id, conversation_id)))).first()
-    if found is None:
-        return None
-    columns = [column for column in messages.c if column.name != "conversation_id"]
-    wanted = select(*columns).where(messages.c.conversation_id == conversation_id)
-    rows = await connection.execute(wanted.order_by(messages.c.created_at, messages.c.id))
-    return Conversation(*found), [Message(**row) for row in rows.mappings()]
+async def read_messages(connection: AsyncConnection, conversation_id: str) -> Sequence[Message]:
+    """Return the messages of all branches in the order in which they were begun."""
+    wanted = select(*_MESSAGE).where(messages.c.conversation_id == conversation_id).order_by(messages.c.position)
+    return [Message(**row) for row in (await connection.execute(wanted)).mappings()]
+
+
+async def lock_conversation(connection: AsyncConnection, user_id: str, conversation_id: str) -> Conversation | None:
+    """Return the user's conversation and keep other writers from it until the transaction ends."""
+    wanted = select(*_CONVERSATION).where(_own(user_id, conversation_id)).with_for_update()
+    row = (await connection.execute(wanted)).mappings().first()
+    return None if row is None else Conversation(**row)
+
+
+async def append_messages(
+    connection: AsyncConnection,
+    conversation: Conversation,
+    parent_id: str | None,
+    new: Sequence[NewMessage],
+    now: datetime,
+) -> Sequence[Message]:
+    """Store messages one after the other behind `parent_id` and show the branch that they end.
+
+    Args:
+        connection: The transaction in which `conversation` was locked.
+        conversation: The conversation.
+        parent_id: The message that the first one follows; None for the beginning.
+        new: The messages.
+        now: The time of writing.
+    """
+    last = select(func.max(messages.c.position)).where(messages.c.conversation_id == conversation.id)
+    position = ((await connection.execute(last)).scalar() or 0) + 1
+    stored: list[Message] = []
+    for message in new:
+        row = Message(
+            **vars(message),
+            id=str(uuid4()),
+            parent_id=parent_id,
+            position=position + len(stored),
+            created_at=now,
+            written_at=now,
+        )
+        parent_id = row.id
+        stored.append(row)
+    if stored:
+        rows = [{**vars(row), "model": _cut(row.model), "conversation_id": conversation.id} for row in stored]
+        await connection.execute(insert(messages), rows)
+    size = conversation.size + sum(row.size for row in stored)
+    await change_conversation(connection, conversation.id, head_id=parent_id, updated_at=now, size=size)
+    return stored
+
+
+async def change_conversation(connection: AsyncConnection, conversation_id: str, **values: Any) -> None:
+    """Set columns of a conversation."""
+    await connection.execute(update(conversations).where(conversations.c.id == conversation_id).values(**values))
+
+
+async def change_message(connection: AsyncConnection, conversation_id: str, message: Message, now: datetime) -> bool:
+    """Replace a stored message by its new state. Returns False if it was deleted meanwhile."""
+    known = select(messages.c.content, messages.c["items"]).where(messages.c.id == message.id)
+    before = (await connection.execute(known.with_for_update())).first()
+    if before is None:
+        return False
+    values = {**vars(message), "model": _cut(message.model), "written_at": now}
+    await connection.execute(update(messages).where(messages.c.id == message.id).values(**values))
+    grown = message.size - len(before.content) - len(before.items or "")
+    size = conversations.c.size + grown
+    await change_conversation(connection, conversation_id, size=size, updated_at=now)
+    return True
+
+
+async def remove_message(connection: AsyncConnection, conversation: Conversation, message: Message) -> None:
+    """Delete a message; the messages that follow it follow its parent then."""
+    children = messages.c.conversation_id == conversation.id, messages.c.parent_id == message.id
+    await connection.execute(update(messages).where(*children).values(parent_id=message.parent_id))
+    await connection.execute(delete(messages).where(messages.c.id == message.id))
+    head = message.parent_id if conversation.head_id == message.id else conversation.head_id
+    await change_conversation(connection, conversation.id, head_id=head, size=conversation.size - message.size)
 
 
 async def delete_conversation(connection: AsyncConnection, user_id: str, conversation_id: str, now: datetime) -> bool:
-    """Out of the user's sight, until `purge_conversations`; False when the user has no such conversation."""
-    statement = conversations.update().where(_of(user_id, conversation_id)).values(deleted_at=now)
+    """Hide a conversation until it is purged. Returns False if the user has no such conversation."""
+    statement = update(conversations).where(_own(user_id, conversation_id)).values(deleted_at=now)
     return (await connection.execute(statement)).rowcount > 0
 
 
-async def purge_conversations(connection: AsyncConnection, before: datetime, limit: int = 1000) -> int:
-    """Purge up to `limit` conversations deleted before `before`, with their messages; returns how many."""
-    due = select(conversations.c.id).where(conversations.c.deleted_at < before).limit(limit)
-    return (await connection.execute(conversations.delete().where(conversations.c.id.in_(due)))).rowcount
+async def count_conversations(connection: AsyncConnection, user_id: str) -> tuple[int, int]:
+    """Return the number of the user's conversations, and the characters of their messages."""
+    counted = select(func.count(), func.coalesce(func.sum(conversations.c.size), 0))
+    row = (await connection.execute(counted.where(conversations.c.user_id == user_id))).one()
+    return row[0], int(row[1])
 
 
-def _conversations() -> Select:
+async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
+    """Purge up to `PURGE_BATCH` conversations that were deleted before `before`. Returns their number."""
+    return await _purge(connection, conversations.c.deleted_at < before)
+
+
+async def purge_unchanged(connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool) -> int:
+    """Purge up to `PURGE_BATCH` conversations that nobody wrote to since `before`. Returns their number.
+
+    Args:
+        connection: Where to write.
+        before: The time of the last change of what is purged.
+        tenants: The tenants whose conversations are purged.
+        others: Purge those of all tenants except `tenants` instead.
+    """
+    named = conversations.c.tenant_id.in_(tenants)
+    return await _purge(connection, conversations.c.updated_at < before, ~named if others else named)
+
+
+async def purge_user(connection: AsyncConnection, user_id: str) -> int:
+    """Delete all conversations of a user for good. Returns their number."""
+    return await _deleted(connection, conversations.c.user_id == user_id)
+
+
+async def purge_tenant(connection: AsyncConnection, tenant_id: str) -> int:
+    """Delete all conversations and stored responses of a tenant for good. Returns the number of conversations."""
+    members = select(cast(users.c.id, String)).where(users.c.tenant_id == tenant_id)
+    await connection.execute(delete(responses).where(responses.c.owner.in_(members)))
+    return await _deleted(connection, conversations.c.tenant_id == tenant_id)
+
+
+async def read_owner(
+    connection: AsyncConnection, *, user_id: str | None = None, tenant_id: str | None = None
+) -> AsyncIterator[Conversation]:
+    """Yield all conversations of a user or a tenant that are not deleted, oldest first."""
+    owned = conversations.c.user_id == user_id if user_id is not None else conversations.c.tenant_id == tenant_id
+    wanted = select(*_CONVERSATION).where(owned, conversations.c.deleted_at.is_(None))
+    for row in (await connection.execute(wanted.order_by(conversations.c.created_at))).mappings().all():
+        yield Conversation(**row)
+
+
+async def _purge(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
+    due = select(conversations.c.id).where(*conditions).limit(PURGE_BATCH)
+    return await _deleted(connection, conversations.c.id.in_(due))
+
+
+async def _deleted(connection: AsyncConnection, condition: ColumnElement[bool]) -> int:
+    return (await connection.execute(delete(conversations).where(condition))).rowcount
+
+
+def _cut(model: str | None) -> str | None:
+    return model and model[:LONGEST_MODEL]
+
+
+def _own(user_id: str, conversation_id: str) -> ColumnElement[bool]:
     columns = conversations.c
-    return select(
-        columns.id, columns.title, columns.model, columns.system_prompt, columns.created_at, columns.updated_at
-    )
-
-
-def _of(user_id: str, conversation_id: str) -> ColumnElement[bool]:
-    """The conversation, when it is the user's and not deleted. What has not the form of an id matches nothing."""
-    try:
-        known = canonical(conversation_id)
-    except ValueError:
-        return false()
-    columns = conversations.c
-    return and_(columns.id == known, columns.user_id == user_id, columns.deleted_at.is_(None))
+    return and_(columns.id == conversation_id, columns.user_id == user_id, columns.deleted_at.is_(None))

@@ -116,6 +116,11 @@ async def delete_response(connection: AsyncConnection, response_id: str, owner: 
     return (await connection.execute(delete(responses).where(_own(response_id, owner)))).rowcount > 0
 
 
+async def delete_responses(connection: AsyncConnection, owner: str) -> None:
+    """Delete all responses of an owner."""
+    await connection.execute(delete(responses).where(responses.c.owner == owner))
+
+
 async def cancel_response(connection: AsyncConnection, response_id: str, owner: str) -> None:
     """Mark a running response as cancelled, for the gateway that generates it."""
     running = and_(_own(response_id, owner), responses.c.running)

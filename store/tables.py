@@ -31,7 +31,7 @@ from llmops.store.moment import Moment
 # SQLite has no such type, and people who look into a file look for what a bill shows
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 
-SCHEMA = "0004"
+SCHEMA = "0005"
 """The newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
 
@@ -123,10 +123,19 @@ conversations = Table(
     "conversations",
     metadata,
     _id(),
-    Column("user_id", UUID, ForeignKey("users.id"), nullable=False),
+    # Caller.owner as a UUID; nobody in `users` on a gateway without accounts
+    Column("user_id", UUID, nullable=False),
+    # '' without accounts; retention and deletion of a tenant need no join
+    Column("tenant_id", String(63), nullable=False, index=True),
     Column("title", String(500)),
     Column("model", String(50), nullable=False),
     Column("system_prompt", Text),
+    # JSON, as the client wrote it
+    Column("metadata", Text, nullable=False),
+    # the last message of the branch that is shown
+    Column("head_id", UUID),
+    # characters of all messages
+    Column("size", BigInteger, nullable=False),
     _created_at(),
     Column("updated_at", Moment, nullable=False, server_default=func.current_timestamp()),
     Column("deleted_at", Moment, index=True),
@@ -138,15 +147,28 @@ messages = Table(
     metadata,
     _id(),
     Column("conversation_id", UUID, ForeignKey("conversations.id", ondelete="CASCADE"), nullable=False),
+    # the message that this one follows; None at the beginning. Several that follow one message are branches
+    Column("parent_id", UUID),
+    # the order in which the messages of a conversation were begun
+    Column("position", Integer, nullable=False),
+    # the id that clients know the message by
+    Column("item_id", String(128), nullable=False),
     Column("role", String(20), nullable=False),
     Column("content", Text, nullable=False),
+    # JSON: the items of the Responses API that this row stands for, where it is no plain message
+    Column("items", Text),
+    Column("status", String(20), nullable=False),
     Column("token_count", Integer),
+    Column("prompt_tokens", Integer),
+    Column("cost_micros", BigInteger),
     Column("model", String(50)),
     Column("finish_reason", String(20)),
     Column("latency_ms", Integer),
     _created_at(),
+    Column("written_at", Moment, nullable=False),
 )
 Index("idx_messages_conversation", messages.c.conversation_id, messages.c.created_at)
+Index("idx_messages_position", messages.c.conversation_id, messages.c.position, unique=True)
 
 responses = Table(
     "responses",

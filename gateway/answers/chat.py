@@ -73,7 +73,9 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: RequestLimits) -> 
     if body.web_search_options is not None:
         raise InvalidRequestError("web_search_options are not supported; leave them out.", param="web_search_options")
     if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
+        raise InvalidRequestError(
+            "stream_options need stream to be true; set it, or leave stream_options out.", param="stream_options"
+        )
     check_messages(body.messages, limits)
     if len(body.tools or ()) > limits.tools:
         raise InvalidRequestError(
@@ -82,7 +84,7 @@ def check_chat(body: ChatRequest, model: ServedModel, limits: RequestLimits) -> 
     check_capabilities(body, model.card)
     top = body.top_logprobs or 0
     if top and not body.logprobs:
-        raise InvalidRequestError("top_logprobs need logprobs to be true.", param="top_logprobs")
+        raise InvalidRequestError("top_logprobs need logprobs to be true; set it.", param="top_logprobs")
     check_logprobs(bool(body.logprobs), top, model.card, "top_logprobs")
 
 
@@ -143,6 +145,7 @@ async def _start(
         min_tokens=body.min_tokens or 0,
         end_ids=endings.end_ids,
         logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
         bad_words=plan.bad_words,
         guide=plan.guide,
         caller=context.caller.share,

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from llmops.gateway.answers.parsers.pieces import Piece, Processor, Text
-from llmops.gateway.messages import FinishReason, TokenBatch
+from llmops.gateway.messages import Alternatives, FinishReason, TokenBatch
 from llmops.gateway.text.detokenizer import Detokenizer
 from llmops.gateway.text.stop import StopMatcher
 
 
 class TokenLogprob(NamedTuple):
-    """A chosen token: its bytes, natural-log probability and where its text starts in the choice's text."""
+    """A chosen token: its bytes, natural-log probability and where its text starts in the choice's text; `tops`: the
+    most likely tokens in its place, with theirs.
+    """
 
     token: bytes
     logprob: float
     offset: int
+    tops: Sequence[tuple[bytes, float]] = ()
 
 
 class Choice:
@@ -93,7 +96,7 @@ class Choice:
             tokens = tokens[:-1]
             self.done = True
         self.completion_tokens += len(tokens)
-        text = self._decode(tokens, batch.logprobs)
+        text = self._decode(tokens, batch.logprobs, batch.tops)
         if self.done or (self._stop is not None and self._stop.matched is not None):
             return text + self._end("stop")
         return text
@@ -123,18 +126,23 @@ class Choice:
                 self.finish_reason = "tool_calls"
         return pieces
 
-    def _decode(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> str:
+    def _decode(
+        self, tokens: Sequence[int], logprobs: Sequence[float] | None, tops: Sequence[Alternatives] | None
+    ) -> str:
         if self.logprobs is not None or self._starts is not None:
-            text = "".join([self._decode_one(token, at, logprobs) for at, token in enumerate(tokens)])
+            text = "".join([self._decode_one(token, at, logprobs, tops) for at, token in enumerate(tokens)])
         else:
             text = self._detokenizer.feed(tokens) if tokens else ""
         return self._stop.feed(text) if self._stop is not None else text
 
-    def _decode_one(self, token: int, at: int, logprobs: Sequence[float] | None) -> str:
+    def _decode_one(
+        self, token: int, at: int, logprobs: Sequence[float] | None, tops: Sequence[Alternatives] | None
+    ) -> str:
         text = self._detokenizer.feed([token])
         if self.logprobs is not None:
             value = logprobs[at] if logprobs is not None and at < len(logprobs) else 0.0
-            self.logprobs.note(token, value, self._decoded)
+            ranked = tops[at] if tops is not None and at < len(tops) else ()
+            self.logprobs.note(token, value, self._decoded, ranked)
         if self._starts is not None:
             self._starts.note(token, self._decoded, len(text))
         self._decoded += len(text)
@@ -178,8 +186,9 @@ class LogprobLog:
         self._sent = 0
         self._waiting: list[TokenLogprob] = []
 
-    def note(self, token: int, logprob: float, offset: int) -> None:
-        self._waiting.append(TokenLogprob(self._token_bytes(token), logprob, offset))
+    def note(self, token: int, logprob: float, offset: int, tops: Alternatives = ()) -> None:
+        ranked = [(self._token_bytes(one), value) for one, value in tops]
+        self._waiting.append(TokenLogprob(self._token_bytes(token), logprob, offset, ranked))
 
     def take(self, text: str, *, ended: bool, cut: bool) -> list[TokenLogprob]:
         """Those that belong to `text`, the next stretch that is sent; at the end all, or those before a stop string."""

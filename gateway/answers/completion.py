@@ -48,7 +48,9 @@ def check_completion(body: CompletionRequest, model: ServedModel) -> None:
     if body.suffix:
         raise UnsupportedError("suffix is not supported; leave it out.", param="suffix")
     if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("stream_options need stream to be true.", param="stream_options")
+        raise InvalidRequestError(
+            "stream_options need stream to be true; set it, or leave stream_options out.", param="stream_options"
+        )
     check_capabilities(body, model.card)
     check_logprobs(body.logprobs is not None, body.logprobs or 0, model.card, "logprobs")
     _check_best_of(body, model)
@@ -57,7 +59,7 @@ def check_completion(body: CompletionRequest, model: ServedModel) -> None:
 def _check_best_of(body: CompletionRequest, model: ServedModel) -> None:
     n, best_of = body.n or 1, sequences_of(body)
     if best_of < n:
-        raise InvalidRequestError("best_of must not be less than n.", param="best_of")
+        raise InvalidRequestError("best_of must not be less than n; raise it to n.", param="best_of")
     if best_of == n:
         return
     if body.stream:
@@ -172,6 +174,7 @@ def _engine_requests(
             min_tokens=body.min_tokens or 0,
             end_ids=endings.end_ids,
             logprobs=body.logprobs is not None or sequences_of(body) > (body.n or 1),
+            top_logprobs=body.logprobs or 0,
             bad_words=bad_words,
             guide=guide,
             caller=context.caller.share,

@@ -61,6 +61,13 @@ class Endings:
     stops: tuple[str, ...]
 
 
+#: Which engine has alternatives, said to those who ask another target, and another engine of this one.
+_ALTERNATIVES = "Target pytorch has more: from TensorRT-LLM 1.3 on, without speculation."
+_ALTERNATIVES_OF_PYTORCH = (
+    "TensorRT-LLM 1.3 has more without speculation, and 1.2 with `build --set llm.sampler_type=TorchSampler`."
+)
+
+
 def check_capabilities(body: SamplingFields, card: ModelCard) -> None:
     """Raises UnsupportedError naming the first field that this model's engine cannot honour."""
     can = card.capabilities
@@ -78,9 +85,10 @@ def check_logprobs(wanted: bool, top: int, card: ModelCard, top_field: str) -> N
         raise _unsupported("logprobs", card)
     if top > card.capabilities.top_logprobs:
         can: Capabilities = card.capabilities
+        known = ": only the chosen token's log-probability is known. " if can.logprobs else ". "
+        hint = _ALTERNATIVES_OF_PYTORCH if card.target == "pytorch" else _ALTERNATIVES
         raise UnsupportedError(
-            f"{top_field} is at most {can.top_logprobs} with target {card.target}"
-            + (": only the chosen token's log-probability is known." if can.logprobs else "."),
+            f"{top_field} is at most {can.top_logprobs} with target {card.target}{known}{hint}",
             param=top_field,
         )
 

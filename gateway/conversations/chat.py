@@ -49,15 +49,16 @@ def put_into_own_terms(error: ApiError) -> None:
 
 
 def _refuse_unsupported(request: ResponsesRequest) -> None:
-    for field in ("conversation", "prompt"):
-        if getattr(request, field) is not None:
-            raise UnsupportedError(f"'{field}' is not supported; send the items in 'input'.", param=field)
+    if request.prompt is not None:
+        raise UnsupportedError("'prompt' is not supported; send the items in 'input'.", param="prompt")
     if request.truncation == "auto":
-        raise UnsupportedError("Only truncation 'disabled' is supported.", param="truncation")
+        raise UnsupportedError("Only truncation 'disabled' is supported; leave truncation out.", param="truncation")
     if request.top_logprobs:
         raise UnsupportedError("top_logprobs is supported in chat completions only.", param="top_logprobs")
     if request.background and request.store is False:
-        raise InvalidRequestError("background needs store: the answer is fetched later.", param="background")
+        raise InvalidRequestError(
+            "background needs store, as the answer is fetched later; set store to true.", param="background"
+        )
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:

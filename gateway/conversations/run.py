@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from llmops.gateway.answers.answer import Answer, Delta
@@ -60,9 +60,17 @@ class ResponseRun(AnswerEvents):
     """
 
     def __init__(
-        self, answer: Answer, builder: ResponseBuilder, items: list[Item], owner: str, running: Running | None
+        self,
+        answer: Answer,
+        builder: ResponseBuilder,
+        items: list[Item],
+        owner: str,
+        running: Running | None,
+        conversation: Callable[[StoredResponse], Awaitable[None]] | None = None,
     ) -> None:
+        """Prepare the run of an answer. `conversation` adds the end of the response to its conversation."""
         super().__init__(answer)
+        self._conversation = conversation
         self.owner = owner
         self._builder, self._items, self._running = builder, items, running
         self._begun = self._closed = self._shown = self._announced = False
@@ -279,6 +287,8 @@ class ResponseRun(AnswerEvents):
         entry, self._unsaved = self._unsaved, None
         if entry is None:
             return True
+        if self._conversation is not None:
+            await asyncio.shield(self._added(self._conversation, entry))
         stored = self._running is None or await asyncio.shield(self._stored(self._running, entry))
         if not stored:
             for event in self._last:
@@ -287,6 +297,12 @@ class ResponseRun(AnswerEvents):
             self._builder.response["store"] = False
         self._release()
         return stored
+
+    async def _added(self, add: Callable[[StoredResponse], Awaitable[None]], entry: StoredResponse) -> None:
+        try:
+            await add(entry)
+        except ApiError as error:
+            log.warning("response %s was not added to its conversation: %s", self.id, error.told)
 
     async def _stored(self, running: Running, entry: StoredResponse) -> bool:
         row, limit = entry.to_row(), running.store.limits.item_bytes

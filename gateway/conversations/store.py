@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmops.gateway.conversations.builder import new_id
 from llmops.gateway.conversations.items import Item
+from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.settings import StoredResponses
 
 # What clients choose as the id of an item is the key of an index.
@@ -132,6 +134,10 @@ class ResponseStore(ABC):
     async def delete(self, response_id: str, owner: str) -> bool:
         """Delete the response. Returns False if the owner has no response of this id."""
 
+    @abstractmethod
+    async def delete_all(self, owner: str) -> None:
+        """Delete all responses of this owner."""
+
     async def ask_to_cancel(self, response_id: str, owner: str) -> None:
         """Ask the gateway that generates the response to stop. Does nothing where no other gateway can."""
         return
@@ -202,6 +208,10 @@ class MemoryResponses(ResponseStore):
     async def delete(self, response_id: str, owner: str) -> bool:
         return self._remove(owner, response_id)
 
+    async def delete_all(self, owner: str) -> None:
+        for response_id in list(self._owners.get(owner, ())):
+            self._remove(owner, response_id)
+
     def __len__(self) -> int:
         return len(self._when)
 
@@ -237,3 +247,16 @@ def references_in(items: Iterable[Item]) -> Iterator[str]:
     for item in items:
         if item.get("type") == "item_reference":
             yield str(item.get("id"))
+
+
+def with_id(item: Item, param: str) -> Item:
+    """Return the item with an id. Raises InvalidRequestError for an id of the client's that cannot be stored."""
+    given = item.get("id")
+    if given is None:
+        prefixes = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+        return {**item, "id": new_id(prefixes.get(str(item.get("type")), "msg"))}
+    if not isinstance(given, str) or len(given) > LONGEST_ITEM_ID or not given.isprintable():
+        raise InvalidRequestError(
+            f"The id of an item must be a printable text of at most {LONGEST_ITEM_ID} characters.", param=param
+        )
+    return item

@@ -131,7 +131,9 @@ def completion_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {
         "tokens": [_shown(entry.token) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": None,
+        "top_logprobs": [{_shown(token): value for token, value in entry.tops} for entry in entries]
+        if any(entry.tops for entry in entries)
+        else None,
         "text_offset": [entry.offset for entry in entries],
     }
 
@@ -141,7 +143,9 @@ def chat_entry(entry: TokenLogprob) -> dict[str, Any]:
         "token": _shown(entry.token),
         "logprob": entry.logprob,
         "bytes": list(entry.token),
-        "top_logprobs": [],
+        "top_logprobs": [
+            {"token": _shown(token), "logprob": value, "bytes": list(token)} for token, value in entry.tops
+        ],
     }
 
 

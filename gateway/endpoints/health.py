@@ -38,10 +38,6 @@ class Health:
     def drain(self) -> None:
         self.draining = True
 
-    async def root(self, request: Request) -> Response:
-        """For clients, Claude Code among them, that look first whether there is anyone."""
-        return JSONResponse({"service": "llmops gateway", "documentation": "/docs"})
-
     async def live(self, request: Request) -> Response:
         return JSONResponse({"status": "live"})
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -12,13 +13,13 @@ from llmops.gateway.answers.answer import Answer
 from llmops.gateway.answers.chat import check_chat, start_chat
 from llmops.gateway.answers.service import Service
 from llmops.gateway.answers.sizes import characters
-from llmops.gateway.conversations.builder import ResponseBuilder, new_id, new_response
+from llmops.gateway.conversations.builder import ResponseBuilder, new_response
 from llmops.gateway.conversations.chat import put_into_own_terms, to_chat
 from llmops.gateway.conversations.context import StoredContext
 from llmops.gateway.conversations.events import PIECE, Polled, Replay, events_after, written
 from llmops.gateway.conversations.items import Item, as_items
 from llmops.gateway.conversations.run import REPORT_INTERVAL, ResponseRun, Running
-from llmops.gateway.conversations.store import LONGEST_ITEM_ID, Row, to_json
+from llmops.gateway.conversations.store import Row, to_json, with_id
 from llmops.gateway.conversations.tools import OfferedTools, offered_tools
 from llmops.gateway.endpoints.common import StartingEvents, json_response, respond
 from llmops.gateway.endpoints.ignored_fields import note_ignored, note_left_out
@@ -30,6 +31,10 @@ from llmops.gateway.http.events import EventSource, EventStream
 from llmops.gateway.http.watch import ClientWatch
 from llmops.gateway.openai.chat import ChatRequest
 from llmops.gateway.openai.responses import ResponsesRequest
+
+if TYPE_CHECKING:
+    from llmops.gateway.conversations.conversation_store import ConversationStore
+    from llmops.gateway.conversations.turns import ResponseTurn
 
 IGNORED = frozenset(
     {
@@ -59,8 +64,16 @@ _EXPANSION = 6
 class Responses:
     """The endpoints; `create` makes a response, the others are about one that is stored or running."""
 
-    def __init__(self, service: Service, running: Running) -> None:
+    def __init__(
+        self,
+        service: Service,
+        running: Running,
+        conversations: Callable[[], Awaitable[ConversationStore]],
+        may_store: Callable[[str], bool],
+    ) -> None:
+        """Create them. `conversations` opens the store of conversations, `may_store` is asked about a tenant."""
         self._service, self._running, self._store = service, running, running.store
+        self._conversations, self._may_store = conversations, may_store
         self._background: set[asyncio.Task] = set()
 
     async def create(self, request: Request) -> Response:
@@ -68,7 +81,7 @@ class Responses:
         owner = context.caller.owner
         body = await self._service.intake.load(ResponsesRequest, request)
         model = self._service.models.get(body.model, context.caller)
-        own = [_with_id(item) for item in as_items(body.input)]
+        own = [with_id(item, "input") for item in as_items(body.input)]
         if body.previous_response_id and self._running.find(body.previous_response_id, owner):
             raise InvalidRequestError(
                 f"Previous response with id '{body.previous_response_id}' is still in progress.",
@@ -77,10 +90,15 @@ class Responses:
         intake = self._service.intake
         stored = StoredContext(self._store, owner, intake.limits, lambda size: intake.hold(size, context))
         tools = offered_tools(body.tools or [])
-        chat = self._as_chat(body, await stored.items(own, body.previous_response_id), tools, model, context)
+        turn = await self._turn(body, context)
+        before = turn.items if turn is not None else []
+        items = [*before, *await stored.items(own, body.previous_response_id)]
+        chat = self._as_chat(body, items, tools, model, context)
         # earlier messages are not part of this body, but of its work
         context.size = max(context.size, characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model), tools.origins)
+        if turn is not None:
+            builder.response["conversation"] = {"id": _conversation_of(body)}
         running = self._running if self._is_to_be_stored(body, own, builder, context) else None
         whole = not (body.stream or body.background)
 
@@ -92,7 +110,7 @@ class Responses:
                 raise
 
         def run(answer: Answer) -> ResponseRun:
-            return ResponseRun(answer, builder, own, owner, running)
+            return ResponseRun(answer, builder, own, owner, running, turn.add if turn is not None else None)
 
         async def announced(answer: Answer) -> ResponseRun:
             begun = run(answer).begin()
@@ -215,6 +233,23 @@ class Responses:
 
     # -- creating one ----------------------------------------------------------------------------------------------
 
+    async def _turn(self, body: ResponsesRequest, context: RequestContext) -> ResponseTurn | None:
+        """Return the conversation that the request names."""
+        conversation_id = _conversation_of(body)
+        if conversation_id is None:
+            return None
+        if body.previous_response_id is not None:
+            raise InvalidRequestError(
+                "A request has a conversation or a previous_response_id; leave one of them out.", param="conversation"
+            )
+        # SQLAlchemy is an extra, and a gateway without conversations does not load it
+        from llmops.gateway.conversations.turns import ResponseTurn
+
+        store = await self._conversations()
+        turn = ResponseTurn(store, context.caller, await store.read(context.caller, conversation_id))
+        self._service.intake.hold(turn.size, context)
+        return turn
+
     def _is_to_be_stored(
         self, body: ResponsesRequest, own: list[Item], builder: ResponseBuilder, context: RequestContext
     ) -> bool:
@@ -225,6 +260,8 @@ class Responses:
         limits, response = self._store.limits, builder.response
         if body.store is False:
             problem = "The request says store: false"
+        elif not self._may_store(context.caller.tenant_id):
+            problem = "Nothing of this tenant is stored"
         elif not limits.entries:
             problem = "This gateway stores no responses"
         else:
@@ -277,6 +314,14 @@ class Responses:
         return EventStream(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
 
 
+def _conversation_of(body: ResponsesRequest) -> str | None:
+    found = body.conversation["id"] if isinstance(body.conversation, dict) and "id" in body.conversation else None
+    named = found if isinstance(body.conversation, dict) else body.conversation
+    if body.conversation is not None and not isinstance(named, str):
+        raise InvalidRequestError("conversation must be an id, or an object with one.", param="conversation")
+    return named
+
+
 def _asked_stream(request: Request) -> int | None:
     """The event after which a stream is to start, -1 for all of it; None where no stream is asked for."""
     query = request.query_params
@@ -285,26 +330,13 @@ def _asked_stream(request: Request) -> int | None:
         raise InvalidRequestError("stream must be true or false.", param="stream")
     if stream in ("false", "0"):
         if after is not None:
-            raise InvalidRequestError("starting_after needs stream to be true.", param="starting_after")
+            raise InvalidRequestError("starting_after needs stream to be true; set it.", param="starting_after")
         return None
     if after is None:
         return -1
     if not after.isdecimal() or len(after) > 9:
         raise InvalidRequestError("starting_after must be the sequence number of an event.", param="starting_after")
     return int(after)
-
-
-def _with_id(item: Item) -> Item:
-    """Return the item with an id. Raises InvalidRequestError for an id of the client's that cannot be stored."""
-    given = item.get("id")
-    if given is None:
-        prefixes = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-        return {**item, "id": new_id(prefixes.get(str(item.get("type")), "msg"))}
-    if not isinstance(given, str) or len(given) > LONGEST_ITEM_ID or not given.isprintable():
-        raise InvalidRequestError(
-            f"The id of an item must be a printable text of at most {LONGEST_ITEM_ID} characters.", param="input"
-        )
-    return item
 
 
 def _json_in_pieces(text: str) -> Response:

@@ -49,6 +49,8 @@ class RequestContext:
     `model` is the one that it is for, as soon as that is known, `meter` what follows its answer where it gets one;
     `trace` is what is noted for its trace, None where nobody traces.
 
+    `dropped` are the messages of a stored conversation that did not fit into the model's context.
+
     `usage` and `finish` say how it ended (see Outcome), as soon as that is known; `continued`: of Answer; `replica` and
     `moves`: of its TokenStream. `later` is work that goes on when the answer is written: a request is over when that is
     over too.
@@ -78,6 +80,7 @@ class RequestContext:
     usage: Usage | None = None
     finish: str = ""
     continued: str = ""
+    dropped: int = 0
     replica: str = ""
     moves: Sequence[Move] = ()
     later: asyncio.Task[None] | None = None
@@ -121,6 +124,8 @@ class RequestContext:
             headers.append((b"x-llmops-ignored", ", ".join(self.ignored).encode()))
         if self.warnings:
             headers.append((b"x-llmops-warnings", _header_value(self.warnings)))
+        if self.dropped:
+            headers.append((b"x-llmops-dropped-messages", b"%d" % self.dropped))
         if self.continued:
             headers.append((b"x-llmops-continued", self.continued.encode()))
         return headers

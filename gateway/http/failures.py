@@ -30,8 +30,9 @@ from llmops.value_errors import explain
 
 log = logging.getLogger(__name__)
 
-# what the usual mistakes with OpenAI's clients come from
+# what the usual mistakes with the two SDKs come from
 BASE_URL = "The base URL of OpenAI's clients ends in /v1, without a slash."
+ANTHROPIC_BASE_URL = "The base URL of Anthropic's clients has no /v1 and no slash at its end."
 
 # by class of exception; the answer may have to be awaited
 Handlers = Mapping[Any, Callable[[Request, Any], Any]]
@@ -71,7 +72,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
         meant = _meant_path(request)
-        hint = f" Did you mean {meant}? {BASE_URL}" if meant else _nearest_path(request)
+        hint = f" Did you mean {meant}? {_base_url(meant)}" if meant else _nearest_path(request)
         return respond_with(NotFoundError(f"There is no {where}.{hint}"), request.scope)
     if error.status_code == 405:
         headers = dict(error.headers or {})
@@ -88,6 +89,10 @@ def _meant_path(request: Request) -> str:
     cleaned = re.sub(r"^(/v1)+(?=/)", "/v1", path.rstrip("/"))
     known = _known_paths(request)
     return next((one for one in (cleaned, f"/v1{cleaned}") if one != path and one in known), "")
+
+
+def _base_url(path: str) -> str:
+    return ANTHROPIC_BASE_URL if path.startswith("/v1/messages") else BASE_URL
 
 
 def _nearest_path(request: Request) -> str:

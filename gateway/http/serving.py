@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import math
 import os
@@ -32,9 +33,12 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ResourceError(
-            f"llmops cannot listen on {host}:{port} ({error.strerror}); choose another with --port, or 0 for any."
-        ) from error
+        advice = "choose another with --port, or 0 for any"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            advice = "give --host an address of this machine, such as 127.0.0.1"
+        elif error.errno == errno.EACCES:
+            advice = "ports below 1024 need rights; choose a higher one with --port"
+        raise ResourceError(f"llmops cannot listen on {host}:{port} ({error.strerror}); {advice}.") from error
     # accepted connections inherit it: what the system keeps for a client that does not read would be up to 4 MB each
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     listener.listen(2048)

@@ -188,3 +188,52 @@ class HealthAnswer(Answer):
 
     status: Literal["live", "ready", "degraded"]
     models: dict[str, Any] | None = None
+
+
+class ConversationAnswer(Answer):
+    """A stored conversation. Under /api it has a title, a model and a system prompt; `get` adds its messages."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: float
+    metadata: dict[str, str]
+
+
+class ConversationList(Answer):
+    """A page of conversations, the last changed first."""
+
+    object: Literal["list"]
+    data: list[ConversationAnswer]
+    has_more: bool
+
+
+class DeletedConversations(Answer):
+    """Confirms a deletion: of one conversation, or of how many."""
+
+    object: Literal["conversation.deleted", "conversations.deleted"]
+    deleted: bool | int
+
+
+class ConversationItem(Answer):
+    """One item of a conversation."""
+
+    id: str
+    type: str
+
+
+class ConversationItems(Answer):
+    """Items of a conversation."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoppedAnswer(Answer):
+    """How an answer ended that was stopped."""
+
+    id: str
+    status: str
+    saved: bool

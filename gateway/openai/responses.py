@@ -58,7 +58,9 @@ class ResponsesRequest(Wire):
     user: Annotated[str, Field(max_length=512)] | None = None
     truncation: Literal["auto", "disabled"] | None = Field(default=None, description='Only "disabled".')
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="Refused unless 0.")
-    conversation: str | dict[str, Any] | None = Field(default=None, description="Refused.")
+    conversation: str | dict[str, Any] | None = Field(
+        default=None, description="Its items stand before `input`, and input and answer are added to it."
+    )
     prompt: dict[str, Any] | None = Field(default=None, description="Refused.")
     client_metadata: dict[str, Any] | None = Field(default=None, description="Ignored.")
     include: list[str] | None = Field(default=None, description="Ignored.")

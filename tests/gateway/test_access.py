@@ -47,13 +47,13 @@ class Accounts:
     store: Store
     ids: dict[str, str] = field(default_factory=dict)
 
-    async def key(self, tenant: str = "acme", at: datetime | None = None, **spec) -> str:
+    async def key(self, tenant: str = "acme", at: datetime | None = None, user: str = "", **spec) -> str:
         by = self.by(at)
         async with self.store.write() as connection:
             if await find_tenant(connection, tenant) is None:
                 await create_tenant(connection, tenant, Limits(), by)
-            user = await ensure_user(connection, tenant, f"user@{tenant}", by)
-            key, secret = await create_key(connection, user, KeySpec(**spec), by)
+            owner = await ensure_user(connection, tenant, user or f"user@{tenant}", by)
+            key, secret = await create_key(connection, owner, KeySpec(**spec), by)
         self.ids[secret] = key.id
         return secret
 
@@ -136,8 +136,8 @@ async def test_every_route_but_health_and_the_reference_refuses_without_a_key_al
         for method, template in routes:
             path = re.sub(r"{.*?}", "x", template)
             answers = [await client.request(method, path), await client.request(method, path, headers=bearer("x"))]
-            if template in {"/docs", "/redoc", "/openapi.json", "/docs/{file}"}:
-                # the API reference is the same in every deployment
+            if template in {"/docs", "/redoc", "/openapi.json", "/docs/{file}", "/", "/assets/{name:path}"}:
+                # the API reference and the chat page are the same in every deployment
                 assert {answer.status_code for answer in answers} <= {200, 404}, (method, template)
                 continue
             probe = template.startswith("/health")
@@ -146,6 +146,44 @@ async def test_every_route_but_health_and_the_reference_refuses_without_a_key_al
             for answer in answers[probe:]:
                 assert answer.headers["www-authenticate"].startswith('Bearer realm="llmops"')
                 assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_browser_keeps_its_key_in_a_cookie_that_only_the_page_can_use(accounts):
+    key = await accounts.key()
+    async with asking(nowhere(accounts)) as client:
+        assert (await client.get("/", headers={"accept": "text/html"})).status_code == 200
+        assert (await client.get("/api/session")).status_code == 401
+        assert (await client.post("/api/session", headers=bearer("sk-llmops-" + "x" * 32))).status_code == 401
+        signed_in = await client.post("/api/session", headers=bearer(key))
+        flags = signed_in.headers["set-cookie"].partition("; ")[2].lower()
+        assert flags == "httponly; path=/; samesite=strict"
+        assert (await client.get("/api/session")).json()["signed_in"]
+        assert (await client.get("/api/conversations")).json()["data"] == []
+        # another page in this browser
+        for headers in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
+            assert (await client.delete("/api/conversations", headers=headers)).status_code == 403
+        # the API and the administration take no cookie
+        for path in (CHAT, "/v1/responses", "/v1/conversations"):
+            assert (await client.post(path, json={})).status_code == 401, path
+        assert (await client.delete("/api/session")).json()["signed_in"] is False
+        assert (await client.get("/api/conversations")).status_code == 401
+
+
+async def test_conversations_belong_to_the_user_of_a_key(accounts):
+    ann, bob, admin = [
+        await accounts.key(user=f"{name}@acme.example", scopes=scopes)
+        for name, scopes in (("ann", ("inference",)), ("bob", ("inference",)), ("eve", ("inference", "admin")))
+    ]
+    async with asking(nowhere(accounts)) as client:
+        made = (await client.post("/api/conversations", json={"title": "Private"}, headers=bearer(ann))).json()
+        for path in (f"/api/conversations/{made['id']}", f"/v1/conversations/{made['id']}"):
+            assert (await client.get(path, headers=bearer(ann))).status_code == 200
+            assert (await client.get(path, headers=bearer(bob))).status_code == 404
+        everything = "/api/conversations/export?tenant=acme"
+        assert (await client.get(everything, headers=bearer(bob))).status_code == 403
+        assert "Private" in (await client.get(everything, headers=bearer(admin))).text
+        purged = await client.delete("/api/conversations?tenant=acme", headers=bearer(admin))
+        assert purged.json()["deleted"] == 1
 
 
 async def test_a_key_passes_where_its_scopes_reach(accounts):
@@ -165,7 +203,7 @@ async def test_a_key_passes_where_its_scopes_reach(accounts):
         assert said(refused) == (
             403,
             "insufficient_permissions",
-            "This API key does not have the scope 'metrics', which /metrics asks for.",
+            "This API key does not have the scope 'metrics', which /metrics asks for; use a key that has it.",
         )
     paths = ("/api/admin/keys", "/api/usage", "/v1/organization/costs", "/replicas", "/new")
     assert [scopes_of(path) for path in paths] == [
@@ -508,4 +546,4 @@ def test_without_a_store_nothing_of_it_is_imported():
         "       or m.startswith('llmops.store') or m.endswith('access.sql')])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["['Holding', 'RequestCounts', 'ReadLimit']", "[]"]
+    assert done.stdout.splitlines() == ["['Holding', 'RequestCounts', 'BrowserCheck', 'HostCheck', 'ReadLimit']", "[]"]

@@ -280,8 +280,8 @@ REFUSED_KEYS = pytest.mark.parametrize(
         (("--rpm", "-5"), "rpm -5: a limit is 1 to 1,000,000,000; to stop a key, revoke it; to stop a tenant"),
         (("--rpm", "0"), "rpm 0: a limit is 1 to"),
         (("--tpm", "99999999999999999999"), "tpm 99999999999999999999: a limit is 1 to 1,000,000,000"),
-        (("--concurrent", "many"), "'many' is not a whole number, or none for no limit."),
-        (("--rpm", "1.5"), "'1.5' is not a whole number"),
+        (("--concurrent", "many"), "'many' is not a limit; write a whole number, or none for no limit."),
+        (("--rpm", "1.5"), "'1.5' is not a limit; write a whole number"),
         (("--budget", "50"), "'50' is not a budget; write US dollars per day, week or month, e.g. 50/month, or none."),
         (("--budget", "50EUR/month"), "'50EUR/month' is not a budget; write US dollars"),
         (("--budget", "50/fortnight"), "'50/fortnight' is not a budget"),
@@ -307,7 +307,7 @@ REFUSED_KEYS = pytest.mark.parametrize(
 REFUSED = pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("price", "set", "m", "--input", "-1", "--output", "1"), "'-1' is not an amount of US dollars"),
+        (("price", "set", "m", "--input", "-1", "--output", "1"), "'-1' is not an amount; write US dollars"),
         (("price", "set", "m", "--input", "0.0000001", "--output", "1"), "with at most six decimals"),
         (
             ("price", "set", "m", "--input", "1000001", "--output", "1"),

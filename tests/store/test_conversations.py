@@ -1,105 +1,159 @@
-"""Conversations: kept in order, each user's own, deleted in two steps; on both databases."""
+"""Conversations: kept in order, each owner's own, deleted in two steps; on both databases."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from time import perf_counter
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 
-from llmops.errors import InputError
-from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.tenants import create_tenant
-from llmops.store.accounts.users import ensure_user
-from llmops.store.conversations import (
-    NewMessage,
-    append_messages,
-    create_conversation,
-    delete_conversation,
-    get_conversation,
-    list_conversations,
-    purge_conversations,
-)
-from llmops.store.tables import messages
+from llmops.gateway.conversations.conversation_store import ConversationStore, public_id
+from llmops.gateway.errors import NotFoundError, RateLimitError
+from llmops.gateway.messages import Caller
+from llmops.gateway.settings import ConversationSettings
+from llmops.store.conversations import NewMessage
+from llmops.store.tables import conversations, messages
 
-PAIR = [NewMessage("user", "Hello?"), NewMessage("assistant", "Hé 👋", 4, "smollm2", "stop", 212)]
-
-
-async def people(connection, by):
-    await create_tenant(connection, "acme", Limits(), by)
-    return [(await ensure_user(connection, "acme", f"{name}@acme.example", by)).id for name in ("ann", "bob")]
+ANN = Caller(tenant_id="acme", user_id=str(uuid4()))
+BOB = Caller(tenant_id="acme", user_id=str(uuid4()))
+EVE = Caller(tenant_id="other", user_id=str(uuid4()))
+PAIR = [
+    NewMessage(item_id="msg_1", role="user", content="Hello?"),
+    NewMessage(
+        item_id="msg_2", role="assistant", content="Hé 👋", token_count=4, model="smollm2", finish_reason="stop"
+    ),
+]
 
 
-async def test_what_was_said_comes_back_in_order(store, by):
-    async with store.write() as connection:
-        ann, _ = await people(connection, by)
-        chat = await create_conversation(connection, ann, "smollm2", by.at, "t" * 501, "Be brief.")
-        for turn in range(3):
-            assert await append_messages(connection, ann, chat.id, PAIR, by.at + timedelta(seconds=turn))
-        assert await append_messages(connection, ann, chat.id, [], by.at + timedelta(seconds=9))
+class Clock:
+    """A time that tests move."""
+
+    def __init__(self, now) -> None:
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+    def pass_days(self, days: float) -> None:
+        self.now += timedelta(days=days)
+
+
+@pytest.fixture
+def clock(by):
+    return Clock(by.at)
+
+
+@pytest.fixture
+async def chats(url, clock):
+    made = ConversationStore(url, ConversationSettings(), clock)
+    yield made
+    await made.close()
+
+
+async def ids(chats, caller, **query):
+    found, _ = await chats.list(caller, limit=100, **query)
+    return [public_id(one) for one in found]
+
+
+async def counted(store):
     async with store.read() as connection:
-        found, said = await get_conversation(connection, ann, chat.id)
-    assert (found.title, found.model, found.system_prompt) == ("t" * 500, "smollm2", "Be brief.")
-    assert (found.created_at, found.updated_at) == (by.at, by.at + timedelta(seconds=9))
-    assert [(one.role, one.content) for one in said] == [("user", "Hello?"), ("assistant", "Hé 👋")] * 3
-    answer = said[1]
-    assert (answer.token_count, answer.model, answer.finish_reason, answer.latency_ms) == (4, "smollm2", "stop", 212)
+        return [await connection.scalar(select(func.count()).select_from(table)) for table in (conversations, messages)]
 
 
-async def test_another_users_conversation_is_not_there(store, by):
+async def test_what_was_said_comes_back_in_order(chats):
+    made = await chats.create(ANN, PAIR, title="t" * 501, model="m" * 51, system_prompt="Be brief.")
+    await chats.append(ANN, public_id(made), PAIR)
+    branch = await chats.read(ANN, public_id(made))
+    assert (branch.conversation.title, branch.conversation.model) == ("t" * 500, "m" * 50)
+    assert branch.conversation.system_prompt == "Be brief."
+    assert branch.conversation.size == 2 * len("Hello?Hé 👋")
+    assert [(one.role, one.content) for one in branch.messages] == [("user", "Hello?"), ("assistant", "Hé 👋")] * 2
+    assert (branch.messages[1].token_count, branch.messages[1].model) == (4, "smollm2")
+
+
+async def test_a_user_of_the_same_tenant_does_not_find_it(chats):
+    made = public_id(await chats.create(ANN, PAIR))
+    for other in (BOB, EVE, Caller(), Caller(user_id="e" * 64)):
+        for work in (chats.read(other, made), chats.delete(other, made), chats.append(other, made, PAIR)):
+            with pytest.raises(NotFoundError):
+                await work
+        assert await ids(chats, other) == []
+    for garbage in ("conv_1", "' OR 1=1 --", str(uuid4()), "conv_" + "0" * 32):
+        with pytest.raises(NotFoundError):
+            await chats.read(ANN, garbage)
+
+
+async def test_a_deleted_conversation_is_purged_after_thirty_days(chats, clock, store):
+    kept, gone = [public_id(await chats.create(ANN, PAIR)) for _ in range(2)]
+    await chats.delete(ANN, gone)
+    assert await ids(chats, ANN) == [kept]
+    clock.pass_days(29.9)
+    assert await chats.prune() == 0
+    clock.pass_days(0.2)
+    assert await chats.prune() == 1
+    assert await counted(store) == [1, 2]
+
+
+async def test_each_tenant_keeps_conversations_for_its_own_time(url, clock, store):
+    settings = ConversationSettings(days=100, tenants={"acme": {"days": 10}})
+    chats = ConversationStore(url, settings, clock)
+    for caller in (ANN, EVE):
+        await chats.create(caller, PAIR)
+    clock.pass_days(11)
+    await chats.prune()
+    assert (await ids(chats, ANN), len(await ids(chats, EVE))) == ([], 1)
+    clock.pass_days(90)
+    await chats.prune()
+    assert await counted(store) == [0, 0]
+    await chats.close()
+
+
+async def test_everything_of_a_user_or_of_a_tenant_is_exported_and_deleted(chats, store):
+    for caller in (ANN, ANN, BOB, EVE):
+        await chats.create(caller, PAIR)
+    assert [len(one.messages) async for one in chats.everything(ANN)] == [2, 2]
+    assert len([one async for one in chats.everything(EVE, "acme")]) == 3
+    assert await chats.purge(ANN) == 2
+    assert await chats.purge(EVE, "acme") == 1
+    assert await counted(store) == [1, 2]
+
+
+async def test_an_owner_has_a_bound_and_others_are_not_touched_by_it(url, clock):
+    chats = ConversationStore(url, ConversationSettings(entries=1), clock)
+    await chats.create(ANN)
+    with pytest.raises(RateLimitError, match="delete some first"):
+        await chats.create(ANN)
+    await chats.create(BOB)
+    await chats.close()
+
+
+async def test_an_answer_whose_gateway_was_killed_is_partial(chats, clock):
+    made = public_id(await chats.create(ANN))
+    begun = replace(PAIR[1], status="in_progress", content="Hé")
+    await chats.append(ANN, made, [PAIR[0], begun])
+    assert (await chats.read(ANN, made)).messages[-1].status == "in_progress"
+    clock.pass_days(11 / 86400)
+    lost = (await chats.read(ANN, made)).messages[-1]
+    assert (lost.status, lost.finish_reason, lost.content) == ("incomplete", "gateway_lost", "Hé")
+
+
+async def test_the_list_of_ten_thousand_conversations_is_read_by_an_index(chats, store, clock):
+    rows = [
+        {"id": str(uuid4()), "user_id": ANN.user_id, "tenant_id": "acme", "title": f"Chat {at}", "model": "m",
+         "metadata": "{}", "size": 0, "created_at": clock.now, "updated_at": clock.now + timedelta(seconds=at)}
+        for at in range(10_000)
+    ]  # fmt: skip
     async with store.write() as connection:
-        ann, bob = await people(connection, by)
-        chat = await create_conversation(connection, ann, "smollm2", by.at)
-        for not_mine in (chat.id, str(uuid4()), "1", "' OR 1=1 --"):
-            assert await get_conversation(connection, bob, not_mine) is None
-            assert not await append_messages(connection, bob, not_mine, PAIR, by.at)
-            assert not await delete_conversation(connection, bob, not_mine, by.at)
-        assert await list_conversations(connection, bob) == []
-        found, said = await get_conversation(connection, ann, chat.id)
-    assert (found, said) == (chat, [])
-
-
-async def test_the_list_goes_page_by_page_from_the_last_spoken_in(store, by):
-    async with store.write() as connection:
-        ann, _ = await people(connection, by)
-        # pairs with the same time
-        chats = [
-            await create_conversation(connection, ann, "m", by.at + timedelta(seconds=place // 2)) for place in range(7)
-        ]
-        await append_messages(connection, ann, chats[0].id, PAIR, by.at + timedelta(minutes=1))
-        pages, before = [], None
-        while page := await list_conversations(connection, ann, 2, before):
-            pages.append(page)
-            before = page[-1]
-    listed = [one for page in pages for one in page]
-    assert [len(page) for page in pages] == [2, 2, 2, 1]
-    assert listed[0].id == chats[0].id
-    assert {one.id for one in listed} == {one.id for one in chats}
-    assert [one.updated_at for one in listed] == sorted((one.updated_at for one in listed), reverse=True)
-
-
-async def test_a_deleted_conversation_is_gone_at_once_and_purged_later(store, by):
-    month = timedelta(days=30)
-    async with store.write() as connection:
-        ann, _ = await people(connection, by)
-        gone, kept = [await create_conversation(connection, ann, "m", by.at) for _ in range(2)]
-        for chat in (gone, kept):
-            await append_messages(connection, ann, chat.id, PAIR, by.at)
-        assert await delete_conversation(connection, ann, gone.id, by.at)
-        assert not await delete_conversation(connection, ann, gone.id, by.at)
-        assert await get_conversation(connection, ann, gone.id) is None
-        assert not await append_messages(connection, ann, gone.id, PAIR, by.at)
-        assert [one.id for one in await list_conversations(connection, ann)] == [kept.id]
-        assert await purge_conversations(connection, by.at) == 0
-        assert await connection.scalar(select(func.count()).select_from(messages)) == 4
-        assert await purge_conversations(connection, by.at + month) == 1
-        assert await connection.scalar(select(func.count()).select_from(messages)) == 2
-        assert (await get_conversation(connection, ann, kept.id))[1]
-
-
-async def test_a_name_that_does_not_fit_is_refused(store, by):
-    async with store.write() as connection:
-        ann, _ = await people(connection, by)
-        with pytest.raises(InputError, match="at most 50 characters"):
-            await create_conversation(connection, ann, "m" * 51, by.at)
+        await connection.execute(insert(conversations), rows)
+    before, after = None, None
+    begun = perf_counter()
+    for _ in range(10):
+        page, more = await chats.list(ANN, limit=50, after=after)
+        assert more
+        assert before is None or page[0].updated_at < before
+        before, after = page[-1].updated_at, public_id(page[-1])
+    print(f"a page of 50 from 10,000: {(perf_counter() - begun) * 100:.1f} ms")
+    assert [one.title for one in (await chats.list(ANN, limit=2, text="chat 999"))[0]] == ["Chat 9999", "Chat 9998"]

@@ -81,7 +81,8 @@ def _from_format(value: ResponseFormat, param: str, limits: SchemaLimits) -> Gui
         return JSON_OBJECT
     if value.json_schema is None or value.json_schema.schema_ is None:
         raise InvalidRequestError(
-            "A response_format of type json_schema needs 'json_schema.schema'.", param=f"{param}.json_schema.schema"
+            "A response_format of type json_schema needs 'json_schema.schema'; put the schema there.",
+            param=f"{param}.json_schema.schema",
         )
     return Guide("json_schema", checked_schema(value.json_schema.schema_, f"{param}.json_schema.schema", limits))
 

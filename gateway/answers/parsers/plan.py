@@ -117,7 +117,9 @@ def _checked(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
     shown = replace(limits, grammar=False)
     for at, tool in enumerate(tools):
         if tool.function.name in offered:
-            raise InvalidRequestError(f"Two tools have the name '{tool.function.name}'.", param=f"tools[{at}]")
+            raise InvalidRequestError(
+                f"Two tools have the name '{tool.function.name}'; rename one.", param=f"tools[{at}]"
+            )
         checked_schema(parameters_schema(tool.function.parameters), f"tools[{at}].function.parameters", shown)
         offered[tool.function.name] = tool
     return offered
@@ -129,7 +131,10 @@ def _mode(choice: ToolChoice | None, offered: dict[str, Tool]) -> tuple[str, dic
     if isinstance(choice, AllowedToolsChoice):
         return choice.allowed_tools.mode, _picked(choice.allowed_tools.tools, offered, "tool_choice.allowed_tools")
     if choice == "required" and not offered:
-        raise InvalidRequestError("tool_choice is 'required', but there are no tools.", param="tool_choice")
+        raise InvalidRequestError(
+            "tool_choice is 'required', but there are no tools; send some, or leave tool_choice out.",
+            param="tool_choice",
+        )
     return choice or "auto", offered
 
 

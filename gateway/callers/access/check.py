@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # may ask whether the gateway lives, and nothing of what it serves
 STRANGER = Caller(scopes=frozenset())
 HEALTH = "/health"
-# what any key may see
-PLAIN = frozenset({"/"})
+# the chat page and its files, which are the same for all; what it shows comes from routes that ask for a key
+PAGE = frozenset({"/", "/assets/{name:path}"})
 # by the beginning of a route's path: the scopes of which one is enough; all others are for `inference`
 SCOPES = (
     ("/metrics", ("metrics",)),
@@ -40,8 +40,8 @@ SCOPES = (
 
 
 class Access(Check):
-    """Refuses by default: every route asks for a key, also one added later, but for /health/* without a query and
-    the API reference."""
+    """Refuses by default: every route asks for a key, also one added later, but for /health/* without a query, the API
+    reference, and the files of the chat page."""
 
     def __init__(
         self, directory: Directory, refusals: Refusals | None = None, interval: float = ENDED_INTERVAL
@@ -56,7 +56,7 @@ class Access(Check):
         Raises InvalidKeyError, ForbiddenError for a key without the route's scope, UnavailableError where nobody can
         say whose a key is.
         """
-        if context.route in reference.ROUTES:
+        if context.route in reference.ROUTES or context.route in PAGE:
             context.caller = STRANGER
             return
         credential = _sent(scope)
@@ -72,7 +72,10 @@ class Access(Check):
         context.caller = known
         wanted = scopes_of(context.route)
         if wanted and context.caller.scopes.isdisjoint(wanted):
-            raise ForbiddenError(f"This API key does not have the scope '{wanted[0]}', which {context.route} asks for.")
+            path = context.route.partition("/{")[0]
+            raise ForbiddenError(
+                f"This API key does not have the scope '{wanted[0]}', which {path} asks for; use a key that has it."
+            )
         if known.key_id and scope.get("method") == "POST":
             self._running.enter(context, scope)
 
@@ -110,7 +113,7 @@ class Access(Check):
 @lru_cache(maxsize=256)
 def scopes_of(route: str) -> tuple[str, ...]:
     """One of which a key must have to ask there; empty where any key will do."""
-    if route in PLAIN or route.startswith(HEALTH):
+    if route.startswith(HEALTH):
         return ()
     return next((scopes for begins, scopes in SCOPES if route.startswith(begins)), ("inference",))
 

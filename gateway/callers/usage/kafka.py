@@ -96,4 +96,7 @@ def connection(settings: KafkaSettings) -> dict[str, Any]:
 def told(settings: KafkaSettings, error: BaseException) -> str:
     """One sentence, without what the client library adds to it."""
     name = type(error).__name__.removesuffix("Error")
-    return f"Kafka at {settings.servers} does not take or give events of {settings.topic} ({name})."
+    return (
+        f"Kafka at {settings.servers} does not take or give events of {settings.topic} ({name}); "
+        "check kafka.servers, the user and its rights, and the brokers' log."
+    )

@@ -106,9 +106,11 @@ def _refuse_unsupported(request: CountTokensRequest) -> None:
         said = "thread is not supported: no messages are kept here; send the whole conversation."
         raise UnsupportedError(said, param="thread", code="thread_unsupported_request")
     if request.compaction is not None:
-        raise UnsupportedError("compaction is not supported.", param="compaction")
+        raise UnsupportedError("compaction is not supported; leave it out.", param="compaction")
     if request.mcp_servers:
-        raise UnsupportedError("mcp_servers are not supported: this gateway runs no tools.", param="mcp_servers")
+        raise UnsupportedError(
+            "mcp_servers are not supported, as this gateway runs no tools; leave them out.", param="mcp_servers"
+        )
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:

@@ -1,0 +1,383 @@
+"""Conversations of callers, in the store of the deployment or in the cache folder of this machine.
+
+Public ids are `conv_` and the hexadecimal digits of a UUID. For a caller, a conversation of another owner does not
+exist.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.clocks import utc_now
+from llmops.gateway.conversations.database import Database
+from llmops.gateway.errors import ForbiddenError, InvalidRequestError, NotFoundError, RateLimitError
+from llmops.gateway.messages import Caller
+from llmops.gateway.settings import ConversationSettings
+from llmops.store import conversations as table
+from llmops.store.conversations import Conversation, Message, NewMessage
+
+log = logging.getLogger(__name__)
+
+#: Seconds without a report after which the gateway that generates a message counts as gone.
+LOST_AFTER = 10.0
+#: Characters of a title that is made from the first message: one line of a list.
+TITLE_LENGTH = 60
+_ID = re.compile(r"conv_[0-9a-f]{32}")
+
+
+class Branch(NamedTuple):
+    """A conversation, the messages of the branch that is shown, and those of all branches."""
+
+    conversation: Conversation
+    messages: Sequence[Message]
+    every: Sequence[Message]
+
+
+class ConversationStore:
+    """Reads and writes conversations. Every method raises UnavailableError while the store is away."""
+
+    def __init__(self, url: str, settings: ConversationSettings, now: Callable[[], datetime] = utc_now) -> None:
+        self.settings, self._now = settings, now
+        self._database = Database(url, "Conversations", "send the request without a conversation")
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    # -- conversations ---------------------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        caller: Caller,
+        messages: Sequence[NewMessage] = (),
+        *,
+        title: str | None = None,
+        model: str = "",
+        system_prompt: str | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Conversation:
+        """Create a conversation that begins with `messages`.
+
+        Raises:
+            ForbiddenError: Nothing of this tenant is stored.
+            RateLimitError: The owner has as many conversations as it may have.
+        """
+        if not self.settings.entries or not self.settings.stores(caller.tenant_id):
+            raise ForbiddenError(
+                "Conversations are not stored here: the gateway's settings say so. Send the whole history as "
+                "`messages`.",
+                code="conversations_not_stored",
+            )
+        now = self._now()
+        made = Conversation(
+            id=str(uuid4()),
+            user_id=owner_id(caller),
+            tenant_id=caller.tenant_id,
+            title=title or title_of(messages),
+            model=model,
+            system_prompt=system_prompt,
+            metadata=json.dumps(metadata or {}),
+            created_at=now,
+            updated_at=now,
+        )
+
+        async def work(connection: AsyncConnection) -> Conversation:
+            count, size = await table.count_conversations(connection, made.user_id)
+            if count >= self.settings.entries or size >= self.settings.bytes:
+                raise RateLimitError(
+                    f"You have {count:,} conversations with {size:,} characters, and this gateway keeps "
+                    f"{self.settings.entries:,} with {self.settings.bytes:,}; delete some first.",
+                    code="conversations_full",
+                    should_retry=False,
+                )
+            await table.create_conversation(connection, made)
+            if messages:
+                await self._append(connection, made, None, messages)
+            found = await table.find_conversation(connection, made.user_id, made.id)
+            assert found is not None
+            return found
+
+        return await self._database.write(work)
+
+    async def find(self, caller: Caller, conversation_id: str) -> Conversation:
+        """Return a conversation. Raises NotFoundError."""
+        key, user = row_id(conversation_id), owner_id(caller)
+        found = await self._database.read(lambda connection: table.find_conversation(connection, user, key))
+        return _found(found, conversation_id)
+
+    async def list(
+        self, caller: Caller, *, limit: int, after: str | None = None, text: str | None = None
+    ) -> tuple[Sequence[Conversation], bool]:
+        """Return a page of conversations, the last changed first, and True if more follow.
+
+        Raises NotFoundError if there is no conversation `after`.
+        """
+        before = await self.find(caller, after) if after else None
+        user = owner_id(caller)
+        found = await self._database.read(
+            lambda connection: table.list_conversations(connection, user, limit=limit + 1, before=before, text=text)
+        )
+        return found[:limit], len(found) > limit
+
+    async def read(self, caller: Caller, conversation_id: str, after: str | None = None) -> Branch:
+        """Return a conversation and a branch of it: the branch that ends with the message `after`, or the one shown.
+
+        Args:
+            caller: The owner.
+            conversation_id: The id of the conversation.
+            after: The public id of a message; empty for the beginning, None for the branch that is shown.
+
+        Raises:
+            NotFoundError: The caller has no such conversation, or the conversation has no such message.
+        """
+        key, user = row_id(conversation_id), owner_id(caller)
+
+        async def work(connection: AsyncConnection) -> Branch:
+            conversation = _found(await table.find_conversation(connection, user, key), conversation_id)
+            every = [self._settled(one) for one in await table.read_messages(connection, key)]
+            head = _head(conversation, every, after)
+            return Branch(conversation, path_to(every, head), every)
+
+        return await self._database.read(work)
+
+    async def change(self, caller: Caller, conversation_id: str, **values: Any) -> Conversation:
+        """Set columns of a conversation. Raises NotFoundError."""
+        key, user = row_id(conversation_id), owner_id(caller)
+
+        async def work(connection: AsyncConnection) -> Conversation:
+            _found(await table.lock_conversation(connection, user, key), conversation_id)
+            await table.change_conversation(connection, key, **values)
+            return _found(await table.find_conversation(connection, user, key), conversation_id)
+
+        return await self._database.write(work)
+
+    async def show_branch(self, caller: Caller, conversation_id: str, item_id: str) -> None:
+        """Show the branch of the message `item_id`, as far as it was continued last. Raises NotFoundError."""
+        branch = await self.read(caller, conversation_id)
+        head = _message(branch.every, item_id)
+        newest = {message.parent_id: message for message in branch.every}
+        while head.id in newest:
+            head = newest[head.id]
+        await self.change(caller, conversation_id, head_id=head.id)
+
+    async def delete(self, caller: Caller, conversation_id: str) -> None:
+        """Delete a conversation; its rows are purged later. Raises NotFoundError."""
+        key, user, now = row_id(conversation_id), owner_id(caller), self._now()
+        deleted = await self._database.write(lambda connection: table.delete_conversation(connection, user, key, now))
+        if not deleted:
+            raise _no_conversation(conversation_id)
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    async def append(
+        self, caller: Caller, conversation_id: str, messages: Sequence[NewMessage], after: str | None = None
+    ) -> Sequence[Message]:
+        """Store messages behind the message `after`, or at the end of the branch that is shown if it is None.
+
+        Raises:
+            NotFoundError: The caller has no such conversation, or the conversation has no such message.
+            InvalidRequestError: The conversation would be larger than a conversation may be.
+        """
+        key, user = row_id(conversation_id), owner_id(caller)
+
+        async def work(connection: AsyncConnection) -> Sequence[Message]:
+            conversation = _found(await table.lock_conversation(connection, user, key), conversation_id)
+            head = conversation.head_id
+            if after is not None:
+                head = _head(conversation, await table.read_messages(connection, key), after)
+            if conversation.title is None and (title := title_of(messages)):
+                await table.change_conversation(connection, key, title=title)
+            return await self._append(connection, conversation, head, messages)
+
+        return await self._database.write(work)
+
+    async def save(self, conversation_id: str, message: Message) -> bool:
+        """Store the present state of a message. Returns False if it was deleted meanwhile."""
+        key, now = row_id(conversation_id), self._now()
+        return await self._database.write(lambda connection: table.change_message(connection, key, message, now))
+
+    async def remove(self, caller: Caller, conversation_id: str, item_id: str) -> Conversation:
+        """Delete one item of a conversation. Raises NotFoundError."""
+        key, user, now = row_id(conversation_id), owner_id(caller), self._now()
+
+        async def work(connection: AsyncConnection) -> Conversation:
+            conversation = _found(await table.lock_conversation(connection, user, key), conversation_id)
+            message = _message(await table.read_messages(connection, key), item_id)
+            left = [item for item in items_of(message) if item["id"] != item_id]
+            if left:
+                kept = replace(message, items=json.dumps(left), content=text_of(left))
+                await table.change_message(connection, key, kept, now)
+            else:
+                await table.remove_message(connection, conversation, message)
+            return conversation
+
+        return await self._database.write(work)
+
+    async def _append(
+        self, connection: AsyncConnection, conversation: Conversation, head: str | None, new: Sequence[NewMessage]
+    ) -> Sequence[Message]:
+        size = conversation.size + sum(message.size for message in new)
+        if size > self.settings.conversation_bytes:
+            raise InvalidRequestError(
+                f"The conversation would have {size:,} characters, and at most "
+                f"{self.settings.conversation_bytes:,} are stored; begin another one.",
+                code="conversation_full",
+            )
+        return await table.append_messages(connection, conversation, head, new, self._now())
+
+    def _settled(self, message: Message) -> Message:
+        """Return the message as incomplete if the gateway that generated it is gone."""
+        lost = message.status == "in_progress" and message.written_at < self._now() - timedelta(seconds=LOST_AFTER)
+        return replace(message, status="incomplete", finish_reason="gateway_lost") if lost else message
+
+    # -- everything of an owner ------------------------------------------------------------------------------------
+
+    async def everything(self, caller: Caller, tenant: str | None = None) -> AsyncIterator[Branch]:
+        """Yield all conversations of the caller, or of a tenant, with the branch that is shown."""
+        owned = {"tenant_id": tenant} if tenant is not None else {"user_id": owner_id(caller)}
+
+        async def ids(connection: AsyncConnection) -> list[Conversation]:
+            return [one async for one in table.read_owner(connection, **owned)]
+
+        for conversation in await self._database.read(ids):
+            every = await self._database.read(partial(table.read_messages, conversation_id=conversation.id))
+            settled = [self._settled(one) for one in every]
+            yield Branch(conversation, path_to(settled, conversation.head_id), settled)
+
+    async def purge(self, caller: Caller, tenant: str | None = None) -> int:
+        """Delete all conversations of the caller, or all that is stored of a tenant, for good. Returns how many."""
+        if tenant is not None:
+            return await self._database.write(lambda connection: table.purge_tenant(connection, tenant))
+        user = owner_id(caller)
+        return await self._database.write(lambda connection: table.purge_user(connection, user))
+
+    async def prune(self) -> int:
+        """Purge what was deleted long ago, or unchanged for longer than it is kept. Returns how many."""
+        now, settings, purged = self._now(), self.settings, 0
+
+        async def until_done(work: Callable[[AsyncConnection], Any]) -> None:
+            nonlocal purged
+            while found := await self._database.write(work):
+                purged += found
+
+        deleted = now - timedelta(days=settings.purge_days)
+        await until_done(partial(table.purge_deleted, before=deleted))
+        own = {name: one.days for name, one in settings.tenants.items() if one.days is not None}
+        for name, days in own.items():
+            before = now - timedelta(days=days)
+            await until_done(partial(table.purge_unchanged, before=before, tenants=[name], others=False))
+        if settings.days is not None:
+            before = now - timedelta(days=settings.days)
+            await until_done(partial(table.purge_unchanged, before=before, tenants=list(own), others=True))
+        return purged
+
+
+def owner_id(caller: Caller) -> str:
+    """Return the caller's owner as a UUID: a user's own, one made of the digest of a key that nobody verified."""
+    owner = caller.owner
+    try:
+        return str(UUID(owner or "0" * 32))
+    except ValueError:
+        return str(UUID(owner[:32]))
+
+
+def row_id(conversation_id: str) -> str:
+    """Return the UUID of a public id. Raises NotFoundError for what is no id."""
+    if not _ID.fullmatch(conversation_id):
+        raise _no_conversation(conversation_id)
+    return str(UUID(conversation_id[5:]))
+
+
+def public_id(conversation: Conversation) -> str:
+    """Return the id that clients know the conversation by."""
+    return f"conv_{UUID(conversation.id).hex}"
+
+
+def items_of(message: Message) -> list[dict[str, Any]]:
+    """Return the items of the Responses API that a message stands for."""
+    if message.items is not None:
+        found: list[dict[str, Any]] = json.loads(message.items)
+        return found
+    kind = "output_text" if message.role == "assistant" else "input_text"
+    part: dict[str, Any] = {"type": kind, "text": message.content}
+    if kind == "output_text":
+        part.update(annotations=[], logprobs=[])
+    head = {"type": "message", "id": message.item_id, "role": message.role, "status": message.status}
+    return [{**head, "content": [part]}]
+
+
+def message_of(item: dict[str, Any]) -> NewMessage:
+    """Return an item of the Responses API, which has an id, as a message."""
+    content = item.get("content")
+    plain = item.get("type", "message") == "message" and isinstance(content, str)
+    text = content if isinstance(content, str) else text_of([item])
+    role = item.get("role") or ("tool" if item.get("type") == "function_call_output" else "assistant")
+    status = "completed" if plain else str(item.get("status") or "completed")
+    stored = None if plain else json.dumps([{"type": "message", "status": status, **item}])
+    return NewMessage(item_id=item["id"], role=str(role)[:20], content=text, items=stored, status="completed")
+
+
+def text_of(items: Sequence[dict[str, Any]]) -> str:
+    """Return the text of the messages among `items`, which a search looks at."""
+    texts = []
+    for item in items:
+        content = item.get("content") if item.get("type", "message") == "message" else item.get("output")
+        if isinstance(content, str):
+            texts.append(content)
+        elif isinstance(content, list):
+            texts += [str(part.get("text") or "") for part in content if isinstance(part, dict)]
+    return "".join(texts)
+
+
+def title_of(messages: Sequence[NewMessage]) -> str | None:
+    """Return the beginning of the first user message as a title, cut between two words; None if nobody spoke."""
+    said = next((one.content for one in messages if one.role == "user" and one.content.strip()), "")
+    words = " ".join(said[: 20 * TITLE_LENGTH].split())
+    if len(words) <= TITLE_LENGTH:
+        return words or None
+    return (words[:TITLE_LENGTH].rpartition(" ")[0] or words[:TITLE_LENGTH]) + "…"
+
+
+def path_to(every: Sequence[Message], head_id: str | None) -> list[Message]:
+    """Return the messages from the beginning to `head_id`."""
+    known = {message.id: message for message in every}
+    path: list[Message] = []
+    while head_id is not None and head_id in known:
+        path.append(known.pop(head_id))
+        head_id = path[-1].parent_id
+    return path[::-1]
+
+
+def _head(conversation: Conversation, every: Sequence[Message], after: str | None) -> str | None:
+    if after is None:
+        return conversation.head_id
+    return _message(every, after).id if after else None
+
+
+def _message(every: Sequence[Message], item_id: str) -> Message:
+    for message in every:
+        if message.item_id == item_id or any(item["id"] == item_id for item in items_of(message)):
+            return message
+    raise NotFoundError(f"The conversation has no item with id '{item_id}'.")
+
+
+def _found(conversation: Conversation | None, conversation_id: str) -> Conversation:
+    if conversation is None:
+        raise _no_conversation(conversation_id)
+    return conversation
+
+
+def _no_conversation(conversation_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"Conversation with id '{conversation_id}' not found: it was deleted, or belongs to another key.",
+        code="conversation_not_found",
+    )

