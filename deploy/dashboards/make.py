@@ -300,7 +300,7 @@ FLEET = Dashboard(
             Panel(
                 "By state",
                 {"{{model}} {{state}}": 'max by (model, state) (llmops_replicas{model=~"$model"}) > 0'},
-                meaning="As the gateways believe; `llmops replicas` and `llmops top` show each.",
+                meaning="As the gateways believe; `llmops top` shows each.",
             ),
             Panel(
                 "Answers that went on elsewhere",
@@ -312,6 +312,13 @@ FLEET = Dashboard(
                 "Servers that gateways reach",
                 {"{{server}}": "sum by (server) (llmops_server_reached)"},
                 meaning="Workers of all gateways; 0 for 30 s is a node that failed.",
+            ),
+        ],
+        "Where their state comes from": [
+            Panel(
+                "Reported or measured",
+                {"{{replica}} {{source}}": 'max by (model, replica, source) (llmops_replica_info{model=~"$model"})'},
+                meaning="NVIDIA's C++ backend reports no state: gateways measure it.",
             ),
         ],
         "Is it enough?": [

@@ -233,7 +233,8 @@ class Continued(TokenStream):
         if len(known) == len(batch.tokens):
             return None
         logprobs = None if batch.logprobs is None else batch.logprobs[len(known) :]
-        return TokenBatch(batch.sequence, batch.tokens[len(known) :], logprobs)
+        tops = None if batch.tops is None else batch.tops[len(known) :]
+        return TokenBatch(batch.sequence, batch.tokens[len(known) :], logprobs, tops=tops)
 
     def _join_sink(self) -> None:
         sink, sequence = self._sink, self._leg.sequence

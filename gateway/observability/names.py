@@ -14,6 +14,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 # NVIDIA's gauges of an engine model on Triton's page, which our own engine models have too
 ENGINE_REQUESTS, ENGINE_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+ENGINE_GENERAL = "nv_trt_llm_general_metrics"
 # finer where objectives are
 FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 PER_TOKEN_MS = (1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
@@ -108,6 +109,13 @@ REPLICAS = _g.gauge(
     "Replicas by state in this gateway's view: starting, spare, ready, draining, suspect, gone.",
     "model",
     "state",
+)
+REPLICA_INFO = _g.gauge(
+    "llmops_replica_info",
+    "1 for each replica; source: reported by it, or measured by this gateway (NVIDIA's C++ backend).",
+    "model",
+    "replica",
+    "source",
 )
 SERVERS = _g.gauge("llmops_server_reached", "Workers of this gateway that reach the Triton server.", "server")
 LAG = _g.histogram("llmops_event_loop_lag_seconds", "Lateness of a 40 ms timer in the event loop.", "loop")

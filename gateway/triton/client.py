@@ -9,7 +9,7 @@ from grpc import aio
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from llmops.contract import CARD, ENGINE
-from llmops.gateway.errors import UnavailableError
+from llmops.gateway.errors import TRITON_AWAY, TRITON_SILENT, UnavailableError
 from llmops.gateway.triton.tensors import error_of
 
 # A restarted Triton must be seen within a second or two; messages hold whole prompts and answers
@@ -82,7 +82,7 @@ class TritonClient:
             return await self._stub.ModelInfer(request, metadata=metadata)
         except aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND):
-                raise UnavailableError("Triton cannot be reached.", detail=self._said(error)) from error
+                raise UnavailableError(TRITON_AWAY, detail=self._said(error)) from error
             raise error_of(error.details() or error.code().name) from error
 
     async def card_text(self, model: str) -> str:
@@ -103,8 +103,8 @@ class TritonClient:
             return await method(request, timeout=self._timeout)
         except aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE:
-                raise UnavailableError("Triton cannot be reached.", detail=self._said(error)) from error
-            raise UnavailableError("Triton does not answer.", detail=self._said(error)) from error
+                raise UnavailableError(TRITON_AWAY, detail=self._said(error)) from error
+            raise UnavailableError(TRITON_SILENT, detail=self._said(error)) from error
 
     def _said(self, error: aio.AioRpcError) -> str:
         return f"{self.address}: {error.details() or error.code().name}"

@@ -11,7 +11,7 @@ import grpc
 from grpc import aio
 
 from llmops.contract import FINAL_FLAG, REQUEST
-from llmops.gateway.errors import ApiError, CancelledStreamError, EngineError, UnavailableError
+from llmops.gateway.errors import TRITON_AWAY, ApiError, CancelledStreamError, EngineError, UnavailableError
 from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.observability.trace_context import TRACEPARENT
 from llmops.gateway.triton.base import BROKEN, Transport
@@ -103,13 +103,13 @@ async def _broken(call: Any, error: Exception) -> ApiError:
     """A failed write does not say why; the call's status does."""
     if isinstance(error, aio.AioRpcError):
         return _error_of_status(error)
-    return UnavailableError("Triton cannot be reached.", detail=str(await call.details() or error))
+    return UnavailableError(TRITON_AWAY, detail=str(await call.details() or error))
 
 
 def _error_of_status(error: aio.AioRpcError) -> ApiError:
     detail = error.details() or error.code().name
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
-        return UnavailableError("Triton cannot be reached or has gone away.", detail=detail)
+        return UnavailableError(TRITON_AWAY, detail=detail)
     if error.code() == grpc.StatusCode.CANCELLED:
-        return UnavailableError("Triton ended the stream: the request was cancelled on its side.")
+        return UnavailableError("Triton cancelled the request. Try again later.")
     return error_of(detail)

@@ -107,6 +107,8 @@ class RequestWriter:
             tensors.scalar(contract.NUM_RETURN_SEQUENCES, request.n)
         if request.logprobs:
             tensors.scalar(contract.RETURN_LOG_PROBS, True)
+        if request.top_logprobs:
+            tensors.scalar(contract.TOP_LOG_PROBS, request.top_logprobs)
         if request.sampling.logit_bias:
             tensors.floats(contract.EMBEDDING_BIAS, self._dense_bias(request.sampling.logit_bias))
         if request.cache_salt and self._salts:

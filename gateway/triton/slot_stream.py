@@ -84,7 +84,8 @@ class SlotStream(TokenStream):
             self._batches.append(batch)
         else:
             logprobs = None if batch.logprobs is None else [*(last.logprobs or ()), *batch.logprobs]
-            self._batches[-1] = TokenBatch(batch.sequence, [*last.tokens, *batch.tokens], logprobs)
+            tops = None if batch.tops is None else [*(last.tops or ()), *batch.tops]
+            self._batches[-1] = TokenBatch(batch.sequence, [*last.tokens, *batch.tokens], logprobs, tops=tops)
 
     def mark(self, flags: int, error: str | None) -> None:
         self.unconfirmed = None

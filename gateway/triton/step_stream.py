@@ -31,8 +31,8 @@ from llmops.contract import (
     UNKNOWN_SUBSCRIPTION,
     WINDOW,
 )
-from llmops.gateway.errors import ApiError, DrainingError, UnavailableError
-from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
+from llmops.gateway.errors import TRITON_AWAY, ApiError, DrainingError, UnavailableError
+from llmops.gateway.messages import Alternatives, EngineRequest, ModelCard, TokenBatch, TokenStream
 from llmops.gateway.triton.base import BROKEN, Transport
 from llmops.gateway.triton.requests import RequestWriter
 from llmops.gateway.triton.slot_stream import SlotStream
@@ -51,6 +51,8 @@ LEAVE = 1.0
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
 STEP_CACHED, STEP_STATE = contract.STEP_CACHED.name, contract.STEP_STATE.name
 STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS.name
+STEP_TOP_COUNTS, STEP_TOP_IDS = contract.STEP_TOP_COUNTS.name, contract.STEP_TOP_IDS.name
+STEP_TOP_LOG_PROBS = contract.STEP_TOP_LOG_PROBS.name
 # what gRPC says, after strerror(3), where no process listens
 REFUSED = "Connection refused"
 RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
@@ -169,7 +171,7 @@ class StepReceiver:
             await self._call.write(self._writer.subscribe(0, self._watcher is not None))
         except BROKEN as error:
             detail = await self._call.details()
-            raise UnavailableError("Triton cannot be reached.", detail=str(detail or error)) from error
+            raise UnavailableError(TRITON_AWAY, detail=str(detail or error)) from error
         self._task = asyncio.create_task(self._run(), name="step-stream")
 
     def submit(self, request: EngineRequest) -> SlotStream:
@@ -298,6 +300,7 @@ class StepReceiver:
     def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:
         tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
         scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
+        tops = _tops(outputs, raw)
         errors = iter(strings(raw[outputs[STEP_ERRORS]])) if STEP_ERRORS in outputs else iter(())
         cached = iter(array("i", raw[outputs[STEP_CACHED]])) if STEP_CACHED in outputs else iter(())
         streams, start = self._streams, 0
@@ -315,7 +318,8 @@ class StepReceiver:
             if stream is not None:
                 if count:
                     logprobs = scores[start:end] if scores is not None else None
-                    stream.push(TokenBatch(sequence, tokens[start:end], logprobs))
+                    ranked = tops[start:end] if tops is not None else None
+                    stream.push(TokenBatch(sequence, tokens[start:end], logprobs, tops=ranked))
                 if flags:
                     if flags & LAST_OF_SEQUENCE and not flags & (ERROR | CANCELLED):
                         stream.ended = {*stream.ended, sequence}
@@ -368,3 +372,12 @@ class StepReceiver:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
+
+
+def _tops(outputs: dict[str, int], raw: Sequence[bytes]) -> list[Alternatives] | None:
+    """Return the alternatives of each token of a step; None where no request has any."""
+    if STEP_TOP_COUNTS not in outputs:
+        return None
+    ids = array("i", raw[outputs[STEP_TOP_IDS]])
+    pairs = zip(ids, array("f", raw[outputs[STEP_TOP_LOG_PROBS]]), strict=True)
+    return [list(itertools.islice(pairs, count)) for count in array("i", raw[outputs[STEP_TOP_COUNTS]])]

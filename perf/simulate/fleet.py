@@ -5,18 +5,20 @@ from __future__ import annotations
 import gc
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from llmops.gateway.fleet.admission.gate import Bounds, Gate
 from llmops.gateway.fleet.admission.order import Tier, Tiers
+from llmops.gateway.fleet.admission.waiting import TICK
+from llmops.gateway.fleet.replicas.scraped import PERIOD
 from llmops.gateway.messages import Ticket, Wanted
 from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.gateways import Gateway
 from llmops.perf.simulate.job import Job
 from llmops.perf.simulate.policies import POLICIES
-from llmops.perf.simulate.replica import EngineSpec, Replica
+from llmops.perf.simulate.replica import Conduct, EngineSpec, Replica
 from llmops.perf.simulate.scaled import Scaled
 from llmops.perf.simulate.scaling import Scaling
 
@@ -48,7 +50,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """`tiers`: empty for no gate at all. `scaling`: how many of the replicas run is Kubernetes' to say."""
+    """`tiers`: empty for no gate at all. `scaling`: how many of the replicas run is Kubernetes' to say. `measured`: no
+    replica reports its state; `noise` of their steps, and `slow`: how many times as long those of some replicas take.
+    """
 
     engine: EngineSpec
     replicas: int
@@ -59,6 +63,9 @@ class FleetSpec:
     bounds: Bounds | None = None
     seed: int = 0
     scaling: Scaling | None = None
+    measured: bool = False
+    noise: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -88,7 +95,7 @@ class Fleet:
         self.spec, self.clock, self.outcome, self._told = spec, Clock(), Outcome(spec), told
         self._rng = random.Random(f"fleet {spec.seed}")
         names = [f"replica-{number}" for number in range(spec.replicas)]
-        self.replicas = {name: Replica(name, spec.engine, self.clock, self._ended, self._changed) for name in names}
+        self.replicas = {name: self._replica(number, name) for number, name in enumerate(names)}
         self._gateways = [self._gateway(number, names) for number in range(spec.gateways)]
         self._next: Next = lambda _: None
         self._came: deque[float] = deque()
@@ -96,6 +103,10 @@ class Fleet:
     def run(self, work: Arrivals) -> Outcome:
         self._next = work.next
         self._arrive(work.jobs)
+        if self.spec.measured:
+            for gateway in self._gateways:
+                self.clock.every(PERIOD, gateway.scrape)
+                self.clock.every(TICK, gateway.pump)
         for failure in self.spec.failures:
             self._plan(failure)
         if self.spec.scaling is not None:
@@ -134,6 +145,12 @@ class Fleet:
     def drain(self, number: int) -> None:
         self.fail(f"replica-{number}")
 
+    def _replica(self, number: int, name: str) -> Replica:
+        spec = self.spec
+        conduct = Conduct(not spec.measured, spec.noise, spec.slow.get(number, 1.0), f"steps {spec.seed}")
+        token = (lambda job: self._gateways[job.gateway].token(job)) if spec.measured else (lambda job: None)
+        return Replica(name, spec.engine, self.clock, self._ended, self._changed, conduct, token)
+
     def _gateway(self, number: int, names: Sequence[str]) -> Gateway:
         spec = self.spec
         views = [self.replicas[name].view() for name in names]
@@ -142,7 +159,7 @@ class Fleet:
         policy = POLICIES[spec.policy](random.Random(f"policy {spec.seed} {number}"))
         rng = random.Random(f"gate {spec.seed} {number}")
         gate = Gate(Tiers(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None
-        gateway = Gateway(self.clock, policy, gate, views, self._finished)
+        gateway = Gateway(self.clock, policy, gate, views, self._finished, spec.measured)
         gateway.replicas = self.replicas
         return gateway
 
@@ -182,6 +199,9 @@ class Fleet:
 
     def _changed(self, replica: Replica) -> None:
         cache, gateways = replica.cache, self._gateways
+        if self.spec.measured:
+            cache.added, cache.evicted = [], []
+            return
         if len(gateways) > 1:
             total = sum(one.gate.order.demand() for one in gateways if one.gate)
             for view in replica.views:
@@ -208,6 +228,8 @@ class Fleet:
         lost = self.replicas[name].fail()
         for gateway in self._gateways:
             gateway.policy.forget(name)
+        for job in lost:
+            self._gateways[job.gateway].left(job)
         self.set(name, "gone")
         for job in lost:
             self._continue(job)

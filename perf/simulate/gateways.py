@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from llmops.gateway.fleet.admission.gate import Gate
 from llmops.gateway.fleet.admission.order import Tier, Tiers
 from llmops.gateway.fleet.cost import uncached_tokens
+from llmops.gateway.fleet.replicas.measured import Measured
+from llmops.gateway.fleet.replicas.unseen import Sent, Unseen
 from llmops.gateway.messages import Policy, ReplicaView
 from llmops.perf.simulate.clock import Clock
 from llmops.perf.simulate.job import Job
@@ -17,13 +19,23 @@ class Gateway:
     """Without a gate every request goes to a replica at once."""
 
     def __init__(
-        self, clock: Clock, policy: Policy, gate: Gate | None, views: Sequence[ReplicaView], done: Callable[[Job], None]
+        self,
+        clock: Clock,
+        policy: Policy,
+        gate: Gate | None,
+        views: Sequence[ReplicaView],
+        done: Callable[[Job], None],
+        is_measured: bool = False,
     ) -> None:
         self.clock, self.policy, self.gate, self.views = clock, policy, gate, views
         self.replicas: Mapping[str, Replica] = {}
         # who waits
         self.order = Tiers([Tier("")]) if gate is None else gate.order
         self._done = done
+        # of replicas that do not report: what is measured, and what was sent
+        self._unseen = {view.replica_id: Unseen(view) for view in views} if is_measured else {}
+        self._measured = {name: Measured(unseen.view, unseen) for name, unseen in self._unseen.items()}
+        self._sent: dict[Job, Sent] = {}
         if gate is not None:
             gate.look(views, 0.0)
 
@@ -35,7 +47,7 @@ class Gateway:
             return
         place = gate.at_once(ticket, self.views, now)
         if place is not None:
-            self.replicas[self.views[place].replica_id].submit(job)
+            self._submit(job, self.views[place])
             return
         wait = gate.refusal(ticket, self.views, now)
         if wait is not None:
@@ -53,7 +65,7 @@ class Gateway:
         if gate is None:
             return
         while (placed := gate.next(self.views, self.clock.now)) is not None:
-            self.replicas[self.views[placed.place].replica_id].submit(placed.ticket.what)
+            self._submit(placed.ticket.what, self.views[placed.place])
 
     def look(self) -> None:
         """Replicas came or went."""
@@ -61,9 +73,34 @@ class Gateway:
             self.gate.look(self.views, self.clock.now)
             self.pump()
 
+    def token(self, job: Job) -> None:
+        """A token of a replica that does not report."""
+        if self._measured[job.replica].token(self._sent[job], 1, self.clock.now):
+            self.pump()
+
+    def scrape(self) -> None:
+        """Read the gauges of the replicas that do not report."""
+        for name, measured in self._measured.items():
+            replica, view = self.replicas[name], self._unseen[name].view
+            if view.state == "ready":
+                measured.gauges(replica.gauges, self.clock.now)
+                self.policy.limit(name, replica.cache.blocks)
+
+    def left(self, job: Job) -> None:
+        """It is no longer on its replica."""
+        sent = self._sent.pop(job, None)
+        if sent is not None:
+            self._unseen[job.replica].remove(sent)
+            self._measured[job.replica].ended(sent)
+
     def ended(self, job: Job) -> None:
+        if job in self._sent:
+            self.left(job)
+            self.policy.stored(job.replica, [*job.hashes, *job.after])
         if self.gate is not None:
             self.gate.ended(job.ticket, job.answer)
+        if self._measured:
+            self.pump()
 
     def _send(self, job: Job, place: int | None) -> None:
         if place is None:
@@ -71,9 +108,18 @@ class Gateway:
             self._done(job)
             return
         view = self.views[place]
+        job.ticket.uncached = uncached_tokens(self.policy, job.ticket.wanted, view)
         view.unseen += 1
-        view.unseen_tokens += uncached_tokens(self.policy, job.ticket.wanted, view)
+        view.unseen_tokens += job.ticket.uncached
         self.policy.sent(job.ticket.wanted, view)
+        self._submit(job, view)
+
+    def _submit(self, job: Job, view: ReplicaView) -> None:
+        measured = self._measured.get(view.replica_id)
+        if measured is not None:
+            sent = self._unseen[view.replica_id].add(job.ticket.uncached, is_counted=True, prompt=job.known_tokens)
+            self._sent[job] = sent
+            measured.sent(sent, self.clock.now)
         self.replicas[view.replica_id].submit(job)
 
     def _late(self, job: Job) -> None:

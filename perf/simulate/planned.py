@@ -16,8 +16,12 @@ from llmops.perf.simulate.replica import EngineSpec
 from llmops.perf.simulate.steps import PlannedSteps
 
 
-def engine_of(plan: BuildPlan, block_tokens: int, timing: str = "auto", price: float | None = None) -> EngineSpec:
-    """`price`: $ per GPU-hour, None for what the planner assumes. Raises InputError for a plan that does not fit."""
+def engine_of(plan: BuildPlan, block_tokens: int) -> EngineSpec:
+    """Return one replica of a plan, by measured tables unless the plan was made by the roofline.
+
+    Raises:
+        InputError: The plan does not fit on its GPUs.
+    """
     model = load_model(plan.model).checkpoint.architecture
     gpu, precision = find_gpu(plan.gpu), FORMATS[plan.quantisation]
     layout = Layout(plan.tp_size, plan.pp_size, plan.ep_size)
@@ -26,6 +30,7 @@ def engine_of(plan: BuildPlan, block_tokens: int, timing: str = "auto", price: f
     blocks = memory.kv_cache // (kv.token_bytes(model, plan.kv_cache_dtype, layout) * block_tokens)
     if not memory.fits or blocks < 1:
         raise InputError(f"{plan.model} does not fit on {layout.gpus} x {gpu.name}; make another plan.")
+    timing = "roofline" if str(plan.predicted.get("timing")).startswith("roofline") else "auto"
     steps = StepModel(model, precision, plan.kv_cache_dtype, layout, op_times(gpu, timing), layout.gpus > gpu.per_node)
     return EngineSpec(
         PlannedSteps(steps),
@@ -34,6 +39,6 @@ def engine_of(plan: BuildPlan, block_tokens: int, timing: str = "auto", price: f
         plan.max_batch_size,
         plan.max_num_tokens,
         layout.gpus,
-        gpu.price if price is None else price,
+        gpu.price,
         f"{plan.model}, {plan.quantisation}, {layout} on {gpu.name}",
     )

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import floor
+from random import Random
+from typing import Any
 
 from llmops.gateway.fleet.cost import PrefillRate
+from llmops.gateway.fleet.replicas.measured import Gauges
 from llmops.gateway.messages import ReplicaView
 from llmops.perf.simulate.cache import Cache
 from llmops.perf.simulate.clock import Clock
@@ -17,6 +20,8 @@ from llmops.perf.simulate.steps import Steps
 
 # The share of what was before in the mean of steps, as gateways have it, with each that is new.
 KEPT = 0.9
+# The share of steps that take ten times as long, where there is noise.
+OUTLIERS = 0.005
 
 
 @dataclass(frozen=True)
@@ -34,21 +39,29 @@ class EngineSpec:
     name: str = "engine"
 
 
+@dataclass(frozen=True)
+class Conduct:
+    """What is true of one replica and not in its specification.
+
+    Attributes:
+        reports: It sends its state and its cache's changes with each step; otherwise gateways see tokens and gauges.
+        noise: Standard deviation of the logarithm of a step's time; 1 of 200 steps also takes ten times as long.
+        factor: Its steps take this many times as long as those of the specification.
+        seed: Of the noise.
+    """
+
+    reports: bool = True
+    noise: float = 0.0
+    factor: float = 1.0
+    seed: str = ""
+
+
 class _View(ReplicaView):
     """A gateway hears of each step. Those that are all alike are counted when it asks."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        spec = replica.spec
-        super().__init__(
-            replica.name,
-            gpu_type=spec.name,
-            state="ready",
-            free_blocks=spec.blocks,
-            blocks=spec.blocks,
-            tokens_per_block=spec.block_tokens,
-            max_batch_size=spec.max_batch_size,
-        )
+        super().__init__(**_fields(replica), free_blocks=replica.spec.blocks, blocks=replica.spec.blocks)
 
     @property
     def step_seconds(self) -> float:  # type: ignore[override]
@@ -56,6 +69,18 @@ class _View(ReplicaView):
 
     @step_seconds.setter
     def step_seconds(self, seconds: float) -> None: ...
+
+
+def _fields(replica: Replica) -> dict[str, Any]:
+    """Return the fields of a view that are the same on every replica of a fleet."""
+    spec = replica.spec
+    return {
+        "replica_id": replica.name,
+        "gpu_type": spec.name,
+        "state": "ready",
+        "tokens_per_block": spec.block_tokens,
+        "max_batch_size": spec.max_batch_size,
+    }
 
 
 class Replica:
@@ -69,8 +94,14 @@ class Replica:
         clock: Clock,
         done: Callable[[Job], None],
         changed: Callable[[Replica], None],
+        conduct: Conduct | None = None,
+        token: Callable[[Job], None] = lambda job: None,
     ) -> None:
+        """`token` is called with each token of a replica that does not report."""
         self.name, self.spec, self.clock = name, spec, clock
+        self.conduct = conduct or Conduct()
+        self._by_step = not self.conduct.reports or self.conduct.noise > 0
+        self._rng, self._token = Random(f"{self.conduct.seed} {name}"), token
         self.cache = Cache(spec.blocks)
         self.views: list[ReplicaView] = []
         self.queue: deque[Job] = deque()
@@ -94,6 +125,12 @@ class Replica:
     def waiting(self) -> int:
         """Requests without a first token."""
         return len(self.queue) + len(self._reading)
+
+    @property
+    def gauges(self) -> Gauges:
+        """What its server's metrics page shows."""
+        spec, active = self.spec, self.waiting + len(self._running)
+        return Gauges(active, self.waiting, self._steps, spec.blocks, self.cache.free, spec.block_tokens)
 
     def submit(self, job: Job) -> None:
         """A request has come; it is looked at when the step under way ends."""
@@ -140,8 +177,8 @@ class Replica:
         if self._reading:
             self._read(batch, length)
         elif batch:
-            self._seconds = self.spec.steps.decode(batch, length)
-            self._plan(self._running[0][0] - self._steps)
+            self._seconds = self._took(self.spec.steps.decode(batch, length))
+            self._plan(1 if self._by_step else self._running[0][0] - self._steps)
         else:
             self._idle = True
 
@@ -155,9 +192,16 @@ class Replica:
             tokens += part
             if tokens == room:
                 break
-        self._seconds = self.spec.steps.read(batch, length, tokens, before)
+        self._seconds = self._took(self.spec.steps.read(batch, length, tokens, before))
         self._rate = self._prefill_rate.add(tokens, self._seconds)
         self._plan(1)
+
+    def _took(self, seconds: float) -> float:
+        """What a step takes here that takes `seconds` by the specification."""
+        conduct = self.conduct
+        if conduct.noise:
+            seconds *= self._rng.lognormvariate(0.0, conduct.noise) * (10.0 if self._rng.random() < OUTLIERS else 1.0)
+        return seconds * conduct.factor
 
     def _admit(self) -> None:
         queue, size = self.queue, self.spec.block_tokens
@@ -192,8 +236,15 @@ class Replica:
         self._step = self._mean_of(count)
         self._steps += count
         self._context += count * len(running)
+        decoding = [] if self.conduct.reports else [job for _, _, job in running]
         if self._chunks:
             self._was_read()
+        if not self.conduct.reports:
+            for job in decoding:
+                self._token(job)
+            for _, _, job in running:
+                if job not in decoding:
+                    self._token(job)
         self._use()
         if running and running[0][0] <= self._steps:
             while running and running[0][0] <= self._steps:
@@ -234,7 +285,7 @@ class Replica:
 
     def view(self) -> ReplicaView:
         """As one more gateway sees it."""
-        self.views.append(_View(self))
+        self.views.append(_View(self) if self.conduct.reports else ReplicaView(**_fields(self)))
         return self.views[-1]
 
     def mean_step(self) -> float:
@@ -259,7 +310,7 @@ class Replica:
         for job in self._reading:
             tokens += job.left
         running, free = len(self._running) + len(self._reading), self.cache.free
-        for view in self.views:
+        for view in self.views if self.conduct.reports else ():
             view.running = running
             view.waiting, view.waiting_tokens = waiting, tokens
             view.free_blocks = free

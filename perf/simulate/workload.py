@@ -141,10 +141,10 @@ def _drawn(rng: random.Random, cumulated: Sequence[float]) -> int:
     return bisect(cumulated, rng.random() * cumulated[-1], 0, len(cumulated) - 1)
 
 
-def of_trace(path: Path, speed: float = 1.0) -> Arrivals:
+def of_trace(path: Path) -> Arrivals:
     """A trace in Mooncake's format. Raises InputError."""
     names: dict[tuple[int, int], int] = {}
-    return Arrivals(iter([_of_entry(entry, names) for entry in read_trace(path, speed)]))
+    return Arrivals(iter([_of_entry(entry, names) for entry in read_trace(path)]))
 
 
 def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> Job:
@@ -156,7 +156,7 @@ def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> Job:
     return Job(entry.at, entry.input_length, entry.output_length, tuple(blocks))
 
 
-def of_document(document: Document, speed: float = 1.0) -> Arrivals:
+def of_document(document: Document) -> Arrivals:
     """The requests of a `llmops bench --json` run, at the times at which they left. Nothing is known of their prompts
     but how long they were. Raises InputError for a run without token counts."""
     jobs = []
@@ -164,5 +164,5 @@ def of_document(document: Document, speed: float = 1.0) -> Arrivals:
         if record["tokens_in"] is None:
             raise InputError("This run has no counts of prompt tokens: let the server send usage.")
         answer = max(record["tokens_out"], 1)
-        jobs.append(Job(record["start"] / speed, record["tokens_in"], answer, turn=record["turn"]))
+        jobs.append(Job(record["start"], record["tokens_in"], answer, turn=record["turn"]))
     return Arrivals(iter(sorted(jobs, key=lambda job: job.arrived)))

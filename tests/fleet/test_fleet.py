@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from types import SimpleNamespace
 
 import pytest
 
+from llmops.blocks import block_hashes
 from llmops.gateway.errors import CancelledStreamError, PreemptedError, UnavailableError
 from llmops.gateway.fleet.admission.gate import Bounds, Gate
 from llmops.gateway.fleet.admission.order import Tier, Tiers
 from llmops.gateway.fleet.replicas.fleet import Fleet
 from llmops.gateway.fleet.replicas.replica import Replica
 from llmops.gateway.fleet.routing.choose import Cheapest
+from llmops.gateway.fleet.routing.prefix import PrefixIndex
 from llmops.gateway.messages import EngineRequest, TokenBatch, TokenStream, Turn
 from llmops.gateway.triton.watcher import EngineState, Served
 
@@ -155,14 +158,24 @@ async def test_an_answer_of_another_engine_is_counted_and_the_replica_left():
     assert replica.problem == f"it answers with engine {'f' * 12}, and its card says {'e' * 12}"
 
 
-async def test_what_was_sent_to_a_replica_that_says_nothing_counts_until_the_second_count_after_it():
+async def test_on_a_replica_that_reports_nothing_a_request_waits_until_its_first_token_and_leaves_its_blocks():
     fleet, _, (replica,) = made(gate=False)
-    replica.counted(0, 0)
-    await fleet.open(request())
-    replica.counted(0, 0)
-    assert (replica.view.running, replica.view.unseen, replica.view.unseen_tokens) == (0, 1, 8), "it may be older"
-    replica.counted(0, 0)
-    assert (replica.view.running, replica.view.unseen, replica.view.unseen_tokens) == (1, 0, 0)
+    view, index = replica.view, PrefixIndex()
+    fleet.policy.index = index
+    view.tokens_per_block = 4
+    stream = await fleet.open(request())
+    assert (view.running, view.unseen, view.unseen_tokens) == (0, 1, 8)
+    await stream.__anext__()
+    assert (view.running, view.unseen, view.unseen_tokens) == (1, 0, 0)
+    stream.attach(lambda batch: True)
+    for _ in range(4):
+        # as the engine's stream hands tokens to who waits for them
+        stream._take(TokenBatch(0, [1]))
+    stream.cancel()
+    assert (view.running, view.unseen) == (0, 0)
+    # 8 tokens of the prompt and 5 of the answer, of which the last was never computed
+    names = block_hashes(struct.pack("<12i", *request().input_ids, 1, 1, 1, 1), 4)
+    assert index.held(names) == [(3, index.bit("r0"))]
 
 
 async def test_who_is_let_in_when_its_replica_has_just_gone_leaves_nothing_behind():

@@ -108,3 +108,19 @@ def test_the_number_of_one_that_left_is_free_when_two_generations_have_passed() 
 def test_tenants_have_salts_of_their_own_and_nobody_has_none() -> None:
     assert tenant_salt("") == 0
     assert len({tenant_salt("acme"), tenant_salt("globex"), 0}) == 3
+
+
+def test_of_a_replica_that_does_not_report_the_blocks_that_were_used_last_are_known() -> None:
+    index = PrefixIndex(entries=1000)
+    index.limit("a", 4)
+    index.store("a", [1, 2, 3])
+    index.store("b", [1, 2, 3])
+    index.store("a", [7])
+    index.store("a", [1, 2])
+    # the end of a prompt is given up before its beginning, and what is used again stays
+    index.store("a", [8])
+    assert names(index, [1, 2, 3]) == [(3, ["b"]), (2, ["a"])]
+    assert names(index, [7]) == [(1, ["a"])]
+    index.limit("a", 1)
+    assert names(index, [8]) == [(1, ["a"])]
+    assert names(index, [1]) == [(1, ["b"])]

@@ -107,7 +107,7 @@ async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
         await become(client, {a: "ready", b: "ready"})
         found = await model(client)
         assert found["ready"]
-        assert found["replicas"] == {"ready": 2, "total": 2}
+        assert found["replicas"] == {"ready": 2, "total": 2, "measured": 0}
         assert found["capacity"]["sequences"] == 512
         assert found["capacity"]["kv_tokens"] == 2 * 2048 * 32
 
@@ -122,7 +122,7 @@ async def test_two_are_one_model_and_each_fault_leaves_it_there(serve) -> None:
         tell(first, signal.SIGSTOP)
         assert await texts(running) == {whole}
         await become(client, {a: "gone", b: "ready"})
-        assert (await model(client))["replicas"] == {"ready": 1, "total": 2}
+        assert (await model(client))["replicas"] == {"ready": 1, "total": 2, "measured": 0}
         tell(first, signal.SIGCONT)
         await become(client, {a: "ready", b: "ready"})
 

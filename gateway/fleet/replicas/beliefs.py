@@ -10,10 +10,14 @@ from llmops.gateway.messages import ReplicaView
 
 
 def summed(views: Sequence[ReplicaView]) -> dict[str, Any]:
-    """How many replicas there are and can take requests, and what these have and do together."""
+    """Return how many replicas there are, can take requests and are measured, and the sums over those that can."""
     ready = [view for view in views if view.state == "ready"]
     return {
-        "replicas": {"ready": len(ready), "total": len(views)},
+        "replicas": {
+            "ready": len(ready),
+            "total": len(views),
+            "measured": sum(view.source == "measured" for view in views),
+        },
         "capacity": {
             "sequences": sum(view.max_batch_size for view in ready),
             "running": sum(view.running for view in ready),
@@ -25,7 +29,7 @@ def summed(views: Sequence[ReplicaView]) -> dict[str, Any]:
 
 
 def told(replicas: Iterable[Replica], problems: dict[str, str]) -> list[dict[str, Any]]:
-    """One line of `llmops replicas` each; those that take no part have a problem."""
+    """One line of GET /replicas each; those that take no part have a problem."""
     lines = [_line(one, problems.get(one.replica_id, one.problem)) for one in replicas]
     known = {line["replica"] for line in lines}
     return [*lines, *(absent(one, why) for one, why in problems.items() if one not in known)]
@@ -42,6 +46,7 @@ def _line(replica: Replica, problem: str) -> dict[str, Any]:
         "replica": view.replica_id,
         "version": view.version,
         "state": view.state,
+        "source": view.source,
         "problem": problem,
         "heard_seconds_ago": None if silent is None else round(silent, 1),
         "running": view.running,

@@ -10,9 +10,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llmops.gateway.fleet.catalogue import Catalogue, Place
+from llmops.gateway.fleet.replicas.fleet import Fleet
 from llmops.gateway.fleet.replicas.team import Fleets
 from llmops.gateway.messages import ReplicaState
-from llmops.gateway.observability.names import REPLICAS
+from llmops.gateway.observability.names import REPLICA_INFO, REPLICAS
 
 STATES: tuple[ReplicaState, ...] = get_args(ReplicaState)
 
@@ -26,17 +27,24 @@ class Census(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(REPLICAS.name, REPLICAS.meaning, labels=REPLICAS.labels)
+        info = GaugeMetricFamily(REPLICA_INFO.name, REPLICA_INFO.meaning, labels=REPLICA_INFO.labels)
         for found in self._catalogue.all():
             if found.model.parent is None:
                 count = Counter(self._states(found))
                 # those without one too: a model without a ready replica is 0, and not no series
                 for state in STATES:
                     family.add_metric([found.model.name, state], count[state])
+                fleet = self._fleet(found)
+                for view in fleet.views if fleet is not None else ():
+                    info.add_metric([found.model.name, view.replica_id, view.source], 1)
         yield family
+        yield info
+
+    def _fleet(self, found: Place) -> Fleet | None:
+        return self._fleets.fleets.get(found.model.name) if self._fleets is not None else None
 
     def _states(self, found: Place) -> Iterator[ReplicaState]:
-        model = found.model
-        fleet = self._fleets.fleets.get(model.name) if self._fleets is not None else None
+        model, fleet = found.model, self._fleet(found)
         if fleet is not None:
             yield from (view.state for view in fleet.views)
             return

@@ -65,7 +65,7 @@ class Spread:
         self.seats = [*now, *(seat for seat in known.values() if seat.rows)]
 
     def told(self) -> list[dict[str, Any]]:
-        """Lines of `llmops replicas`."""
+        """Lines of GET /replicas."""
         return [
             {"replica": seat.replica, "state": self._state(seat), "problem": "", "own": seat.rows}
             for seat in self.seats

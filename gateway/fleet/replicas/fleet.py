@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -120,7 +121,11 @@ class Fleet(Engine):
             if ticket is not None and self.admission is not None:
                 self.admission.gate.unsent(ticket, view)
             raise UnavailableError(self._nowhere(wanted))
-        return Visit(self, replica, replica.enter(tokens, is_counted=ticket is not None), ticket)
+        sent = replica.enter(tokens, is_counted=ticket is not None, prompt=wanted.tokens)
+        visit = Visit(self, replica, sent, ticket)
+        if replica.measured is not None and request.n == 1:
+            visit.keeps(wanted)
+        return visit
 
     def ended(self, visit: Visit) -> None:
         """An answer is over, or goes on elsewhere."""
@@ -189,11 +194,25 @@ class Fleet(Engine):
 class Visit:
     """A request at a replica: counted there until it leaves."""
 
-    __slots__ = ("_fleet", "_over", "replica", "sent", "ticket", "tokens")
+    __slots__ = ("_answer", "_fleet", "_over", "_wanted", "replica", "sent", "ticket", "tokens")
 
     def __init__(self, fleet: Fleet, replica: Replica, sent: Sent, ticket: Ticket | None) -> None:
         self.replica, self.sent, self._fleet, self.ticket = replica, sent, fleet, ticket
         self.tokens, self._over = 0, False
+        self._wanted: Wanted | None = None
+        self._answer = array("i")
+
+    def keeps(self, wanted: Wanted) -> None:
+        """Remember the answer, as the replica does not report what it caches."""
+        self._wanted = wanted
+
+    def took(self, batch: TokenBatch) -> None:
+        """Count a batch of the answer."""
+        self.tokens += len(batch.tokens)
+        if self.replica.measured is not None and not batch.sequence:
+            self.replica.took(self.sent, len(batch.tokens))
+            if self._wanted is not None:
+                self._answer.extend(batch.tokens)
 
     def leave(self, error: BaseException | None = None) -> None:
         """May be called again."""
@@ -201,6 +220,8 @@ class Visit:
             return
         self._over = True
         self.replica.ended(self.sent)
+        if self._answer and self._wanted is not None:
+            self.replica.keep(self._wanted, self._answer.tobytes())
         # a full queue is no fault
         if isinstance(error, UnavailableError) and error.code != OVERLOADED:
             self.replica.failed()
@@ -237,7 +258,7 @@ class FleetStream(TokenStream):
             if self._preempted and isinstance(error, CancelledStreamError):
                 raise PreemptedError("The engine's memory is needed for others; send the request again.") from None
             raise
-        self._visit.tokens += len(batch.tokens)
+        self._visit.took(batch)
         return batch
 
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
@@ -256,5 +277,5 @@ class FleetStream(TokenStream):
     def _take(self, batch: TokenBatch) -> bool:
         if self._sink is None or not self._sink(batch):
             return False
-        self._visit.tokens += len(batch.tokens)
+        self._visit.took(batch)
         return True

@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
+from llmops.blocks import block_hashes
 from llmops.contract import KV_CLEARED, KV_STORED, LORA_TASK_ID
 from llmops.gateway.addresses import server_of
 from llmops.gateway.errors import ApiError, UnavailableError
 from llmops.gateway.fleet.cost import PrefillRate
 from llmops.gateway.fleet.replicas.health import Health
+from llmops.gateway.fleet.replicas.measured import Gauges, Measured
 from llmops.gateway.fleet.replicas.unseen import Sent, Unseen
 from llmops.gateway.fleet.serving import ServedModel
-from llmops.gateway.messages import EngineRequest, Policy, ReplicaState, ReplicaView, TokenStream
+from llmops.gateway.messages import EngineRequest, Policy, ReplicaState, ReplicaView, TokenStream, Wanted
 from llmops.gateway.triton.slot_stream import SlotStream
 from llmops.gateway.triton.step_stream import StepStreams
 from llmops.gateway.triton.watcher import EngineState, Served
@@ -26,8 +28,6 @@ log = logging.getLogger(__name__)
 NEWEST = 0.1
 # weights travel as whole numbers of this part
 WEIGHT = 1000
-# after so long without word of it a replica is judged by own requests (s)
-UNCOUNTED = 2.0
 
 
 class Replica:
@@ -60,8 +60,8 @@ class Replica:
         self._others = others
         self._unseen = Unseen(self.view)
         self._prefill_rate = PrefillRate()
-        # when somebody else counted last
-        self._last_count = clock()
+        # the estimate of a replica that does not report its state
+        self.measured = None if self.health.speaks else Measured(self.view, self._unseen)
         # why its stream ended, as the log has it since it was last ready
         self._lost_by = ""
 
@@ -89,11 +89,14 @@ class Replica:
         if isinstance(self.engine, StepStreams):
             self.engine.unwatch()
 
-    def enter(self, tokens: int, is_counted: bool) -> Sent:
-        """A request with so many uncached prompt tokens goes there, until `ended`. `is_counted`: the view has it
-        already."""
+    def enter(self, tokens: int, is_counted: bool, prompt: int = 0) -> Sent:
+        """A request of `prompt` tokens, `tokens` of them uncached, goes there, until `ended`. `is_counted`: the view
+        has it already."""
         self.open_streams += 1
-        return self._unseen.add(tokens, is_counted)
+        sent = self._unseen.add(tokens, is_counted, prompt)
+        if self.measured is not None:
+            self.measured.sent(sent, self._clock())
+        return sent
 
     async def open(self, request: EngineRequest, sent: Sent) -> TokenStream:
         """Raises UnavailableError when it cannot be reached."""
@@ -101,13 +104,21 @@ class Replica:
         if request.extras.get(LORA_TASK_ID, 0) and request.extras[LORA_TASK_ID] not in adapters:
             raise UnavailableError(f"The replica {self.replica_id} does not have the adapter.")
         stream = await self.engine.open(request)
-        sent.mark = stream.number if isinstance(stream, SlotStream) else self._clock()
+        if isinstance(stream, SlotStream):
+            sent.mark = stream.number
         return stream
+
+    def took(self, sent: Sent, tokens: int) -> None:
+        """Take a message with tokens of a request, on a measured replica."""
+        if self.measured is not None and self.measured.token(sent, tokens, self._clock()):
+            self._changed()
 
     def ended(self, sent: Sent) -> None:
         """The request is over, or goes on elsewhere."""
         self.open_streams -= 1
         self._unseen.remove(sent)
+        if self.measured is not None:
+            self.measured.ended(sent)
 
     def look(self) -> ReplicaState:
         """Its state now. Streams that are open where nothing is believed in any more end, to go on elsewhere, once
@@ -118,6 +129,8 @@ class Replica:
             self.view.state = now
             if now == "ready":
                 self._lost_by = ""
+            if now == "gone" and self.measured is not None:
+                self._policy.forget(self.replica_id)
             log.log(
                 logging.INFO if now in ("ready", "starting") else logging.WARNING,
                 "replica %s of %s: %s, was %s%s",
@@ -137,20 +150,25 @@ class Replica:
         """A request that went there did not get through."""
         self.health.failed(self._clock())
 
-    def counted(self, running: int, waiting: int) -> None:
-        """Somebody else counted its sequences. What was sent since the last time may not be among them."""
-        view = self.view
-        self._unseen.seen(self._last_count)
-        self._last_count = self._clock()
-        view.running, view.waiting = max(running, self._taken - waiting, 0), waiting
+    def keep(self, wanted: Wanted, answer: bytes) -> None:
+        """Assume that a measured replica has cached a prompt and the tokens (INT32) of its answer."""
+        # the last token of an answer is never computed
+        names = block_hashes(wanted.ids + answer[:-4], self.view.tokens_per_block, wanted.salt)
+        self._policy.stored(self.replica_id, names)
+
+    def scraped(self, gauges: Gauges) -> None:
+        """Take the gauges of its server, on a measured replica."""
+        if self.measured is None:
+            return
+        self.measured.gauges(gauges, self._clock())
+        if gauges.blocks:
+            self._policy.limit(self.replica_id, gauges.blocks)
         self._changed()
 
-    def settle(self) -> None:
-        """Fall back to this gateway's own requests; the replica's metrics could not be read for 2 s."""
-        if not self.health.speaks and self._clock() - self._last_count > UNCOUNTED:
-            view = self.view
-            self._unseen.clear()
-            view.running, view.waiting = self.open_streams, 0
+    def unscraped(self) -> None:
+        """Its server's gauges could not be read."""
+        if self.measured is not None:
+            self.measured.no_gauges(self._clock())
 
     def heard(self, state: EngineState) -> None:
         now = self._clock()

@@ -15,8 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.contract import ENGINE
 from llmops.fetch import fetch
+from llmops.gateway.fleet.replicas.measured import Gauges
 from llmops.gateway.fleet.replicas.replica import Replica
 from llmops.gateway.observability.names import ENGINE_BLOCKS as BLOCKS
+from llmops.gateway.observability.names import ENGINE_GENERAL as GENERAL
 from llmops.gateway.observability.names import ENGINE_REQUESTS as REQUESTS
 
 log = logging.getLogger(__name__)
@@ -25,14 +27,17 @@ log = logging.getLogger(__name__)
 PERIOD, TIMEOUT = 0.5, 2.0
 #: Bytes of a metrics page: a longer one is refused before it is parsed.
 MOST_BYTES = 8 * 2**20
-LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type"}
+LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type", GENERAL: "general_type"}
 
-Gauges = Mapping[str, Mapping[str, float]]
+# by family and value of its label
+Values = Mapping[str, Mapping[str, float]]
 
 
 class Scraper:
-    """Looks at the servers of the replicas that say nothing. While one does not answer, what is known of it stays: it
-    is own requests that count then, and Triton's word whether it is there."""
+    """A reader of the metrics pages of measured replicas' servers.
+
+    Gauges add what other gateways have sent, and the KV cache, to what this gateway measures by itself.
+    """
 
     def __init__(self, port: int) -> None:
         """`port` of every server's metrics."""
@@ -43,7 +48,7 @@ class Scraper:
     async def look(self, replicas: Iterable[Replica]) -> None:
         by_server: dict[str, list[Replica]] = defaultdict(list)
         for replica in replicas:
-            if not replica.health.speaks:
+            if replica.measured is not None:
                 by_server[replica.server].append(replica)
         if by_server:
             await asyncio.gather(*(self._scrape(server, some) for server, some in by_server.items()))
@@ -58,41 +63,46 @@ class Scraper:
             self._client = httpx.AsyncClient(timeout=TIMEOUT, verify=False)
         try:
             body = await asyncio.wait_for(fetch(self._client, url, MOST_BYTES), TIMEOUT)
-            found = gauges(body.decode())
+            found = read(body.decode())
         except (httpx.HTTPError, ValueError, LookupError, asyncio.TimeoutError) as error:
             self._tell(url, error)
             for replica in replicas:
-                replica.settle()
+                replica.unscraped()
             return
         self._silent.discard(url)
         for replica in replicas:
-            believe(replica, found.get(replica.engine_model or replica.model.name + ENGINE, {}))
+            gauges = gauges_of(found.get(replica.engine_model or replica.model.name + ENGINE, {}))
+            if gauges is not None:
+                replica.scraped(gauges)
 
     def _tell(self, url: str, error: Exception) -> None:
         if url not in self._silent:
             self._silent.add(url)
-            log.warning("%s cannot be read (%s); replicas there are judged by own requests", url, error)
+            log.warning("%s cannot be read (%s); other gateways' requests there are not known", url, error)
 
 
-def gauges(text: str) -> Mapping[str, Gauges]:
-    """`family of the label's values -> value` of each engine model. Raises ValueError for any other text."""
+def read(text: str) -> Mapping[str, Values]:
+    """Return the values of each engine model on a metrics page. Raises ValueError for any other text."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for family in text_string_to_metric_families(text):
         label = LABELS.get(family.name)
         for sample in family.samples if label else ():
-            own = found.setdefault(sample.labels.get("model", ""), {REQUESTS: {}, BLOCKS: {}})
+            own = found.setdefault(sample.labels.get("model", ""), {name: {} for name in LABELS})
             own[family.name][sample.labels.get(label or "", "")] = sample.value
     return found
 
 
-def believe(replica: Replica, found: Gauges) -> None:
-    """Nothing is believed that is not there: a backend says nothing of its cache before its first prompt."""
-    requests, blocks = found.get(REQUESTS, {}), found.get(BLOCKS, {})
+def gauges_of(values: Values) -> Gauges | None:
+    """Return a model's gauges; None where the page has none of its requests. The cache has none before a prompt."""
+    requests, blocks = values.get(REQUESTS, {}), values.get(BLOCKS, {})
     if "active" not in requests:
-        return
-    waiting = max(int(requests.get("waiting", 0)), 0)
-    view = replica.view
-    replica.counted(max(int(requests["active"]) - waiting, 0), waiting)
-    if blocks.get("max", 0) > 0:
-        view.blocks, view.free_blocks = int(blocks["max"]), int(min(blocks.get("free", 0), blocks["max"]))
-        view.tokens_per_block = int(blocks.get("tokens_per", 0)) or view.tokens_per_block
+        return None
+    total = max(int(blocks.get("max", 0)), 0)
+    return Gauges(
+        active=max(int(requests["active"]), 0),
+        waiting=max(int(requests.get("waiting", 0) + requests.get("context", 0)), 0),
+        iterations=values.get(GENERAL, {}).get("iteration_counter", 0.0),
+        blocks=total,
+        free_blocks=min(max(int(blocks.get("free", 0)), 0), total),
+        tokens_per_block=max(int(blocks.get("tokens_per", 0)), 0),
+    )

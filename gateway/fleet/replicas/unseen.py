@@ -1,4 +1,8 @@
-"""Requests that were sent to a replica and that no state of it counts yet. Pure, and kept in step with its view."""
+"""Requests that were sent to a replica and are not in its state yet. Pure, and kept in step with its view.
+
+A replica that reports its state names the requests it counts. On a measured one a request is seen when its first token
+arrives.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +12,41 @@ from llmops.gateway.messages import ReplicaView
 
 
 class Sent:
-    """One of them. `mark`: its slot where the replica says which slots it has taken, else when it was sent; none while
-    it has not left."""
+    """A request at a replica.
 
-    __slots__ = ("mark", "tokens")
+    Attributes:
+        prompt: Tokens of its prompt.
+        tokens: Those of them that were not cached, as far as the gateway knows.
+        mark: Its slot, on a replica that reports which slots it has taken.
+        at: Seconds of the clock when it was sent to a measured replica.
+        step: Number of the step with its last token, negative before the first token.
+        made: Tokens of its answer so far.
+    """
 
-    def __init__(self, tokens: int) -> None:
-        self.mark, self.tokens = inf, tokens
+    __slots__ = ("at", "made", "mark", "prompt", "step", "tokens")
+
+    def __init__(self, tokens: int, prompt: int = 0) -> None:
+        self.mark, self.tokens, self.prompt = inf, tokens, prompt
+        self.at, self.step, self.made = 0.0, -1, 0
 
 
 class Unseen:
     """Of one replica, in the order in which they were sent."""
 
     def __init__(self, view: ReplicaView) -> None:
-        self._view = view
+        self.view = view
         self._sent: dict[Sent, None] = {}
 
     def __len__(self) -> int:
         return len(self._sent)
 
-    def add(self, tokens: int, is_counted: bool) -> Sent:
-        """With so many uncached prompt tokens. `is_counted`: the view has it already."""
-        sent = Sent(tokens)
+    def add(self, tokens: int, is_counted: bool, prompt: int = 0) -> Sent:
+        """Add a request of `prompt` tokens, `tokens` of them uncached. `is_counted`: the view has it already."""
+        sent = Sent(tokens, prompt)
         self._sent[sent] = None
         if not is_counted:
-            self._view.unseen += 1
-            self._view.unseen_tokens += tokens
+            self.view.unseen += 1
+            self.view.unseen_tokens += tokens
         return sent
 
     def seen(self, below: float) -> None:
@@ -45,7 +58,7 @@ class Unseen:
         """Nobody needs to count it here any more. May be called again."""
         if sent in self._sent:
             del self._sent[sent]
-            view = self._view
+            view = self.view
             view.unseen, view.unseen_tokens = max(view.unseen - 1, 0), max(view.unseen_tokens - sent.tokens, 0)
 
     def clear(self) -> None:

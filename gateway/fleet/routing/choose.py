@@ -55,7 +55,8 @@ class Cheapest:
             size = view.tokens_per_block
             known = self.cached(wanted, view) // size
             self._found = (None, ())
-            self.index.store(view.replica_id, self.hashes(wanted, size)[known:])
+            hashes = self.hashes(wanted, size)
+            self.index.store(view.replica_id, hashes if self.index.has_limit(view.replica_id) else hashes[known:])
 
     def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
         if self.index is not None:
@@ -65,6 +66,11 @@ class Cheapest:
         if self.index is not None:
             self._found = (None, ())
             self.index.remove(replica_id, hashes)
+
+    def limit(self, replica_id: str, blocks: int) -> None:
+        if self.index is not None:
+            self._found = (None, ())
+            self.index.limit(replica_id, blocks)
 
     def forget(self, replica_id: str) -> None:
         if self.index is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
@@ -35,6 +36,9 @@ class PrefixIndex:
         self._live = 0
         self._turns = 0
         self._resting: list[tuple[int, int]] = []
+        # blocks of replicas that do not report what they evict, the least recently used first, and how many they hold
+        self._recent: dict[str, OrderedDict[int, None]] = {}
+        self._limits: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -75,6 +79,27 @@ class PrefixIndex:
         if len(young) >= self._half:
             self._old, self._young = young, {}
             self._turns += 1
+        if replica_id in self._limits:
+            self._use(replica_id, hashes)
+
+    def limit(self, replica_id: str, blocks: int) -> None:
+        """Forget all but the `blocks` most recently stored blocks of a replica, now and with each `store`."""
+        self._limits[replica_id] = blocks
+        self._use(replica_id, ())
+
+    def has_limit(self, replica_id: str) -> bool:
+        """Return True if `store` must be told of blocks again when they are used again."""
+        return replica_id in self._limits
+
+    def _use(self, replica_id: str, hashes: Sequence[int]) -> None:
+        recent = self._recent.setdefault(replica_id, OrderedDict())
+        # a prompt's end is evicted before its beginning, without which it is not found
+        for name in reversed(hashes):
+            recent[name] = None
+            recent.move_to_end(name)
+        over = len(recent) - self._limits[replica_id]
+        if over > 0:
+            self.remove(replica_id, [recent.popitem(last=False)[0] for _ in range(over)])
 
     def remove(self, replica_id: str, hashes: Sequence[int]) -> None:
         number = self._numbers.get(replica_id)
@@ -91,6 +116,7 @@ class PrefixIndex:
 
     def forget(self, replica_id: str) -> None:
         """All of a replica's blocks at once, whatever their number."""
+        self._recent.pop(replica_id, None)
         number = self._numbers.pop(replica_id, None)
         if number is not None:
             del self._names[number]

@@ -33,6 +33,10 @@ class Engines:
         # each answer has one length
         return self._values("nv_llm_output_token_len_count", "total_output_tokens")
 
+    def reused(self) -> int:
+        """Blocks of prompts that all replicas have found in their caches so far."""
+        return sum(self._values("nv_trt_llm_kv_cache_block_metrics", "reused"))
+
     def most(self, family: str, value: str) -> int:
         """The highest that one of them has now of a metric with this label."""
         return max(self._values(family, value))

@@ -46,6 +46,12 @@ class Figure:
         return f"{text} ({_aim(self)})" if self.reached else f"{text} **({_aim(self)}: missed)**"
 
 
+def place() -> str:
+    """Return cores and processor of this machine."""
+    host = machine()
+    return f"{host['cores']} cores of {host['cpu']}"
+
+
 @dataclass
 class Section:
     """The figures of one script: what was done, with which command, and remarks."""
@@ -64,8 +70,7 @@ class Section:
 
     def __enter__(self) -> Section:
         print(self.title, flush=True)
-        host = machine()
-        self.where = f"{host['cores']} cores of {host['cpu']}"
+        self.where = place()
         self._begun, self._others = time.monotonic(), Others()
         return self
 
@@ -132,9 +137,13 @@ class Section:
         """Return all figures as rows of a table: section, figure, value, unit, aim, when it was measured."""
         return [[self.title, one.name, repr(one.value), one.unit, _aim(one), self.when] for one in self.figures]
 
-    def circumstances(self) -> str:
-        """Return when and where this was measured, with a warning if other processes disturbed it."""
-        text = ", ".join(filter(None, [f"{self.when} UTC", self.where]))
+    def circumstances(self, here: str = "") -> str:
+        """Return when and where this was measured, with a warning if other processes disturbed it.
+
+        Args:
+            here: A place that the page names by itself.
+        """
+        text = ", ".join(filter(None, [f"{self.when} UTC", "" if self.where == here else self.where]))
         return f"{text}; **others used {self.others:.2f} cores: worth little**" if self.others > DISTURBED else text
 
     def write_json(self, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
@@ -30,13 +30,15 @@ BESIDE = (32, 2048)
 
 @dataclass(frozen=True)
 class Paged:
-    """What `make_mock_engine` needs for an engine with a KV cache, see PagedOptions."""
+    """What `make_mock_engine` needs for an engine with a KV cache, see PagedOptions. `noise`: standard deviation of the
+    logarithm of a step's time."""
 
     steps: StepTable
     blocks: int
     max_batch_size: int = 256
     max_num_tokens: int = DEFAULT_NUM_TOKENS
     tokens_per_block: int = TOKENS_PER_BLOCK
+    noise: float = 0.0
 
     def options(self) -> dict[str, Any]:
         """As JSON for the engine."""
@@ -52,6 +54,14 @@ def constant(step: float, per_prompt_token: float, blocks: int, per_sequence: fl
     read = [[chunk * per_prompt_token] for chunk in chunks]
     table = StepTable(batches, (1,), decode, chunks, (0,), [[step + row[0]] for row in read], read)
     return Paged(table, blocks, **limits)
+
+
+def slower(steps: StepTable, factor: float) -> StepTable:
+    """Return a table with `factor` times the seconds, so that few cores carry what a GPU would do."""
+    decode, alone, added = (
+        [[factor * one for one in row] for row in table] for table in (steps.decode, steps.alone, steps.added)
+    )
+    return replace(steps, decode=decode, alone=alone, added=added)
 
 
 def planned(model: str, gpu: str, tp: int = 1, precision: str = "fp8", **limits: int) -> Paged:

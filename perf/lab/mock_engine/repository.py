@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,15 @@ def make_mock_engine(
     faults: Path | None = None,
     names: Sequence[str] = (NAME,),
     replay: Path | None = None,
+    slow: Mapping[str, float] | None = None,
 ) -> Path:
     """Write the repository to `output`; tokenizer, chat template and limits are those of the `engine` folder.
 
     `period` and `first` in seconds, see MockRuntime; `transports` as in the card, all that there are by default;
     the tokens of `text` come over and over. `paged`: with a KV cache, at its own pace, and the tokens in no order.
     `faults`: the file in which `command_faults` says what is wrong with the engine. `names`: of as many equal ones.
-    `replay`: the folder whose rules say what it answers, see Replay.
+    `replay`: the folder whose rules say what it answers, see Replay. `slow`: how many times as long the steps of some
+    of `names` take.
     """
     manifest = EngineManifest.load(engine)
     batch, length = max_batch_size, 262_144
@@ -97,7 +99,10 @@ def make_mock_engine(
         "faults": str(faults.resolve()) if faults else "",
         "replay": replayed,
     }
-    entries = [EngineEntry(name, engine.resolve(), manifest, MockTarget(options, transports)) for name in names]
+    entries = []
+    for name in names:
+        own = {**options, "factor": (slow or {}).get(name, 1.0)}
+        entries.append(EngineEntry(name, engine.resolve(), manifest, MockTarget(own, transports)))
     generate_repository(entries, output)
     for name in names:
         package = output / f"{name}{ENGINE}" / "1" / "llmops_engine"

@@ -7,7 +7,7 @@ import importlib.metadata
 import io
 import re
 
-from llmops.perf.lab.harness.figures import Section
+from llmops.perf.lab.harness.figures import Section, place
 from llmops.perf.lab.suite import results
 from llmops.perf.lab.suite.parts import Part
 from llmops.perf.report.document import machine
@@ -69,7 +69,8 @@ def _row(name: str, section: Section) -> str:
     aimed = [figure for figure in section.figures if figure.target is not None]
     shown = [figure for at, figure in enumerate(aimed) if at == 0 or not figure.reached]
     cells = [figure.text() for figure in shown or section.figures[:COMPARED]] + section.lacks
-    return f"{_mark(name)}{section.title} | {'<br>'.join(cells)} | `{section.command}` | {section.circumstances()} |"
+    when = section.circumstances(here=place())
+    return f"{_mark(name)}{section.title} | {'<br>'.join(cells)} | `{section.command}` | {when} |"
 
 
 def _circumstances(sections: list[Section], seconds: float) -> list[str]:
@@ -77,8 +78,9 @@ def _circumstances(sections: list[Section], seconds: float) -> list[str]:
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     days = sorted({section.when.split(" ")[0] for section in sections})
     return [
-        f"- {' to '.join(dict.fromkeys((days or ['?'])[:: max(1, len(days) - 1)]))}, {host['memory_gib']} GiB, "
-        f"{host['system']}, Python {host['python']}; {seconds / 60:.1f} minutes for the parts of a whole run",
+        f"- {' to '.join(dict.fromkeys((days or ['?'])[:: max(1, len(days) - 1)]))}, {place()}, "
+        f"{host['memory_gib']} GiB, {host['system']}, Python {host['python']}; "
+        f"{seconds / 60:.1f} minutes for the parts of a whole run",
         f"- {versions}",
     ]
 

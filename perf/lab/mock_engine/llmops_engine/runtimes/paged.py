@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from array import array
 from collections import deque
@@ -22,13 +23,16 @@ from .step_times import StepTable
 
 @dataclass(frozen=True)
 class PagedOptions:
-    """`blocks` of `tokens_per_block`; a step takes at most `max_num_tokens`, of prompts and of running sequences."""
+    """`blocks` of `tokens_per_block`; a step takes at most `max_num_tokens`, of prompts and of running sequences, and
+    `factor` times what `steps` says, with `noise` (the standard deviation of its logarithm)."""
 
     max_batch_size: int
     blocks: int
     tokens_per_block: int
     max_num_tokens: int
     steps: StepTable
+    factor: float = 1.0
+    noise: float = 0.0
 
 
 class _Sequence(Sequence):
@@ -82,6 +86,7 @@ class PagedMockRuntime(EngineRuntime):
         self._running: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
         self._dropped = self._iteration = self._prefilled = self._paused = self._reused = 0
+        self._rng = random.Random(options.factor)
         # when the last step was to end, where another follows it at once
         self._due = 0.0
 
@@ -119,7 +124,9 @@ class PagedMockRuntime(EngineRuntime):
             time.sleep(self._options.steps.seconds(1, 1))
             return []
         chunks = self._schedule()
-        planned = faults.slow * self._duration(chunks)
+        planned = faults.slow * self._options.factor * self._duration(chunks)
+        if self._options.noise:
+            planned *= self._rng.lognormvariate(0.0, self._options.noise)
         self._due = planned + (self._due if begun - self._due < planned else begun)
         time.sleep(max(0.0, self._due - time.perf_counter()))
         self._iteration += 1
