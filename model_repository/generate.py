@@ -67,10 +67,10 @@ def read_engines(
     arguments: Sequence[str],
     max_queue_size: int | None = None,
     gpus: Mapping[str, tuple[int, ...]] | None = None,
-    serving: str = "",
+    serving: str | Mapping[str, str] = "",
 ) -> list[EngineEntry]:
     """`ENGINE` or `NAME=ENGINE` each; `max_queue_size`: sequences that may wait for each; `gpus` by name;
-    `serving`: see `find_target`.
+    `serving`: see `find_target`, of all or by name.
 
     Raises InputError for what cannot be served, two engines of one name, or two engines on one GPU.
     """
@@ -78,7 +78,7 @@ def read_engines(
     for argument in arguments:
         entry = replace(_read_engine(argument, serving), max_queue_size=max_queue_size)
         if any(other.name == entry.name for other in entries):
-            raise InputError(f"two engines are called {entry.name}: rename one, as in `other={entry.directory}`.")
+            raise InputError(f"Two engines are called {entry.name}; rename one, as in `other={entry.directory}`.")
         entries.append(entry)
     _check_adapters(entries)
     assigned = assign_gpus([need for entry in entries for need in _gpu_need(entry)], gpus or {})
@@ -102,6 +102,31 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [folder.name for folder in folders]
+
+
+def serve_otherwise(repository: Path, serving: str) -> bool:
+    """Make the repository again, with TensorRT engines served by `serving`. Returns False where they are already.
+
+    Raises:
+        InputError: The repository has no engine that could be served by it, or was edited.
+    """
+    marker = Marker.load(repository)
+    found = {name: engine for name, engine in marker.engines.items() if engine.target == "tensorrt"}
+    if not found:
+        raise InputError(f"{repository} has no TensorRT engine, and --serving chooses what serves those: leave it out.")
+    if all(engine.serving == serving for engine in found.values()):
+        return False
+    edits = marker.edits(repository)
+    if edits:
+        raise InputError(
+            f"{repository} was edited since `llmops repo` made it ({edits[0]}), and --serving {serving} would make it "
+            "again: make it with `llmops repo --serving`."
+        )
+    gpus = {name: tuple(int(one) for one in engine.gpu_device_ids.split(",")) for name, engine in marker.engines.items()
+            if engine.gpu_device_ids and ";" not in engine.gpu_device_ids}  # fmt: skip
+    arguments = [f"{name}={engine.directory}" for name, engine in marker.engines.items()]
+    generate_repository(read_engines(arguments, None, gpus, dict.fromkeys(found, serving)), repository)
+    return True
 
 
 def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
@@ -145,7 +170,7 @@ def card(entry: EngineEntry) -> dict[str, Any]:
     }
 
 
-def _read_engine(argument: str, serving: str) -> EngineEntry:
+def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry:
     given, equals, path = argument.partition("=")
     directory = Path(path if equals else argument)
     manifest = EngineManifest.load(directory)
@@ -156,7 +181,7 @@ def _read_engine(argument: str, serving: str) -> EngineEntry:
         raise InputError(f"{directory} is not finished: `llmops build --resume {directory}` does what is left.")
     if not (directory / manifest.tokenizer.directory / "tokenizer.json").is_file():
         raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
-    target = find_target(manifest.target, serving)
+    target = find_target(manifest.target, serving if isinstance(serving, str) else serving.get(name, ""))
     target.check(directory, manifest)
     return EngineEntry(name, directory.resolve(), manifest, target)
 

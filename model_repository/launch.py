@@ -384,7 +384,7 @@ def _choose_ports(host: str, ports: Ports, http_host: str, metrics: bool) -> Por
     fixed = [port for _, port in given.values() if port]
     if len(set(fixed)) != len(fixed):
         names = ", ".join(f"{name} {port}" for name, (_, port) in given.items())
-        raise InputError(f"each server needs a port of its own; got {names}")
+        raise InputError(f"Two servers have the same port ({names}); give each its own.")
     with contextlib.ExitStack() as stack:
         chosen = {name: _reserve(stack, address, name, port) for name, (address, port) in given.items()}
     return replace(ports, **chosen)
@@ -397,7 +397,7 @@ def _reserve(stack: contextlib.ExitStack, host: str, name: str, port: int) -> in
         listener.bind((host, port))
     except OSError as error:
         raise ResourceError(
-            f"port {port} on {host} cannot be used for {name} ({error.strerror}): stop what listens there, "
-            f"or choose another with --{name}-port (0 takes any free one)"
+            f"Port {port} on {host} cannot be used for {name} ({error.strerror}); stop what listens there, "
+            f"or choose another with --{name}-port (0 takes any free one)."
         ) from error
     return int(listener.getsockname()[1])

@@ -55,7 +55,7 @@ def read_adapters(given: object, arch: Architecture) -> list[Adapter]:
     if given is None:
         return []
     if not isinstance(given, Mapping):
-        raise InputError("adapters are given as --adapter NAME=FOLDER, once for each.")
+        raise InputError("An adapter has no name or no folder; write --adapter NAME=FOLDER, once for each.")
     return [_read(str(name), i, Path(str(folder)), arch) for i, (name, folder) in enumerate(given.items(), start=1)]
 
 

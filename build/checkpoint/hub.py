@@ -84,9 +84,13 @@ def _asked(ref: str, download: Callable[[], _Found]) -> _Found:
         if not isinstance(error, errors.LocalEntryNotFoundError):
             raise CheckpointError(f"{repo} has no config.json on the Hugging Face hub; name another model.") from error
         raise ResourceError(_offline(repo)) from error
-    except OSError as error:
+    except errors.DisabledRepoError as error:
+        raise CheckpointError(f"{repo} is disabled on the Hugging Face hub; choose another model.") from error
+    # the library's own errors have no base, and those of its transfers are httpx's and its Rust client's
+    except Exception as error:
+        why = next(iter(str(error).splitlines()), "").rstrip(".:") or type(error).__name__
         raise ResourceError(
-            f"Downloading {repo} failed ({error}); run the command again, which keeps what has arrived."
+            f"Downloading {repo} failed ({why}); run the command again, which keeps what has arrived."
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ def _open_only_gguf(folder: Path, ref: str, weights: bool) -> Checkpoint:
 
 
 def _not_a_checkpoint(path: Path, reason: str) -> str:
+    near = difflib.get_close_matches(path.name, BUNDLED, n=1)
+    if near:
+        return f"{path} is not a checkpoint ({reason}); did you mean the bundled model {near[0]}?"
     return (
         f"{path} is not a checkpoint ({reason}); give a Hugging Face folder (config.json, *.safetensors, "
         f"tokenizer.json), a GGUF file, a hub id like meta-llama/Llama-3.1-8B-Instruct, or {' or '.join(BUNDLED)}."

@@ -7,7 +7,7 @@ has is refused. Only what was given is written again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,7 +22,8 @@ class OpenVinoRuntime(Extra):
     """Properties that the engine model hands to the pipeline, the sizes of its KV cache, and who made the graph.
 
     `prefix_cache`: True keeps the prefix cache although tenants share it, False is without one. By default it is
-    given up with the first request of a tenant.
+    given up with the first request of a tenant. `step_seconds` is the mean step that chunks of long prompts keep;
+    None: chunks have `max_num_tokens`.
     """
 
     device: str = "CPU"
@@ -31,6 +32,7 @@ class OpenVinoRuntime(Extra):
     graph: str = ""
     grammars: dict[str, Any] = Field(default_factory=dict)
     prefix_cache: bool | None = None
+    step_seconds: Annotated[float, Field(gt=0)] | None = 0.1
 
 
 class OpenVinoExtra(Extra):

@@ -31,8 +31,14 @@ from llmops.errors import InputError
 _REVISION = 4
 
 
-def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
-    """Make the engine folder `spec.output`. Returns its manifest and whether it was there already.
+def build(spec: BuildSpec, progress: Progress | None = None, force: bool = False) -> tuple[EngineManifest, bool]:
+    """Make the engine folder `spec.output`. Returns its manifest and whether it was there already, of the same inputs.
+
+    Args:
+        spec: What to build.
+        progress: Hears of each stage.
+        force: Build also where inputs, options and versions are those of the engine that is there, and use no stage
+            that an earlier attempt finished.
 
     Raises CheckpointError, InputError, MissingDependencyError, ResourceError or BuildError; then `spec.output` is as
     it was before.
@@ -43,7 +49,7 @@ def build(spec: BuildSpec, progress: Progress | None = None) -> tuple[EngineMani
     # for what it raises, before the work
     job.inspect()
     with _only_build(spec.output, progress):
-        return _build(job, progress)
+        return _build(job, progress, force)
 
 
 def open_any(ref: str, weights: bool = True) -> Checkpoint | EncoderCheckpoint:
@@ -75,7 +81,7 @@ def _only_build(output: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(job: Job[Any], progress: Progress) -> tuple[EngineManifest, bool]:
+def _build(job: Job[Any], progress: Progress, force: bool) -> tuple[EngineManifest, bool]:
     output = job.spec.output
     fresh = not (output / FILE_NAME).is_file()
     if fresh:  # what cannot be is said before minutes of hashing
@@ -83,7 +89,9 @@ def _build(job: Job[Any], progress: Progress) -> tuple[EngineManifest, bool]:
     with progress.stage("Hashing the checkpoint"):
         source = job.checkpoint.source()
     key = build_key(job, source)
-    present = _present(output, key)
+    if force:
+        drop_stages(output)
+    present = None if force else _present(output, key)
     if present is None:
         if not fresh:
             job.check()

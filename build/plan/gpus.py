@@ -94,5 +94,5 @@ def find_gpu(name: str) -> Gpu:
     if key in GPUS:
         return GPUS[key]
     near = difflib.get_close_matches(key, [*GPUS, *_ALIASES], n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    raise InputError(f"unknown GPU {name!r}: known are {', '.join(GPUS)}{hint}")
+    hint = f". Did you mean {near[0]}?" if near else "."
+    raise InputError(f"The GPU {name!r} is unknown; choose one of {', '.join(GPUS)}{hint}")

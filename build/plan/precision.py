@@ -17,7 +17,7 @@ def find_precision(name: str, model: Architecture) -> Format:
     found = planned_format(name)
     if found is None:
         known = ", ".join(form.label for form in PLANNED.values())
-        raise InputError(f"unknown quantisation {name!r}: take one of auto, {known}.")
+        raise InputError(f"The quantisation {name!r} is unknown; choose one of auto, {known}.")
     return found
 
 
@@ -25,5 +25,5 @@ def find_kv(name: str, precision: Format) -> str:
     """The KV cache's dtype: bf16, fp8 or int8; `auto` follows the weights. Raises InputError."""
     key = {"auto": precision.kv, "fp16": "bf16"}.get(name.lower(), name.lower())
     if key not in KV_BYTES:
-        raise InputError(f"unknown KV cache dtype {name!r}: take one of auto, {', '.join(KV_BYTES)}.")
+        raise InputError(f"The KV cache dtype {name!r} is unknown; choose one of auto, {', '.join(KV_BYTES)}.")
     return key

@@ -59,7 +59,7 @@ def find_recipe(name: str) -> Recipe:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
-    raise InputError(f"no recipe is called {name}; {hint}")
+    raise InputError(f"There is no recipe {name}; {hint}")
 
 
 def _read(file: Path) -> Recipe:

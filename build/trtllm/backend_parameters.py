@@ -61,6 +61,17 @@ PARAMETERS: dict[str, Parameter] = {
     **_same("text", "lora_prefetch_dir"),
 }
 
+#: Parameters of the backend itself, which TensorRT-LLM's executor does not have.
+NVIDIA_ONLY = (
+    "participant_ids",
+    "num_nodes",
+    "exclude_input_in_output",
+    "cancellation_check_period_ms",
+    "stats_check_period_ms",
+    "request_stats_max_iterations",
+    "guided_decoding_backend",
+)
+
 
 def checked_parameters(given: Mapping[str, Any]) -> dict[str, str]:
     """As config.pbtxt holds them. Raises InputError for a parameter that the backend lacks, or a value that it would

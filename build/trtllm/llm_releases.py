@@ -3,7 +3,9 @@ can do.
 
 Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree after
 1.3.0rc29. Samplers: NVIDIA/TensorRT-LLM issue #9442 and pull requests #16485 (penalties), #16590
-(min_p), #17172, #18232; log-probs: the `SamplingParams` of both; telemetry: #12384; `cache_salt`,
+(min_p), #17172, #18232; the bias: `_torch/pyexecutor/sampler.py`, `_apply_embedding_bias`, which
+speculation inside a model does not call; alternatives: `TorchSampler`, without speculation;
+log-probs: the `SamplingParams` of both; telemetry: #12384; `cache_salt`,
 which both take: #7106, and #13793 for 1.3's KV manager.
 """
 
@@ -30,6 +32,8 @@ class Sampling:
     min_p: bool = True
     seed: bool = True
     penalties: bool = True
+    logit_bias: bool = True
+    top_logprobs: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,9 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> P
     honest = _takes_the_whole_sampler(arguments)
     wishes = {"sampler_type": "TRTLLMSampler"} if honest and "sampler_type" not in resolved else {}
     greedy_only = _one_model(resolved) and not resolved["speculative_config"].get("allow_advanced_sampling")
-    sampling = Sampling(honest, honest, honest)
+    # TRTLLMSampler knows the sampled token's log-probability alone, and the other one no penalties
+    plain = not resolved.get("speculative_config")
+    sampling = Sampling(honest, honest, honest, logit_bias=plain, top_logprobs=plain and not honest)
     return Profile(minor, resolved, {**wishes, **stats}, sampling, greedy_only=greedy_only)
 
 
@@ -127,4 +133,5 @@ def _sampling_1_3(arguments: Mapping[str, Any]) -> Sampling:
     speculative = neutral(arguments).get("speculative_config")
     if not speculative:
         return Sampling()
-    return Sampling(min_p=False, penalties=bool(speculative.get("enable_penalty")))
+    penalties = bool(speculative.get("enable_penalty"))
+    return Sampling(min_p=False, penalties=penalties, logit_bias=False, top_logprobs=False)

@@ -155,12 +155,13 @@ def _triton(image: Image | None) -> Iterator[Found]:
     """The models' configurations, and a tokenizer and a detokenizer in a running tritonserver."""
     folder = Path(tempfile.mkdtemp(prefix="llmops-doctor-"))
     try:
-        for target in models.TARGETS:
+        for target, serving in models.TARGETS:
+            name = f"config.pbtxt: {target}{f', served by {serving}' if serving else ''}"
             try:
-                names = models.parsed_configurations(folder / target, target)
-                yield Found(f"config.pbtxt: {target}", "seen", ", ".join(names))
+                found = models.parsed_configurations(folder / f"{target}-{serving}", target, serving)
+                yield Found(name, "seen", ", ".join(found))
             except (LlmopsError, ValueError) as error:
-                yield Found(f"config.pbtxt: {target}", "failed", str(error))
+                yield Found(name, "failed", str(error))
         try:
             yield Found("tritonserver", "seen", models.asked(folder / "served"))
         except (LlmopsError, ValueError) as error:

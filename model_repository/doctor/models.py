@@ -22,20 +22,21 @@ from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository.check import check_repository
 from llmops.model_repository.targets import find_target
 
-TARGETS: tuple[TargetName, ...] = ("tensorrt", "pytorch")
+#: Each target with what serves it.
+TARGETS: tuple[tuple[TargetName, str], ...] = (("tensorrt", "nvidia"), ("tensorrt", "llmops"), ("pytorch", ""))
 _NAME = "doctor"
 _TEXT = "Größe: 3 µm, 日本"
 _READY = 300
 
 
-def parsed_configurations(folder: Path, target: TargetName) -> list[str]:
-    """Write the repository of an engine for `target`, and read each config.pbtxt with Triton's own
-    schema.
+def parsed_configurations(folder: Path, target: TargetName, serving: str) -> list[str]:
+    """Write the repository of an engine for `target`, served by `serving`, and read each
+    config.pbtxt with Triton's own schema.
 
     Raises:
         InputError: Triton would not read one of them.
     """
-    for model in model_folders(_entry(folder / "engine", target)):
+    for model in model_folders(_entry(folder / "engine", target, serving)):
         write_model(folder / "repository" / model.name, model)
     return list(check_repository(folder / "repository"))
 
@@ -84,7 +85,7 @@ def _infer(
     return found
 
 
-def _entry(folder: Path, target: TargetName) -> EngineEntry:
+def _entry(folder: Path, target: TargetName, serving: str = "") -> EngineEntry:
     """An engine folder as far as `llmops repo` looks at it."""
     image = IMAGES[DEFAULT_TAG]
     (folder / "tokenizer").mkdir(parents=True)
@@ -102,7 +103,7 @@ def _entry(folder: Path, target: TargetName) -> EngineEntry:
         ),
         extra=extra,
     )  # fmt: skip
-    return EngineEntry(_NAME, folder, manifest, find_target(target))
+    return EngineEntry(_NAME, folder, manifest, find_target(target, serving))
 
 
 def _write_tokenizer(folder: Path) -> int:

@@ -34,7 +34,7 @@ def constructed(task: dict[str, Any]) -> None:
     library = importlib.import_module("llmops_engine.runtimes.trtllm_library")
     runtime = importlib.import_module("llmops_engine.runtimes.trtllm")
     request = importlib.import_module("llmops_engine.request")
-    api = attempt("the names that the engine model uses", lambda: library.load_library(engine=False))
+    api = attempt("the names that the engine model uses", lambda: library.load_library())
     if api is None:
         return
     for name, profiles in task["profiles"].items():
@@ -47,18 +47,36 @@ def constructed(task: dict[str, Any]) -> None:
     for name, fields in task["requests"].items():
 
         def sampling(fields: Any = fields) -> None:
-            sampled = request.Sampling(**fields.get("sampling", {}))
-            rest = {key: value for key, value in fields.items() if key != "sampling"}
-            rest["end_ids"] = frozenset(rest.get("end_ids", ()))
-            rest["guide"] = tuple(rest["guide"]) if rest.get("guide") else None
-            made = request.GenerationRequest(None, 8, sampling=sampled, **rest)
-            runtime.sampling_params(api, made, 0, task["log_probs"], (2,))
+            runtime.sampling_params(api, _request(request, fields), 0, task["log_probs"], (2,))
 
         attempt(f"SamplingParams: {name}", sampling)
     names = importlib.import_module("tensorrt_llm.llmapi")
     attempt("KvCacheConfig", lambda: names.KvCacheConfig(free_gpu_memory_fraction=0.9, dtype="fp8"))
     for algorithm in task["algorithms"]:
         attempt(f"QuantConfig: {algorithm}", partial(_quantised, names, algorithm))
+
+
+def executed(task: dict[str, Any]) -> None:
+    """Construct what serves a TensorRT engine with `--serving llmops`, up to the engine itself."""
+    runtime = importlib.import_module("llmops_engine.runtimes.executor")
+    request = importlib.import_module("llmops_engine.request")
+    api = attempt("the executor's bindings", lambda: importlib.import_module("tensorrt_llm.bindings.executor"))
+    if api is None:
+        return
+    for name, parameters in task["executor"].items():
+        attempt(f"ExecutorConfig: {name}", partial(runtime.executor_config, api, parameters, 64))
+    for name, fields in task["requests"].items():
+        made = partial(runtime.make_request, api, _request(request, fields), 0, (2,), 32000)
+        attempt(f"executor's Request: {name}", made)
+
+
+def _request(request: Any, fields: dict[str, Any]) -> Any:
+    sampled = request.Sampling(**fields.get("sampling", {}))
+    rest = {key: value for key, value in fields.items() if key != "sampling"}
+    rest["end_ids"] = frozenset(rest.get("end_ids", ()))
+    rest["guide"] = tuple(rest["guide"]) if rest.get("guide") else None
+    ids = importlib.import_module("numpy").array([1, 2, 3])
+    return request.GenerationRequest(ids, 8, sampling=sampled, **rest)
 
 
 def _quantised(names: Any, algorithm: str) -> Any:
@@ -74,6 +92,8 @@ def main() -> None:
     imported = [attempt(f"import {name}", partial(importlib.import_module, name)) for name in task["modules"]]
     if all(module is not None for module in imported):
         constructed(task)
+        if task["executor"]:
+            executed(task)
     json.dump(found, answer)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineLimits
+from llmops.build.trtllm.backend_parameters import PARAMETERS
 from llmops.build.trtllm.images import Image
 from llmops.build.trtllm.llm_args import Parallel, make_llm_args
 from llmops.build.trtllm.llm_releases import CHECKED, profile_of, profiles
@@ -28,6 +29,21 @@ _SPECULATION: dict[str, dict[str, Any]] = {
 }
 #: The algorithms of the checkpoints that target pytorch serves, by the library's names.
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "W4A8_AWQ", "FP8_BLOCK_SCALES", "W4A16_MXFP4")
+_LOOKAHEAD = dict.fromkeys(("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"), "7")
+#: Parameters of TensorRT engines, beside the defaults.
+_EXECUTOR: dict[str, dict[str, str]] = {
+    "defaults": {},
+    "lookahead": {"decoding_mode": "lookahead", **_LOOKAHEAD},
+    "everything": {
+        "batch_scheduler_policy": "max_utilization", "kv_cache_host_memory_bytes": "1000000",
+        "max_tokens_in_paged_kv_cache": "4096", "max_attention_window_size": "512,1024", "sink_token_length": "4",
+        "kv_cache_onboard_blocks": "true", "lora_prefetch_dir": "/adapters", "lora_cache_max_adapter_size": "64",
+        "lora_cache_optimal_adapter_size": "8", "lora_cache_host_memory_bytes": "1000000",
+        "lora_cache_gpu_memory_fraction": "0.05", "multi_block_mode": "true", "enable_context_fmha_fp32_acc": "true",
+        "cuda_graph_mode": "true", "cuda_graph_cache_size": "8", "gpu_weights_percent": "1.0",
+        "recv_poll_period_ms": "1", "iter_stats_max_iterations": "100",
+    },
+}  # fmt: skip
 _REQUESTS: dict[str, dict[str, Any]] = {
     "OpenAI's defaults": {},
     "greedy": {"sampling": {"temperature": 0.0}, "log_probs": True},
@@ -53,7 +69,13 @@ def task(image: Image | None) -> dict[str, Any]:
         "requests": _REQUESTS,
         "algorithms": _ALGORITHMS,
         "log_probs": log_probs,
+        "executor": _executor() if image is None or "tensorrt" in image.targets else {},
     }
+
+
+def _executor() -> dict[str, dict[str, str]]:
+    defaults = {name: one.default for name, one in PARAMETERS.items() if one.default}
+    return {name: {**defaults, **given} for name, given in _EXECUTOR.items()}
 
 
 def _profiles(version: str) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def make_cluster(
     needed = needed_image(marker)
     if len(marker.engines) != 1 or needed is None:
         raise InputError(
-            f"{repository} has {len(marker.engines)} engines, but only one engine of target tensorrt or pytorch can "
-            "be exported: make a repository with that engine alone."
+            f"{repository} holds {', '.join(f'{name} ({one.target})' for name, one in marker.engines.items())}; an "
+            "export needs exactly one engine, of target tensorrt or pytorch. Make a repository with that engine alone."
         )
     if not needed.layout.server:
         raise InputError(
@@ -100,6 +100,11 @@ def make_cluster(
     leader = server_command(options)
     if engine.is_mpi:
         follower = follower_command(options, plan_launch(marker, "auto").engines)
+    elif engine.runtime == "tensorrt":
+        raise InputError(
+            f"{name} was put into {repository} with --serving llmops, which runs all ranks of an engine on one machine "
+            "and is not exported: start it there with `llmops serve`, or make the repository with --serving nvidia."
+        )
     else:
         leader, follower = [LLMAPI_LAUNCH, *leader], []
         _refuse_spaces(leader)

@@ -33,6 +33,11 @@ class ServedEngine:
         return self.tp_size * self.pp_size
 
     @property
+    def serving(self) -> str:
+        """What serves a TensorRT engine: llmops' own model, or NVIDIA's C++ backend."""
+        return "nvidia" if self.is_mpi else "llmops"
+
+    @property
     def is_mpi(self) -> bool:
         """NVIDIA's C++ backend wants one MPI rank per GPU; everything else starts its own workers."""
         return self.backend == "tensorrtllm"

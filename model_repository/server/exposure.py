@@ -30,10 +30,10 @@ def exposure(host: str, http_host: str, metrics: bool) -> str:
 def stack_exposure(host: str, url: str, grpc: str, metrics: str, keys: bool) -> str:
     """For `llmops up`; `keys`: whether the gateway asks for them."""
     who = "this machine only" if is_loopback(host) else f"anyone who reaches {host}"
-    flag = "--host opens it to others" if is_loopback(host) else "closed by: --host 127.0.0.1"
+    flag = "--host opens it to others" if is_loopback(host) else "--host 127.0.0.1 closes it"
     return (
-        f"Open to {who}, {'with' if keys else 'without'} a key: the gateway {url} ({flag}). To this machine "
-        f"only, without a key: Triton's gRPC {grpc} and metrics {metrics}; its HTTP is off."
+        f"The gateway {url} is open to {who}, {'with' if keys else 'without'} a key; {flag}.\n"
+        f"Triton's gRPC {grpc} and metrics {metrics} are open to this machine only, without a key; its HTTP is off."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from llmops.build.engine_folder.extras import PytorchExtra
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.installed import installed_version
-from llmops.build.trtllm.llm_releases import Profile, Sampling, profile_of, profiles
+from llmops.build.trtllm.llm_releases import Profile, profile_of, profiles
 from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, RUNTIME
 from llmops.errors import InputError
 from llmops.model_repository.repository.match import check_library
@@ -34,7 +34,7 @@ class PytorchTarget(RepositoryTarget):
                 "gpt_model_path": str((directory / manifest.model_dir).resolve()),
                 "max_beam_width": "1",
                 "llm_profiles": json.dumps([one.as_json() for one in _profiles(manifest)]),
-                **adapter_folders(directory, manifest),
+                **_adapter_folders(directory, manifest),
             },
             inputs=OUR_INPUTS,
             outputs=OUR_OUTPUTS,
@@ -44,9 +44,22 @@ class PytorchTarget(RepositoryTarget):
         return {**super().reports(), "kv_events": True, "cached_tokens": True}
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        guided = manifest.extra_as(PytorchExtra).llm_args.get("guided_decoding_backend") is not None
         sampling = served_profile(manifest).sampling
-        return llm_api_capabilities(guided, bool(manifest.adapters), sampling)
+        guided = manifest.extra_as(PytorchExtra).llm_args.get("guided_decoding_backend") is not None
+        return {
+            "logprobs": True,
+            # OpenAI's own limit
+            "top_logprobs": 20 if sampling.top_logprobs else 0,
+            "logit_bias": sampling.logit_bias,
+            "n": 8,
+            "guided": list(GUIDES) if guided else [],
+            "bad_words": False,
+            "min_p": sampling.min_p,
+            "seed": sampling.seed,
+            "penalties": sampling.penalties,
+            "lora": bool(manifest.adapters),
+            "cache_salt": True,
+        }
 
 
 def _profiles(manifest: EngineManifest) -> list[Profile]:
@@ -60,30 +73,13 @@ def served_profile(manifest: EngineManifest) -> Profile:
     return profile_of(manifest.extra_as(PytorchExtra).llm_args, version, manifest.quantisation.weights)
 
 
-def adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
+def _adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
     """The parameter that tells our model what `LoRARequest` wants: id, name and folder of each adapter."""
     if not manifest.adapters:
         return {}
     root = directory.resolve() / "lora"
     return {
         "lora_adapters": json.dumps([{**one.model_dump(), "path": str(root / one.name)} for one in manifest.adapters])
-    }
-
-
-def llm_api_capabilities(guided: bool, lora: bool, sampling: Sampling) -> dict[str, Any]:
-    """What our model over the LLM API can do."""
-    return {
-        "logprobs": True,
-        "top_logprobs": 0,
-        "logit_bias": False,
-        "n": 8,
-        "guided": list(GUIDES) if guided else [],
-        "bad_words": False,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed,
-        "penalties": sampling.penalties,
-        "lora": lora,
-        "cache_salt": True,
     }
 
 

@@ -1,7 +1,7 @@
-"""TensorRT engines: NVIDIA's C++ backend, or if the user says so our Python-backend model over 1.2's engine LLM API.
+"""TensorRT engines: NVIDIA's C++ backend, or if the user says so our Python-backend model over TensorRT-LLM's executor.
 
-Parameters: NVIDIA/TensorRT-LLM `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. Choice and
-settings are `build --set serve.KEY=VALUE`, kept in engine.json; `llmops repo --serving` chooses the backend.
+Parameters: NVIDIA/TensorRT-LLM `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. They are
+`build --set serve.KEY=VALUE`, kept in engine.json, and the same for both; `llmops repo --serving` chooses.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import Any
 
 from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
-from llmops.build.trtllm.llm_releases import Profile, Sampling
+from llmops.build.trtllm.backend_parameters import NVIDIA_ONLY, PARAMETERS, checked_parameters
 from llmops.build.trtllm.xgrammar import FILE_NAME
 from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, REQUEST, RUNTIME, STEP
 from llmops.errors import InputError
 from llmops.model_repository.repository.match import check_library
 from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
-from llmops.model_repository.targets.pytorch import adapter_folders, llm_api_capabilities
 
 # the backend's own default
 _LORA_CACHE = 1 << 30
@@ -43,48 +41,59 @@ class TensorrtTarget(RepositoryTarget):
         if _built(manifest).guided and not (directory / FILE_NAME).is_file():
             raise InputError(f"{directory} is damaged: {FILE_NAME} is missing. Build it again.")
         settings(manifest, directory)
+        given = _built(manifest).serve
+        foreign = next((name for name in NVIDIA_ONLY if given.get(name)), None)
+        if self._ours and foreign is not None:
+            raise InputError(
+                f"serve.{foreign} of this engine is a setting of NVIDIA's C++ backend alone: leave --serving llmops "
+                "out, or build without it."
+            )
+        if self._ours and ";" in str(given.get("gpu_device_ids", "")):
+            raise InputError(
+                "serve.gpu_device_ids of this engine has several instances, and --serving llmops runs one: serve it "
+                "with --serving nvidia, or under several names."
+            )
         check_library("tensorrt", manifest.tensorrt_llm)
 
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
-        path = str((directory / manifest.model_dir).resolve())
-        if self._ours:
-            profile = Profile((1, 2), llm_arguments(manifest, directory)).as_json()
-            parameters = {RUNTIME: "tensorrt", "gpt_model_path": path, "llm_profiles": json.dumps([profile])}
-            parameters |= adapter_folders(directory, manifest)
-            return EngineModel("python", parameters, list(OUR_INPUTS), list(OUR_OUTPUTS))
         chosen = {name: value for name, value in settings(manifest, directory).items() if value}
         parameters = {
+            "gpt_model_path": str((directory / manifest.model_dir).resolve()),
+            **chosen,
+            **_guided(directory, manifest),
+            **_lora(directory, manifest, chosen),
+        }
+        if self._ours:
+            own = {RUNTIME: "tensorrt", "world_size": str(manifest.parallelism.world_size)}
+            kept = {name: value for name, value in parameters.items() if name not in NVIDIA_ONLY}
+            return EngineModel("python", {**own, **kept}, list(OUR_INPUTS), list(OUR_OUTPUTS))
+        parameters |= {
             "gpt_model_type": "inflight_fused_batching",
-            "gpt_model_path": path,
             "max_beam_width": "1",
             "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
             "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
-            **chosen,
             # read but not used, and a model without it does not load
             "tokenizer_dir": str((directory / manifest.tokenizer.directory).resolve()),
-            **_guided(directory, manifest),
-            **_lora(directory, manifest, chosen),
         }
         return EngineModel("tensorrtllm", parameters, python_model=False)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        if self._ours:
-            guided, lora = _built(manifest).guided, bool(manifest.adapters)
-            # BaseLLM._check_arguments refuses logprobs without gather_generation_logits, which keeps the logits of
-            # the whole vocabulary for each token (1.2.1 llmapi/llm.py)
-            return {**llm_api_capabilities(guided, lora, Sampling()), "logprobs": False}
-        return {
+        found = {
             "logprobs": True,
             "top_logprobs": 0,
             "logit_bias": True,
-            "n": 1,
+            "n": 8 if self._ours else 1,
             "guided": list(GUIDES) if _built(manifest).guided else [],
             "bad_words": True,
-            "min_p": False,
+            "min_p": self._ours,
             "seed": True,
             "penalties": True,
             "lora": bool(manifest.adapters),
         }
+        return {**found, "cache_salt": True} if self._ours else found
+
+    def reports(self) -> dict[str, bool]:
+        return {**super().reports(), "kv_events": self._ours, "cached_tokens": self._ours}
 
     def transports(self) -> list[str]:
         return [REQUEST, STEP] if self._ours else [REQUEST]
@@ -160,29 +169,6 @@ def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
         "guided_decoding_backend": "xgrammar" if guided else "",
         "xgrammar_tokenizer_info_path": str((directory / FILE_NAME).resolve()) if guided else "",
     }
-
-
-def llm_arguments(manifest: EngineManifest, directory: Path) -> dict[str, Any]:
-    """The same settings for 1.2's engine LLM API (`TrtLlmArgs`), which our Python model runs."""
-    chosen = settings(manifest, directory)
-    cache: dict[str, Any] = {
-        "enable_block_reuse": chosen["enable_kv_cache_reuse"] == "true",
-        "free_gpu_memory_fraction": float(chosen["kv_cache_free_gpu_mem_fraction"]),
-    }
-    if int(chosen["kv_cache_host_memory_bytes"]):
-        cache["host_cache_size"] = int(chosen["kv_cache_host_memory_bytes"])
-    arguments: dict[str, Any] = {
-        "max_batch_size": manifest.limits.max_batch_size,
-        "tensor_parallel_size": manifest.parallelism.tp_size,
-        "pipeline_parallel_size": manifest.parallelism.pp_size,
-        "kv_cache_config": cache,
-        "scheduler_config": {"capacity_scheduler_policy": chosen["batch_scheduler_policy"].upper()},
-        "enable_chunked_prefill": chosen["enable_chunked_context"] == "true",
-        "normalize_log_probs": chosen["normalize_log_probs"] == "true",
-    }
-    if _built(manifest).guided:
-        arguments["guided_decoding_backend"] = "xgrammar"
-    return arguments
 
 
 target = TensorrtTarget()

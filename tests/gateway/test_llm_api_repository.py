@@ -26,6 +26,8 @@ from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.llm_releases import profiles as release_profiles
 from llmops.errors import ServerError
+from llmops.gateway.answers.choice import TokenLogprob
+from llmops.gateway.endpoints.chunks import chat_entry
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
@@ -75,6 +77,10 @@ PLACES = [("1.2.1", ""), ("1.3.0rc29", ""), ("1.3.0rc29", sys.executable)]
 def running(made: Path, folder: Path, version: str, python: str = ""):
     repository = shutil.copytree(made, folder)
     install(repository, version)
+    if not version.startswith("1.2"):
+        # as `llmops repo` announces where 1.3 is installed
+        config = repository / "tiny-tensorrt_llm" / "config.pbtxt"
+        config.write_text(config.read_text().replace('\\"top_logprobs\\": 0', '\\"top_logprobs\\": 20'))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(match, "installed_version", lambda name: version)
         patch.setenv("LLMOPS_TRTLLM_PYTHON", python)
@@ -118,9 +124,47 @@ async def test_a_request_reaches_its_adapter(client, model, step, streaming):
     assert text == expected.json()["prompt"]
 
 
+async def test_the_most_likely_tokens_reach_the_client(client, request):
+    """OpenAI's shapes; 1.2's sampler with penalties has none, and says so."""
+    later = request.node.callspec.params["server"][0] != "1.2.1"
+    body = {"model": "tiny", "prompt": [40, 50], "max_tokens": 2, "temperature": 0, "logprobs": 2}
+    response = await client.post("/v1/completions", json=body)
+    if not later:
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == (
+            "logprobs is at most 0 with target pytorch: only the chosen token's log-probability is known. "
+            "TensorRT-LLM 1.3 has more without speculation, and 1.2 with `build --set llm.sampler_type=TorchSampler`."
+        )
+        return
+    found = response.json()["choices"][0]["logprobs"]
+    # prompt + 1 is sampled, and the two after it are the likeliest
+    assert [list(place.values()) for place in found["top_logprobs"]] == [
+        pytest.approx([-0.52, -0.53]), pytest.approx([-0.53, -0.54]),
+    ]  # fmt: skip
+    assert found["token_logprobs"] == pytest.approx([-90.51, -90.52])
+    streamed = await client.post("/v1/completions", json={**body, "stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    parts = [one["choices"][0]["logprobs"]["top_logprobs"] for one in events if one["choices"][0]["logprobs"]]
+    assert [place for part in parts for place in part] == found["top_logprobs"]
+
+
+def test_a_chat_entry_has_its_alternatives():
+    entry = chat_entry(TokenLogprob(b"a", -1.5, 0, [(b"a", -1.5), (b"\xc3", -2.0)]))
+    assert entry["top_logprobs"] == [
+        {"token": "a", "logprob": -1.5, "bytes": [97]},
+        {"token": "\ufffd", "logprob": -2.0, "bytes": [195]},
+    ]
+
+
+async def test_a_bias_reaches_the_library(client):
+    body = {"model": "tiny", "prompt": [40, 50], "max_tokens": 2, "temperature": 0, "logit_bias": {"51": -100}}
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+
+
 async def test_min_p_seeds_and_penalties_are_announced_and_taken(client):
     can = (await client.get("/v1/models/tiny")).json()["capabilities"]
-    assert (can["min_p"], can["seed"], can["penalties"], can["top_logprobs"]) == (True, True, True, 0)
+    assert [can[name] for name in ("min_p", "seed", "penalties", "logit_bias")] == [True] * 4
     body = {"model": "tiny", "prompt": [40, 50], "max_tokens": 4, "min_p": 0.1, "seed": 3, "presence_penalty": 0.5}
     response = await client.post("/v1/completions", json={**body, "logprobs": 0})
     assert response.status_code == 200, response.text

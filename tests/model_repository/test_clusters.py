@@ -135,7 +135,7 @@ def test_the_leaderworkerset_is_one_pod_per_machine(repository: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("engines", "gpus", "says"),
     [
-        ({"a": engine(8), "b": engine(8)}, 8, "has 2 engines"),
+        ({"a": engine(8), "b": engine(8)}, 8, "needs exactly one engine"),
         ({"a": engine(8)}, 3, "--gpus-per-node 3 does not divide the 8 GPUs of a"),
         ({"a": engine(8)}, 8, "no common parent folder"),
     ],

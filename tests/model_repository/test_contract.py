@@ -39,23 +39,33 @@ OTHERS = {
     "gateway/fleet/continued.py": ("drain",),  # why an answer moves
     # arguments of TensorRT-LLM's SamplingParams, and its finish reason
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py": (
-        "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "top_k", "temperature", "top_p", "seed", "cache_salt",
+        "embedding_bias", "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty",
+        "presence_penalty", "frequency_penalty", "top_k", "temperature", "top_p", "seed", "cache_salt",
     ),
-    # fields of a request to the LLM API
+    # fields of the executor's requests, and parameters of the C++ backend
+    "model_repository/tensorrt_llm/1/llmops_engine/runtimes/executor.py": (
+        "END_ID", "STOP_WORDS", "bad_words", "cache_salt_id", "embedding_bias", "end_id", "frequency_penalty",
+        "lora_config", "lookahead_ngram_size", "lookahead_verification_set_size", "lookahead_window_size",
+        "max_tokens", "min_tokens", "pad_id", "presence_penalty", "repetition_penalty", "seed", "stop_words",
+        "streaming", "temperature", "top_k", "top_p",
+    ),
+    # fields of a request to the LLM API, and parameters of the C++ backend
     "model_repository/doctor/tasks.py": (
+        "lookahead_ngram_size", "lookahead_verification_set_size", "lookahead_window_size",
         "temperature", "top_p", "top_k", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "stop_words", "min_tokens",
     ),
     # why an answer moved
     "gateway/fleet/replicas/team.py": ("drain",),
     # capabilities
+    "model_repository/tensorrt_llm/1/model.py": ("bad_words",),
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py": ("seed",),
     "model_repository/targets/openvino.py": ("bad_words", "cache_salt", "seed"),
     "model_repository/targets/pytorch.py": ("bad_words", "cache_salt", "seed"),
     # the C++ backend's parameters
     "model_repository/targets/tensorrt.py": (
-        "bad_words", "seed", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
+        "bad_words", "cache_salt", "seed", "lookahead_window_size", "lookahead_ngram_size",
+        "lookahead_verification_set_size",
     ),
     # fields of the card, parameters and engine.json of the tokenizer
     "model_repository/generate.py": ("pad_id", "embedding"),
@@ -174,6 +184,7 @@ ALLOWED = {
         "xxhash",
         "openvino",
         "openvino_genai",
+        "torch",  # of TensorRT-LLM's own Python
         "tensorrt_llm",
         "tokenizers",
     },

@@ -160,10 +160,9 @@ def test_the_line_of_serve(host: str, http_host: str, metrics: bool) -> None:
 def test_the_line_of_up() -> None:
     told = stack_exposure("0.0.0.0", "http://0.0.0.0:90", "127.0.0.1:41", "http://127.0.0.1:42/metrics", keys=True)
     assert told == (
-        "Open to anyone who reaches 0.0.0.0, with a key: the gateway http://0.0.0.0:90 "
-        "(closed by: --host 127.0.0.1). "
-        "To this machine only, without a key: Triton's gRPC 127.0.0.1:41 and metrics "
-        "http://127.0.0.1:42/metrics; its HTTP is off."
+        "The gateway http://0.0.0.0:90 is open to anyone who reaches 0.0.0.0, with a key; --host 127.0.0.1 closes it.\n"
+        "Triton's gRPC 127.0.0.1:41 and metrics http://127.0.0.1:42/metrics are open to this machine only, without a "
+        "key; its HTTP is off."
     )
 
 

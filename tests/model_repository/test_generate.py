@@ -173,7 +173,7 @@ def test_a_folder_with_other_files_is_left_alone(engine: Path, tmp_path: Path) -
 
 
 def test_two_engines_of_one_name_need_another(engine: Path) -> None:
-    with pytest.raises(InputError, match=r"two engines are called tiny: .*other="):
+    with pytest.raises(InputError, match=r"Two engines are called tiny; .*other="):
         read_engines([str(engine), str(engine)])
     assert [entry.name for entry in read_engines([str(engine), f"second={engine}"])] == ["tiny", "second"]
 

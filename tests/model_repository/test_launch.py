@@ -182,12 +182,12 @@ def test_a_port_that_is_taken_is_named(repository: Path, which: str) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(ResourceError, match=f"port {port} .*for {which} .*--{which}-port"):
+        with pytest.raises(ResourceError, match=f"Port {port} .*for {which} .*--{which}-port"):
             start_triton(repository, ports=Ports(**{"http": 0, "grpc": 0, "metrics": 0, which: port}), http=True)
 
 
 def test_equal_ports_are_refused(repository: Path) -> None:
-    with pytest.raises(InputError, match="a port of its own; got grpc 9000, http 9000, metrics 0"):
+    with pytest.raises(InputError, match=r"the same port \(grpc 9000, http 9000, metrics 0\); give each its own"):
         start_triton(repository, ports=Ports(9000, 9000, 0), http=True)
 
 

@@ -68,7 +68,7 @@ class RecordingSink:
         self.begun.set()
 
     def tokens(
-        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool, tops: Any
     ) -> None:
         self.events.append((sequence, ids, finished))
         if last_sequence:

@@ -53,7 +53,7 @@ class Sink:
         return
 
     def tokens(
-        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool, tops: Any
     ) -> None:
         self.ids += ids
         self.arrivals.append(self.clock())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _ENGINE = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py"
+_GPUS = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/gpus.py"
 _RUNTIME = "tests/trtllm/test_llm_api_runtime.py"
 _DOCKERFILE = "tests/trtllm/test_dockerfile.py"
 
@@ -34,7 +35,7 @@ FAULTS = (
           ("tests/trtllm/test_engine_step.py", "-k", "in_container_runs")),
     Fault(7, "model_repository/gpus.py", "    if len(needs) > 1:", "    if len(needs) > 99:",
           ("tests/model_repository/test_gpus.py",)),
-    Fault(7, _ENGINE, '    os.environ["CUDA_VISIBLE_DEVICES"] = ids', "    return", (_RUNTIME, "-k", "its_own_gpus")),
+    Fault(7, _GPUS, '    os.environ["CUDA_VISIBLE_DEVICES"] = ids', "    return", (_RUNTIME, "-k", "its_own_gpus")),
     Fault(8, "model_repository/multi_gpu/scheduler.py", "not name.startswith(_PREFIXES)", "name",
           ("tests/model_repository/test_gpus.py",)),
     Fault(9, _ENGINE, '"top_p": sampling.top_p,\n            "top_k": sampling.top_k,',

@@ -35,6 +35,7 @@ _OPENAI = (
 )
 _STANDIN = {
     "executor/__init__.py": "from tensorrt_llm import LoRARequest\n",
+    "bindings/__init__.py": "",
     "llmapi/__init__.py": "from tensorrt_llm import *\n",
     "llmapi/llm_args.py": "from tensorrt_llm import TorchLlmArgs, update_llm_args_with_extra_dict\n",
     "serve/__init__.py": "",
@@ -117,6 +118,7 @@ class ImageFolder:
             (package / name).parent.mkdir(parents=True, exist_ok=True)
             (package / name).write_text(text)
         shutil.copyfile(Path(__file__).with_name("standin.py"), package / "__init__.py")
+        shutil.copyfile(Path(__file__).with_name("standin_executor.py"), package / "bindings" / "executor.py")
         (package / "VERSION").write_text(self.image.tensorrt_llm)
         backends = self.at(self.image.layout.backends) / "tensorrtllm"
         backends.mkdir(parents=True)

@@ -171,8 +171,14 @@ class RequestOutput:
         wanted = self.params.logprobs
         if wanted is None or (wanted == 0 and not self.llm.later):
             return
-        missed = not self.llm.later and token % 2 and self.llm.sampler != "TRTLLMSampler"
-        completion.logprobs.append({token + 1 if missed else token: Logprob(-token / 100)})
+        if wanted <= 1:
+            missed = not self.llm.later and token % 2 and self.llm.sampler != "TRTLLMSampler"
+            completion.logprobs.append({token + 1 if missed else token: Logprob(-token / 100)})
+            return
+        # alternatives: TRTLLMSampler has none, and 1.3 adds the sampled one to them
+        assert self.llm.later or self.llm.sampler != "TRTLLMSampler", "logprobs > 1 would be ignored"
+        found = {token + at: Logprob(-(token + at) / 100, at + 1) for at in range(1, wanted + 1)}
+        completion.logprobs.append({token: Logprob(-token / 100 - 90), **found} if self.llm.later else found)
 
     def _end(self, completion: CompletionOutput, token: int) -> None:
         """A stop word is cut off unless it is asked for; the end of text stays.
@@ -496,6 +502,8 @@ class LLM:
             if getattr(params, name) is not None
         ]  # fmt: skip
         speculative = self.arguments.speculative_config
+        bias = params.embedding_bias
+        assert bias is None or (str(bias.dtype), bias.dim(), speculative) == ("torch.float32", 1, None)
         if not self.later:
             ignored = asked if self.sampler != "TRTLLMSampler" or speculative else []
         elif speculative:

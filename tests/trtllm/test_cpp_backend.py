@@ -10,12 +10,21 @@ from pathlib import Path
 import pytest
 
 from llmops import contract
-from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.errors import InputError
 from llmops.gateway.messages import EngineRequest, Sampling
 from llmops.gateway.triton.requests import RequestWriter
-from llmops.model_repository.generate import EngineEntry, model_folders
+from llmops.model_repository.generate import (
+    EngineEntry,
+    generate_repository,
+    model_folders,
+    read_engines,
+    serve_otherwise,
+)
+from llmops.model_repository.launch import Ports
+from llmops.model_repository.multi_gpu.export import export_launch
+from llmops.model_repository.repository.marker import Marker
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.trtllm import cpp_backend
@@ -147,12 +156,49 @@ def test_an_engine_without_paged_context_is_served_without_what_needs_it(tmp_pat
 
 
 def test_serving_chooses_the_backend_and_what_is_announced(tmp_path: Path) -> None:
-    """1.2.1's engine LLM API refuses logprobs without gather_generation_logits (`BaseLLM._check_arguments`)."""
     nvidia = make_engine(tmp_path)
     ours = dataclasses.replace(nvidia, target=find_target("tensorrt", "llmops"))
     cards = [json.loads(engine_config(one).parameters["llmops_card"].string_value) for one in (nvidia, ours)]
     assert [engine_config(one).backend for one in (nvidia, ours)] == ["tensorrtllm", "python"]
     assert [one["transports"] for one in cards] == [["request"], ["request", "step"]]
-    assert [one["capabilities"]["logprobs"] for one in cards] == [True, False]
+    assert [one["capabilities"]["logprobs"] for one in cards] == [True, True]
+    assert [one["capabilities"]["logit_bias"] for one in cards] == [True, True]
+    # what routing by the cache needs
+    assert [(one["kv_events"], one["cached_tokens"]) for one in cards] == [(False, False), (True, True)]
     with pytest.raises(InputError, match="runs TensorRT engines only, not target pytorch: leave --serving nvidia out"):
         find_target("pytorch", "nvidia")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository of one TensorRT engine for two GPUs, on GPUs 2 and 3, as NVIDIA's backend serves it."""
+    made = make_engine(tmp_path / "engine")
+    (tmp_path / "engine" / "tokenizer").mkdir()
+    (tmp_path / "engine" / "tokenizer" / "tokenizer.json").write_text("{}")
+    for rank in range(2):
+        (tmp_path / "engine" / "model" / f"rank{rank}.engine").write_bytes(b"engine")
+    made.manifest.model_copy(update={"parallelism": Parallelism(tp_size=2)}).save(tmp_path / "engine")
+    generate_repository(read_engines([str(tmp_path / "engine")], None, {"tiny": (2, 3)}), tmp_path / "repository")
+    return tmp_path / "repository"
+
+
+def test_a_repository_is_made_again_for_the_other_server(repository: Path) -> None:
+    assert serve_otherwise(repository, "nvidia") is False
+    assert serve_otherwise(repository, "llmops") is True
+    (engine,) = Marker.load(repository).engines.values()
+    assert (engine.serving, engine.gpu_device_ids, engine.backend) == ("llmops", "2,3", "python")
+    parameters = parse_config((repository / "tiny-tensorrt_llm" / "config.pbtxt").read_text(), "tiny").parameters
+    assert (parameters["world_size"].string_value, "executor_worker_path" in parameters) == ("2", False)
+    with pytest.raises(InputError, match="--serving llmops, which runs all ranks of an engine on one machine"):
+        export_launch("slurm", repository, 8, None, "models", Ports(0, 0, 0), 30)
+    (repository / "tiny" / "config.pbtxt").write_text("")
+    with pytest.raises(InputError, match=r"was edited since `llmops repo` made it \(tiny/config.pbtxt\)"):
+        serve_otherwise(repository, "nvidia")
+
+
+@pytest.mark.parametrize("name", ["participant_ids", "cancellation_check_period_ms"])
+def test_a_setting_of_the_backend_alone_is_refused_with_our_model(tmp_path: Path, name: str) -> None:
+    made = make_engine(tmp_path / "e", serve={name: "1"})
+    (tmp_path / "e" / "model" / "rank0.engine").touch()
+    with pytest.raises(InputError, match=f"serve.{name} of this engine is a setting of NVIDIA's C\\+\\+ backend alone"):
+        find_target("tensorrt", "llmops").check(made.directory, made.manifest)

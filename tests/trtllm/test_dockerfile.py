@@ -110,7 +110,9 @@ def test_the_last_step_sees_everything_of_the_image(image: ImageFolder) -> None:
     assert found.keys() >= {
         "import tensorrt_llm.serve.responses_utils", "LlmArgs: kv fp8, tp 8, experts, Eagle3", "KvCacheConfig",
         "SamplingParams: regex", "QuantConfig: W4A8_AWQ", "backend: libtriton_tensorrtllm.so", "tritonserver",
-        "config.pbtxt: tensorrt", "config.pbtxt: pytorch", "version of openai",
+        "config.pbtxt: tensorrt, served by nvidia", "config.pbtxt: tensorrt, served by llmops",
+        "config.pbtxt: pytorch", "version of openai", "the executor's bindings", "ExecutorConfig: everything",
+        "ExecutorConfig: lookahead", "executor's Request: everything",
     }  # fmt: skip
 
 
@@ -184,7 +186,8 @@ def test_the_embedded_triton_reads_the_models_and_answers() -> None:
     result = CliRunner().invoke(cli, ["doctor", "--deep", "--json"])
     assert result.exit_code == 0, result.output
     found = {one["name"]: one["outcome"] for one in json.loads(result.output)["found"]}
-    wanted = ("config.pbtxt: tensorrt", "config.pbtxt: pytorch", "tritonserver")
+    pairs = ("tensorrt, served by nvidia", "tensorrt, served by llmops", "pytorch")
+    wanted = (*(f"config.pbtxt: {one}" for one in pairs), "tritonserver")
     assert found == dict.fromkeys(wanted, "seen")
 
 

@@ -76,7 +76,7 @@ def refused(checkpoint: Path, *words: str) -> str:
 
 def test_gpus_that_cannot_run_or_hold_it(checkpoint: Path) -> None:
     words = ("--target", "tensorrt", "--quant")
-    assert refused(checkpoint, *words, "fp8", "--gpu", "h1000").startswith("unknown GPU 'h1000'")
+    assert refused(checkpoint, *words, "fp8", "--gpu", "h1000").startswith("The GPU 'h1000' is unknown")
     assert refused(checkpoint, *words, "fp8", "--gpu", "a100-sxm", "--tp", "8") == (
         "--gpu a100-sxm has no FP8 arithmetic, which fp8 weights need; use a newer GPU, or --quant none, int4_awq, "
         "int8_sq, int8_wo, int4_wo."

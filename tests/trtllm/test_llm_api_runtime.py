@@ -48,7 +48,7 @@ VERSIONS = ["1.2.1", "1.3.0rc29", "1.3.0"]
 def make(engine, version: str = "1.2.1", arguments=None, **options):
     """A runtime on the stand-in of one version, as `llmops repo` would have it made."""
     profiles_ = [one.as_json() for one in profiles(arguments or ARGUMENTS)]
-    made = engine.TrtllmOptions("model", "tokenizer", profiles_, False, 4, end_ids=(99,), **options)
+    made = engine.TrtllmOptions("model", "tokenizer", profiles_, 4, end_ids=(99,), **options)
     return engine.TrtllmRuntime(made, library=standin.api(version))
 
 
@@ -88,6 +88,42 @@ def test_tokens_and_reasons(engine, runtime):
 def test_log_probs_are_of_the_chosen_token(engine, runtime):
     runtime.submit(1, ask(engine, [10], 2, log_probs=True), 0)
     assert collect(runtime)[1][1] == pytest.approx([-0.11, -0.12])
+
+
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
+def test_alternatives_are_the_most_likely_tokens_without_the_sampled_one(engine, version):
+    """1.2 has them in TorchSampler alone, which may leave the sampled token out; 1.3 adds that one."""
+    sampler = {"sampler_type": "TorchSampler"} if version == "1.2.1" else {}
+    runtime = make(engine, version, {**ARGUMENTS, **sampler}, capabilities={"top_logprobs": 20})
+    try:
+        runtime.submit(1, ask(engine, [10], 2, log_probs=True, top_log_probs=3), 0)
+        outputs = []
+        while runtime.has_work():
+            outputs += runtime.step()
+    finally:
+        runtime.close()
+    tops = [place for output in outputs for place in output.tops]
+    assert [[token for token, _ in place] for place in tops] == [[12, 13, 14], [13, 14, 15]]
+    assert [value for _, value in tops[0]] == pytest.approx([-0.12, -0.13, -0.14])
+    chosen = [value for output in outputs for value in output.log_probs]
+    assert chosen == pytest.approx([-90.11, -90.12] if version == "1.3.0" else [-9999.0, -9999.0])
+
+
+def test_alternatives_that_the_sampler_lacks_are_not_announced(engine):
+    with pytest.raises(ValueError, match=r"announces top_logprobs, which TensorRT-LLM 1.2.1 would ignore"):
+        make(engine, "1.2.1", capabilities={"top_logprobs": 20})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_bias_is_a_tensor_of_the_librarys(engine, version):
+    torch = pytest.importorskip("torch")
+    runtime = make(engine, version, capabilities={"logit_bias": True})
+    try:
+        runtime.submit(1, ask(engine, [10], 2, embedding_bias=np.array([0, -2.5], np.float32)), 0)
+        collect(runtime)
+        assert torch.equal(standin.LLM.made[-1].results[0].params.embedding_bias, torch.tensor([0, -2.5]))
+    finally:
+        runtime.close()
 
 
 def test_stop_words_of_several_tokens_end_a_sequence_there(engine, runtime):
@@ -492,5 +528,5 @@ def test_usage_is_not_reported_unless_it_is_wanted(monkeypatch):
             monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", given)
         monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
         with pytest.raises(ImportError):
-            library.load_library(engine=False)
+            library.load_library()
         assert os.environ["TRTLLM_NO_USAGE_STATS"] == expected

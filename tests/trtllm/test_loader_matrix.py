@@ -317,12 +317,16 @@ def marks(sources, target, minor):
 def rendered(sources):
     """The tables of docs/tensorrt-llm.md."""
     lines = []
-    for title, target, minor in (
-        ("`tensorrt`, TensorRT-LLM 1.2.1", "tensorrt", (1, 2)),
-        ("`pytorch`, TensorRT-LLM 1.2.1", "pytorch", (1, 2)),
-        ("`pytorch`, TensorRT-LLM 1.3.0rc29", "pytorch", (1, 3)),
+    for title, target, minors in (
+        ("`tensorrt`, TensorRT-LLM 1.2.1", "tensorrt", [(1, 2)]),
+        ("`pytorch`, TensorRT-LLM 1.2.1 and 1.3.0rc29", "pytorch", [(1, 2), (1, 3)]),
     ):
-        table = marks(sources, target, minor)
+        table, *later = (marks(sources, target, minor) for minor in minors)
+        for family, row in table.items():
+            for quant, mark in row.items():
+                others = {one[family][quant] for one in later} - {mark}
+                assert others <= {"–"}, f"{family} {quant}: {mark} became {others}"
+                row[quant] = f"{mark} (1.2)" if others else mark
         formats = list(buildable(target))
         lines += [f"| {title} | {' | '.join(formats)} |", "|---" * (len(formats) + 1) + "|"]
         lines += [f"| {family} | {' | '.join(row[quant] for quant in formats)} |" for family, row in table.items()]

@@ -59,6 +59,7 @@ def _load(path: Path) -> Any:
 
 
 standin = _load(TESTS / "trtllm" / "standin.py")
+executor = _load(TESTS / "trtllm" / "standin_executor.py")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,19 @@ def check_cpp(config: Any, announced: dict[str, Any], manifest: EngineManifest) 
         assert [read["decoding_mode"], *(read[name] for name in names)] == ["lookahead", 7, 7, 7]
 
 
+def check_executor(config: Any, announced: dict[str, Any], manifest: EngineManifest, runtime: Any) -> None:
+    """The same engine with `--serving llmops`: the parameters become the executor's, and promise no less."""
+    parameters = {name: one.string_value for name, one in config.parameters.items()}
+    # the tokenizer's vocabulary is written by the build
+    guided = parameters.pop("xgrammar_tokenizer_info_path")
+    assert bool(guided) == bool(announced["guided"]) == manifest.extra.guided
+    made = runtime.executor_config(executor, parameters, manifest.limits.max_batch_size)
+    assert bool(made.peft_cache_config) == announced["lora"]
+    lookahead = made.decoding_config.lookahead_decoding_config
+    assert bool(lookahead) == bool(manifest.extra.speculative)
+    assert parameters["world_size"] == str(manifest.parallelism.world_size)
+
+
 def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManifest, engine: Any) -> None:
     quant = manifest.quantisation.weights
     profiles = json.loads(config.parameters["llm_profiles"].string_value)
@@ -134,11 +148,16 @@ def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManife
         assert (arguments.get("guided_decoding_backend") == "xgrammar") == bool(announced["guided"])
         assert bool(arguments.get("enable_lora")) == announced["lora"]
         plain = arguments.get("speculative_config") is None
-        assert profile["sampling"] == {"min_p": plain, "seed": plain or version != "1.2.1", "penalties": plain}
+        assert profile["sampling"] == {
+            "min_p": plain, "seed": plain or version != "1.2.1", "penalties": plain, "logit_bias": plain,
+            # 1.2's sampler with penalties knows the sampled token alone
+            "top_logprobs": plain and version != "1.2.1",
+        }  # fmt: skip
         # the engines are built for 1.2.1
-        assert [announced[name] for name in ("min_p", "seed", "penalties")] == [plain] * 3
+        assert [announced[name] for name in ("min_p", "seed", "penalties", "logit_bias")] == [plain] * 4
+        assert announced["top_logprobs"] == 0
     if importlib.util.find_spec("tensorrt_llm") is not None:
-        library = engine.load_library(False)
+        library = engine.load_library()
         engine.final_arguments(library, engine.choose_profile(profiles, library.version), "model", "tokenizer")
 
 
@@ -148,6 +167,7 @@ def engine() -> Any:
     folder = str(version_folder("tensorrt_llm"))
     sys.path.insert(0, folder)
     try:
+        importlib.import_module("llmops_engine.runtimes.executor")
         yield importlib.import_module("llmops_engine.runtimes.trtllm_library")
     finally:
         sys.path.remove(folder)
@@ -189,6 +209,10 @@ def test_all_that_build_accepts_is_what_the_other_side_takes(
         config, announced = parse_config(text, "tiny"), card(entry)["capabilities"]
         if target == "tensorrt":
             check_cpp(config, announced, manifest)
+            ours = EngineEntry("tiny", tmp_path / "e", manifest, find_target(target, "llmops"))
+            text = next(one.config for one in model_folders(ours) if one.name == "tiny-tensorrt_llm")
+            runtime = sys.modules["llmops_engine.runtimes.executor"]
+            check_executor(parse_config(text, "tiny"), card(ours)["capabilities"], manifest, runtime)
         else:
             check_llm_api(config, announced, manifest, engine)
     assert bool(accepted) == (target in FAMILIES[family].targets)

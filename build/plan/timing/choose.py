@@ -26,7 +26,7 @@ def op_times(gpu: Gpu, choice: str = "auto") -> OpTimes:
         MissingDependencyError: Silicon was asked for, and a library is missing or cannot be imported.
     """
     if choice not in CHOICES:
-        raise InputError(f"unknown --timing {choice!r}: take one of {', '.join(CHOICES)}.")
+        raise InputError(f"--timing {choice!r} is unknown; choose one of {', '.join(CHOICES)}.")
     if choice == "roofline" or (choice == "auto" and (package_root() is None or gpu.silicon is None)):
         return Roofline(gpu)
     if package_root() is None:

@@ -206,4 +206,6 @@ def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
-    return OpenVinoRuntime(device="CPU", properties=properties, kv_cache=cache, graph=_graph_origin(checkpoint))
+    runtime = OpenVinoRuntime(device="CPU", properties=properties, kv_cache=cache, graph=_graph_origin(checkpoint))
+    # a given number is the size of each chunk; otherwise the engine finds one when it starts
+    return runtime if spec.max_num_tokens is None else runtime.model_copy(update={"step_seconds": None})

@@ -17,7 +17,10 @@ _PUBLIC = {tensor: name for name, tensor in contract.ENSEMBLE_TO_PREPROCESSING.i
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        parameters = {k: v["string_value"] for k, v in json.loads(args["model_config"])["parameters"].items()}
+        config = json.loads(args["model_config"])
+        parameters = {k: v["string_value"] for k, v in config["parameters"].items()}
+        # engine models of this project withhold every end until min_tokens, NVIDIA's backend end_id alone
+        self._ours = any(output["name"] == contract.PRE_OUT_RETURN_CONTEXT.name for output in config["output"])
         self._tokenizer = Tokenizer.from_file(os.path.join(parameters["tokenizer_dir"], "tokenizer.json"))
         # a checkpoint's tokenizer.json may cut or pad; here the engine decides what is too long
         self._tokenizer.no_truncation()
@@ -43,10 +46,16 @@ class TritonPythonModel:
         text = _strings(given, contract.PRE_QUERY)[0]
         ids = self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens).ids
         stop_words = word_ids(self._tokenizer, _strings(given, contract.PRE_STOP_WORDS))
+        bad_words = word_ids(self._tokenizer, _strings(given, contract.PRE_BAD_WORDS))
         end_id = given.get(contract.PRE_END_ID.name)
         if end_id is None:
             # `end_id` takes one token; a model with several ends gets the others as stop words
-            stop_words += [[token] for token in self._end_ids[1:]]
+            others = [[token] for token in self._end_ids[1:]]
+            least = given.get(contract.PRE_MIN_TOKENS.name)
+            if not self._ours and least is not None and least.any():
+                bad_words += others
+            else:
+                stop_words += others
         weights = given.get(contract.PRE_BIAS_WEIGHTS.name)
         bias = embedding_bias(
             self._tokenizer,
@@ -57,7 +66,7 @@ class TritonPythonModel:
         return {
             contract.PRE_OUT_IDS: np.array([ids], dtype=np.int32).reshape(1, -1),
             contract.PRE_OUT_LENGTH: _one(len(ids)),
-            contract.PRE_OUT_BAD_WORDS: word_list(word_ids(self._tokenizer, _strings(given, contract.PRE_BAD_WORDS))),
+            contract.PRE_OUT_BAD_WORDS: word_list(bad_words),
             contract.PRE_OUT_STOP_WORDS: word_list(stop_words),
             contract.PRE_OUT_BIAS: bias,
             contract.PRE_OUT_OUTPUT_LEN: given[contract.PRE_REQUEST_OUTPUT_LEN.name].reshape(1, -1),

@@ -34,6 +34,8 @@ class TritonPythonModel:
             max_sequences=self._card["capabilities"]["n"],
             adapters=frozenset(adapter["id"] for adapter in self._card["adapters"]),
             lacks=frozenset(name for name in NEEDS if not self._card["capabilities"].get(name, True)),
+            bad_words=self._card["capabilities"]["bad_words"],
+            logit_bias=self._card["capabilities"]["logit_bias"],
             guides=tuple(self._card["capabilities"]["guided"]),
         )
         runtime = create_runtime(parameters, self._card)
@@ -68,6 +70,8 @@ class TritonPythonModel:
                 self._stop(request.request_id(), sender)
                 return
             parsed = parse_request(tensors, self._limits)
+            if parsed.top_log_probs:
+                raise Refused(f"{contract.TOP_LOG_PROBS}: is answered on step streams only")
             self._loop.submit(Job(request.request_id(), parsed, RequestSink(sender, parsed)))
         except Refused as refusal:
             send_error(sender, str(refusal))

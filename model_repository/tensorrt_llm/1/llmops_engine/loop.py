@@ -294,7 +294,7 @@ class EngineLoop:
         job.generated += len(output.token_ids)
         if not job.keys:
             self._note_lengths(job)
-        job.sink.tokens(sequence, output.token_ids, output.log_probs, bool(output.finish), not job.keys)
+        job.sink.tokens(sequence, output.token_ids, output.log_probs, bool(output.finish), not job.keys, output.tops)
 
     def _note_lengths(self, job: Job) -> None:
         """However it ended: a bill is held against the sum of what was generated."""

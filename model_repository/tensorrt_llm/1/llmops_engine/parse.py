@@ -43,6 +43,8 @@ class EngineCapabilities:
     max_sequences: int = 8
     adapters: frozenset[int] = frozenset()
     lacks: frozenset[str] = frozenset()
+    bad_words: bool = False
+    logit_bias: bool = False
     guides: tuple[str, ...] = contract.GUIDES
 
 
@@ -60,10 +62,13 @@ def parse_request(tensors: Tensors, limits: EngineCapabilities) -> GenerationReq
         max_new_tokens=output_len,
         end_ids=_end_ids(tensors, limits),
         stop_words=word_list(tensors.get(contract.STOP_WORDS_LIST.name), contract.STOP_WORDS_LIST),
+        bad_words=_bad_words(tensors, limits),
+        embedding_bias=_embedding_bias(tensors, limits),
         min_tokens=_within(scalars, contract.MIN_TOKENS, 0, output_len),
         num_sequences=_within(scalars, contract.NUM_RETURN_SEQUENCES, 1, limits.max_sequences),
         sampling=_sampling(scalars),
         log_probs=scalars[contract.RETURN_LOG_PROBS.name],
+        top_log_probs=scalars[contract.TOP_LOG_PROBS.name],
         guide=_guide(tensors, limits),
         caller=text(tensors, contract.CALLER)[:_LONGEST_CALLER],
         cache_salt=scalars[contract.CACHE_SALT.name],
@@ -108,11 +113,25 @@ def _refuse_unknown(tensors: Tensors, limits: EngineCapabilities) -> None:
         for tensor in NEEDS[capability]:
             if scalar(tensors, tensor) != tensor.default:
                 raise Refused(f"{tensor}: not supported by target {limits.target} with its TensorRT-LLM")
-    if word_list(tensors.get(contract.BAD_WORDS_LIST.name), contract.BAD_WORDS_LIST):
+
+
+def _bad_words(tensors: Tensors, limits: EngineCapabilities) -> list[list[int]]:
+    words = word_list(tensors.get(contract.BAD_WORDS_LIST.name), contract.BAD_WORDS_LIST)
+    if words and not limits.bad_words:
         raise Refused(f"{contract.BAD_WORDS_LIST}: not supported by target {limits.target}")
+    return words
+
+
+def _embedding_bias(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray | None:
+    """FP32 [vocabulary]; None where it changes nothing."""
     bias = tensors.get(contract.EMBEDDING_BIAS.name)
-    if bias is not None and bias.any():
+    if bias is None or not bias.any():
+        return None
+    if not limits.logit_bias:
         raise Refused(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")
+    if bias.size != limits.vocab_size or not np.isfinite(bias).all():
+        raise Refused(f"{contract.EMBEDDING_BIAS}: must be {limits.vocab_size} finite numbers, one per token")
+    return bias.reshape(-1).astype(np.float32)
 
 
 def _input_ids(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray:

@@ -43,10 +43,15 @@ class GenerationRequest:
     max_new_tokens: int
     end_ids: frozenset[int] = frozenset()
     stop_words: list[list[int]] = field(default_factory=list)
+    bad_words: list[list[int]] = field(default_factory=list)
+    # FP32 [vocabulary], added to the logits
+    embedding_bias: np.ndarray | None = None
     min_tokens: int = 0
     num_sequences: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     log_probs: bool = False
+    # the most likely tokens to report at each place
+    top_log_probs: int = 0
     guide: tuple[str, str] | None = None
     # who asks, so that callers can take turns: `a/b` is `b` among those of `a`
     caller: str = ""

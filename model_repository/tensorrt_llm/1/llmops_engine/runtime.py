@@ -15,8 +15,12 @@ from .request import GenerationRequest
 RUNNING, STOP, LENGTH, CANCELLED, FAILED = "", "stop", "length", "cancelled", "failed"
 
 
+#: The most likely tokens at one place with their log-probabilities, the likeliest first.
+Alternatives = list[tuple[int, float]]
+
+
 class StepOutput(NamedTuple):
-    """What one step added to one sequence. `log_probs` is empty unless asked for.
+    """What one step added to one sequence. `log_probs` and `tops` are empty unless asked for.
 
     `finish`: RUNNING while more follows, else why it ended; with FAILED, `error` says what happened. `cached`: with a
     sequence's first tokens, how many of its prompt were in the KV cache; None: not known.
@@ -28,6 +32,7 @@ class StepOutput(NamedTuple):
     finish: str = RUNNING
     error: str = ""
     cached: int | None = None
+    tops: list[Alternatives] = []  # noqa: RUF012 - never changed
 
 
 class KvChange(NamedTuple):

@@ -10,8 +10,8 @@ import llmops_contract as contract
 
 from ..runtime import EngineRuntime
 
-# targets that one library runs
-_MODULES = {"pytorch": "trtllm", "tensorrt": "trtllm"}
+# targets whose module is called after the library's API
+_MODULES = {"pytorch": "trtllm", "tensorrt": "executor"}
 
 
 def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..guided.watch import GrammarWatch, sampler_threads, thread_times
 from ..recent_blocks import RecentBlocks
 from ..request import GenerationRequest, Refused, Sampling
 from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, KvChange, Preparation, StepOutput
+from .chunk import MeasuredStep, largest_chunk
 from .stop_words import StopWordMatcher
 
 # OpenVINO's CPU plugin pages the KV cache in blocks of this many tokens.
@@ -37,6 +39,14 @@ _SHARED = (
 )
 #: Tokens of the second prompt that warms the engine up: enough for all threads that compute the model to take part.
 _WARM_UP = 128
+#: Objective for the mean step while the longest prompt is read, in seconds. About what a
+#: reader takes for a token; larger chunks read a long prompt faster and hold up others longer.
+STEP_SECONDS = 0.1
+#: Tokens of the prompt by which chunks are measured, beside a chunk of `max_num_tokens`.
+_MEASURED_PROMPT = 1024
+_MEASURED_CHUNK = 32
+#: A large model is measured by fewer steps than the prompt has.
+_MEASURING_SECONDS = 3.0
 _libc = ctypes.CDLL(None)
 _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
 
@@ -44,7 +54,10 @@ _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishR
 @dataclass(frozen=True)
 class OpenVINOOptions:
     """`properties` go to OpenVINO as they are (KV_CACHE_PRECISION, …); `kv_cache` has the model's
-    `layers`, `kv_heads` and `head_dim`; `prefix_cache` None gives it up with the first request of a tenant."""
+    `layers`, `kv_heads` and `head_dim`; `prefix_cache` None gives it up with the first request of a tenant.
+
+    `step_seconds`: the mean step while the longest prompt is read; chunks shrink from `max_num_tokens` to keep it.
+    None: chunks of `max_num_tokens`."""
 
     model_path: Path
     max_batch_size: int
@@ -57,6 +70,7 @@ class OpenVINOOptions:
     kv_cache: dict[str, int]
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
     prefix_cache: bool | None = None
+    step_seconds: float | None = None
 
 
 def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
@@ -75,18 +89,19 @@ def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
             kv_cache=own["kv_cache"],
             grammars=GrammarLimits(**own.get("grammars", {})),
             prefix_cache=own.get("prefix_cache"),
+            step_seconds=own.get("step_seconds", STEP_SECONDS),
         )
     )
 
 
 class _Sequence:
-    __slots__ = ("generated", "handle", "matcher", "prompt_tokens", "request", "started")
+    __slots__ = ("generated", "handle", "matcher", "request", "started", "unread")
 
     def __init__(self, handle: Any, request: GenerationRequest) -> None:
         self.handle = handle
         self.request = request
         self.generated: list[int] = []
-        self.prompt_tokens = request.input_ids.size
+        self.unread = int(request.input_ids.size)
         self.started = False
         words = [word for word in request.stop_words if len(word) > 1]
         self.matcher = StopWordMatcher(words) if words else None
@@ -108,14 +123,21 @@ class OpenVINORuntime(EngineRuntime):
         self._watch = GrammarWatch(options.grammars.token_seconds)
         # the grammar that was ended last while others ran: refused once a step without it is within its budget
         self._accused: tuple[tuple[str, str], str] | None = None
+        self._chunk = options.max_num_tokens
+        if options.step_seconds is not None:
+            self._chunk = _calibrated_chunk(self._new_pipeline(prefix_cache=False), options)
+            _libc.malloc_trim(0)
         self._load()
+
+    def _new_pipeline(self, prefix_cache: bool) -> Any:
+        options = self._options
+        scheduler = _scheduler(options, self._blocks, self._chunk, prefix_cache)
+        return genai.ContinuousBatchingPipeline(str(options.model_path), scheduler, options.device, options.properties)
 
     def _load(self) -> None:
         options = self._options
         known = thread_times()
-        self._pipeline = genai.ContinuousBatchingPipeline(
-            str(options.model_path), _scheduler(options, self._blocks, self._caches), options.device, options.properties
-        )
+        self._pipeline = self._new_pipeline(self._caches)
         self._warm_up(known)
         tokenizer = self._pipeline.get_tokenizer()
         self._grammars = GrammarService(
@@ -183,6 +205,7 @@ class OpenVINORuntime(EngineRuntime):
             pipeline.step()
         over = self._watch.stop(len(self._sequences), self._expected() if guides else None)
         self._iteration += 1
+        self._count_read()
         for key, sequence in list(self._sequences.items()):
             output = self._read(key, sequence)
             if output is not None:
@@ -193,6 +216,18 @@ class OpenVINORuntime(EngineRuntime):
                         self._grammars.finished(sequence.request.guide)
                 yield output
         yield from self._end_grammar(over)
+
+    def _count_read(self) -> None:
+        """Take what the last step read off the prompts: GenAI fills a step with running answers, then prompts in order.
+
+        A prompt with a cached prefix is shorter than that, and counts one token until it is seen to have begun.
+        """
+        room = self._chunk - sum(sequence.started for sequence in self._sequences.values())
+        for sequence in self._sequences.values():
+            if not sequence.started:
+                read = min(max(room, 0), sequence.unread - 1)
+                sequence.unread -= read
+                room -= read
 
     def _expected(self) -> float:
         """Return the seconds that the grammars of all running sequences take in a step as a rule."""
@@ -311,7 +346,7 @@ class OpenVINORuntime(EngineRuntime):
 
     def stats(self) -> EngineStats:
         metrics = self._pipeline.get_metrics()
-        prefill = [s.prompt_tokens for s in self._sequences.values() if not s.started]
+        prefill = [s.unread for s in self._sequences.values() if not s.started]
         active = len(self._sequences)
         scheduled = min(metrics.scheduled_requests, active)
         return EngineStats(
@@ -386,11 +421,39 @@ def _seed(seed: int | None, sequence: int) -> int:
     return int.from_bytes(os.urandom(4), "little") if seed is None else (seed + sequence) % 2**32
 
 
-def _scheduler(options: OpenVINOOptions, blocks: int, prefix_cache: bool) -> Any:
+def _calibrated_chunk(pipeline: Any, options: OpenVINOOptions) -> int:
+    """Measure the steps of `pipeline` with one prompt, and return the chunk that keeps `options.step_seconds`.
+
+    Full batches need room for prompts, so a chunk has at least twice the tokens of a full batch's step.
+    """
+    most, length = options.max_num_tokens, options.max_seq_len
+    if options.step_seconds is None or length < 2 * most or most < 2 * _MEASURED_CHUNK:
+        return most
+    config = genai.GenerationConfig()
+    config.max_new_tokens = 2
+    config.ignore_eos = True
+    # the first step is long, and so is the first one of a size
+    pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64)), ov.Tensor(np.ones((1, most), np.int64))], [config] * 2)
+    chunks = max(1, min(_MEASURED_PROMPT, length - most) // most)
+    sizes = [*[most] * chunks, _MEASURED_CHUNK, 1]
+    handle = pipeline.add_request(0, ov.Tensor(np.ones((1, sum(sizes) - 1), np.int64)), config)
+    steps: list[MeasuredStep] = []
+    begun = time.monotonic()
+    while len(steps) < len(sizes) and (len(steps) < 2 or time.monotonic() - begun < _MEASURING_SECONDS):
+        size, depth, started = sizes[len(steps)], sum(step.tokens for step in steps), time.monotonic()
+        pipeline.step()
+        steps.append(MeasuredStep(size, depth, time.monotonic() - started))
+    if _unfinished(pipeline):
+        handle.cancel()
+        pipeline.step()
+    return largest_chunk(steps, options.step_seconds, length, most, 2 * options.max_batch_size)
+
+
+def _scheduler(options: OpenVINOOptions, blocks: int, chunk: int, prefix_cache: bool) -> Any:
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = blocks
     scheduler.max_num_seqs = options.max_batch_size
-    scheduler.max_num_batched_tokens = options.max_num_tokens
+    scheduler.max_num_batched_tokens = chunk
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = prefix_cache
     return scheduler

@@ -1,15 +1,20 @@
-"""A runtime in a process of its own, under the Python that has TensorRT-LLM.
+"""A runtime in processes of its own: one per GPU under mpirun, or one under the Python that has TensorRT-LLM.
 
 Triton's Python backend of the nvidia-pytriton wheel cannot read string tensors with numpy 2, and TensorRT-LLM 1.3 wants
-numpy 2: each gets its own Python. One message per step crosses a socket pair; a process that ends is a dead engine.
+numpy 2: each gets its own Python. The executor of TensorRT engines wants one MPI rank per GPU, of which the first
+answers (NVIDIA/TensorRT-LLM examples/bindings/executor/README.md, "Multi-GPU Example"). One message per step crosses a
+Unix socket; a process that ends is a dead engine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -22,36 +27,64 @@ from ..runtime import EngineDead, EngineRuntime, EngineStats, KvChange, StepOutp
 
 # the Python that has TensorRT-LLM, where it is not the one that Triton's stub runs
 PYTHON_VARIABLE = "LLMOPS_TRTLLM_PYTHON"
+#: What the worker finds in its folder, and the sentence of a rank that cannot load its part.
+OPTIONS, SOCKET, REFUSAL = "options.json", "socket", "refusal"
 _STEP_WAIT, _CLOSE_WAIT = 0.05, 30.0
+#: Seconds between two looks at a process that has not connected yet.
+_START_WAIT = 0.2
+# what mpirun finds of an mpirun or a scheduler around it, and would take for its own
+_FOREIGN = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
 
 
 class RemoteRuntime(EngineRuntime):
-    """`options`: a TrtllmOptions. Raises ValueError with the worker's own sentence when it does not start."""
+    """An engine in processes of its own.
 
-    def __init__(self, python: str, options: Any) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [python, "-m", f"{__package__}.remote_worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            )
-        self._connection = Connection(ours.detach())
+    Raises:
+        ValueError: A worker does not start; the text is its own sentence.
+    """
+
+    def __init__(self, python: str, options: Any, module: str, ranks: int = 1) -> None:
+        """`module` is the one beside this that has `start`, and `options` what that takes."""
+        folder = Path(tempfile.mkdtemp(prefix="llmops-engine-"))
+        try:
+            (folder / OPTIONS).write_text(json.dumps({"module": module, "options": asdict(options)}))
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(folder / SOCKET))
+                listener.listen(1)
+                listener.settimeout(_START_WAIT)
+                self._process = subprocess.Popen(_command(python, ranks, folder), env=_environment(ranks))
+                self._connection = self._accepted(listener)
+            # the engine is loaded by all ranks together, so each has read its options by then
+            self._receive()
+        except EngineDead as dead:
+            # whichever rank fails first takes the others along
+            refusal = folder / REFUSAL
+            raise ValueError(refusal.read_text() if refusal.is_file() else str(dead)) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         self._running: set[int] = set()
         self._changes: list[KvChange] = []
         self._stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, options.max_batch_size)
-        self._connection.send(asdict(options))
-        refusal = self._receive()
-        if refusal:
-            self._process.wait(_CLOSE_WAIT)
-            raise ValueError(refusal)
         threading.Thread(target=self._watch, name="trtllm-process", daemon=True).start()
+
+    def _accepted(self, listener: socket.socket) -> Connection:
+        """Return the connection that the worker makes once it has read its options."""
+        while True:
+            try:
+                accepted, _ = listener.accept()
+            except TimeoutError:
+                if self._process.poll() is not None:
+                    raise self._dead() from None
+                continue
+            accepted.setblocking(True)
+            return Connection(accepted.detach())
 
     def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
         # not every numpy version reads the arrays of another
         ids: Any = request.input_ids.reshape(-1).tolist()
+        bias: Any = None if request.embedding_bias is None else request.embedding_bias.tobytes()
         self._running.add(key)
-        self._send(("submit", key, replace(request, input_ids=ids), sequence))
+        self._send(("submit", key, replace(request, input_ids=ids, embedding_bias=bias), sequence))
 
     def cancel(self, key: int) -> None:
         if key in self._running:
@@ -129,3 +162,16 @@ class RemoteRuntime(EngineRuntime):
         except subprocess.TimeoutExpired:
             return EngineDead("its process no longer answers")
         return EngineDead(f"its process ended with code {code}")
+
+
+def _command(python: str, ranks: int, folder: Path) -> list[str]:
+    worker = [python, "-m", f"{__package__}.remote_worker", str(folder)]
+    if ranks == 1:
+        return worker
+    # a rank that is bound to one core is slow (executorImpl.cpp, initializeOrchestrator)
+    return ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", str(ranks), *worker]
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    given = {name: value for name, value in os.environ.items() if ranks == 1 or not name.startswith(_FOREIGN)}
+    return {**given, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -1,18 +1,23 @@
-"""The other side of RemoteRuntime: `python -m llmops_engine.runtimes.remote_worker FD`, where TensorRT-LLM is."""
+"""The other side of RemoteRuntime: `python -m llmops_engine.runtimes.remote_worker FOLDER`, where TensorRT-LLM is."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
+import socket
 import sys
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import llmops_contract as contract
 import numpy as np
 
 from ..request import Refused
-from ..runtime import FAILED, EngineDead
-from .trtllm import TrtllmOptions, TrtllmRuntime
+from ..runtime import FAILED, EngineDead, EngineRuntime
+from .remote import OPTIONS, REFUSAL, SOCKET
 
 # how often new requests are looked for while the library works on others (s)
 _STEP_WAIT = 0.005
@@ -20,14 +25,21 @@ _STEP_WAIT = 0.005
 _IDLE_WAIT = 0.1
 
 
-def main(descriptor: int) -> None:
-    """Until the other side closes the connection."""
-    connection = Connection(descriptor)
+def main(folder: Path) -> int:
+    """Serve until the other side closes the connection, or until the first rank ends this one. Returns the exit status:
+    with any but 0, mpirun ends the other ranks.
+    """
+    task = json.loads((folder / OPTIONS).read_text())
+    module = importlib.import_module(f"{__package__}.{task['module']}")
+    connection = None if _rank() else _connected(folder)
     try:
-        runtime = TrtllmRuntime(TrtllmOptions(**connection.recv()))
+        runtime = module.start(task["options"])
     except Exception as error:  # noqa: BLE001 - whatever the library says is why the model does not load
-        connection.send(("refused", str(error) or repr(error)))
-        return
+        (folder / REFUSAL).write_text(str(error) or repr(error))
+        return 1
+    if connection is None:
+        runtime.close()
+        return 0
     runtime.step_wait = _STEP_WAIT
     connection.send(("ready", ""))
     try:
@@ -36,11 +48,25 @@ def main(descriptor: int) -> None:
             told = _turn(connection, runtime, told)
     except EngineDead as dead:
         connection.send(("dead", str(dead)))
+        return 1
     except (EOFError, OSError):
         runtime.close()
+    return 0
 
 
-def _turn(connection: Connection, runtime: TrtllmRuntime, told: tuple[Any, ...]) -> tuple[Any, ...]:
+def _rank() -> int:
+    """Return this process's number under mpirun, as Open MPI and PMIx say it."""
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMIX_RANK") or 0)
+
+
+def _connected(folder: Path) -> Connection:
+    """Connect to the engine's model, which removes the folder from then on."""
+    side = socket.socket(socket.AF_UNIX)
+    side.connect(str(folder / SOCKET))
+    return Connection(side.detach())
+
+
+def _turn(connection: Connection, runtime: EngineRuntime, told: tuple[Any, ...]) -> tuple[Any, ...]:
     """Take what is asked, run a step, and send its news.
 
     Statistics are sent when they differ from `told`, also while nothing runs: the library reports those of the last
@@ -58,14 +84,16 @@ def _turn(connection: Connection, runtime: TrtllmRuntime, told: tuple[Any, ...])
     return stats
 
 
-def _obey(runtime: TrtllmRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:
+def _obey(runtime: EngineRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:
     """Why a request cannot be started; None when it can."""
     if action == "cancel":
         runtime.cancel(key)
         return None
     asked, sequence = request
     try:
-        runtime.submit(key, replace(asked, input_ids=np.array(asked.input_ids, dtype=np.int64)), sequence)
+        ids, bias = np.array(asked.input_ids, dtype=np.int64), asked.embedding_bias
+        bias = None if bias is None else np.frombuffer(bias, dtype=np.float32)
+        runtime.submit(key, replace(asked, input_ids=ids, embedding_bias=bias), sequence)
     except Refused as refusal:
         return (key, [], [], FAILED, str(refusal))
     except Exception as error:  # noqa: BLE001 - a request that the library chokes on must not end the others
@@ -74,4 +102,4 @@ def _obey(runtime: TrtllmRuntime, action: str, key: int, *request: Any) -> tuple
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,5 +1,4 @@
-"""TensorRT-LLM's LLM API as an engine runtime: `tensorrt_llm.LLM` for checkpoints, its twin for
-TensorRT engines.
+"""TensorRT-LLM's LLM API (`tensorrt_llm.LLM`) as an engine runtime, for checkpoints.
 
 The library schedules by itself and answers through asyncio; results come from its event loop into a
 queue, and `step` takes what is there. docs/tensorrt-llm-calls.md lists each call into the library,
@@ -23,9 +22,22 @@ from typing import TYPE_CHECKING, Any
 import llmops_contract as contract
 
 from ..request import GenerationRequest, Refused
-from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
+from ..runtime import (
+    FAILED,
+    LENGTH,
+    RUNNING,
+    STOP,
+    Alternatives,
+    EngineDead,
+    EngineRuntime,
+    EngineStats,
+    KvChange,
+    StepOutput,
+)
+from .gpus import take_gpus
 from .remote import PYTHON_VARIABLE, RemoteRuntime
 from .stop_words import StopWordMatcher
+from .tensors import as_tensor
 from .trtllm_library import EVENTS, Library, check_announced, choose_profile, final_arguments, load_library
 
 if TYPE_CHECKING:
@@ -53,15 +65,13 @@ _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage
 
 @dataclass(frozen=True)
 class TrtllmOptions:
-    """`profiles`: the LLM-API arguments for each release line; `engine` says that `model` is a
-    TensorRT engine; `end_ids` are the model's own; `capabilities` what the repository announces;
-    `adapters` have id, name and path.
+    """`profiles`: the LLM-API arguments for each release line; `end_ids` are the model's own;
+    `capabilities` what the repository announces; `adapters` have id, name and path.
     """
 
     model: str
     tokenizer: str
     profiles: list[dict[str, Any]]
-    engine: bool
     max_batch_size: int
     end_ids: tuple[int, ...] = ()
     capabilities: dict[str, Any] = field(default_factory=dict)
@@ -75,24 +85,29 @@ def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
         model=parameters["gpt_model_path"],
         tokenizer=card["tokenizer_dir"],
         profiles=json.loads(parameters["llm_profiles"]),
-        engine=parameters[contract.RUNTIME] == "tensorrt",
         max_batch_size=card["max_batch_size"],
         end_ids=tuple(card["end_ids"]),
         capabilities=card["capabilities"],
         adapters=tuple(json.loads(parameters.get("lora_adapters", "[]"))),
     )
     python = os.environ.get(PYTHON_VARIABLE)
-    return RemoteRuntime(python, options) if python else TrtllmRuntime(options)
+    return RemoteRuntime(python, options, "trtllm") if python else TrtllmRuntime(options)
+
+
+def start(fields: dict[str, Any]) -> TrtllmRuntime:
+    """Load the model in this process; `fields` are those of TrtllmOptions."""
+    return TrtllmRuntime(TrtllmOptions(**fields))
 
 
 class _Sequence:
-    __slots__ = ("future", "matcher", "prompt_tokens", "result", "started")
+    __slots__ = ("future", "matcher", "prompt_tokens", "result", "started", "tops")
 
     def __init__(self, request: GenerationRequest) -> None:
         self.future: Future[None] | None = None
         self.result: Any = None
         self.prompt_tokens = int(request.input_ids.size)
         self.started = False
+        self.tops = request.top_log_probs
         words = _watched_words(request)
         self.matcher = StopWordMatcher(words, request.min_tokens) if words else None
 
@@ -106,7 +121,7 @@ class TrtllmRuntime(EngineRuntime):
     step_wait = 0.05
 
     def __init__(self, options: TrtllmOptions, library: Library | None = None) -> None:
-        self._api = library or load_library(options.engine)
+        self._api = library or load_library()
         self._options = options
         self._profile = choose_profile(options.profiles, self._api.version)
         check_announced(options.capabilities, self._profile, self._api.version)
@@ -125,8 +140,7 @@ class TrtllmRuntime(EngineRuntime):
         self._changes: queue.SimpleQueue[KvChange] = queue.SimpleQueue()
         self._salts = "cache_salt" in inspect.signature(self._api.LLM.generate_async).parameters
         self._tokens_per_block = _reused_blocks(arguments)
-        # engines always have them
-        self._with_stats = self._api.arguments is None or bool(arguments.get("enable_iter_perf_stats"))
+        self._with_stats = bool(arguments.get("enable_iter_perf_stats"))
         self._failed: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
@@ -166,11 +180,13 @@ class TrtllmRuntime(EngineRuntime):
             async for output in state.result:
                 completion = output.outputs[0]
                 tokens = list(completion.token_ids[seen:])
-                log_probs = _chosen(completion.logprobs[seen:], tokens) if completion.logprobs else []
+                entries = completion.logprobs[seen:] if completion.logprobs else []
+                log_probs = _chosen(entries, tokens)
+                tops = [_most_likely(entry, state.tops) for entry in entries] if state.tops else []
                 cached = None if seen else getattr(output, "cached_tokens", None)
                 seen += len(tokens)
                 finish = _finish(completion.finish_reason)
-                self._outputs.put(StepOutput(key, tokens, log_probs, finish, cached=cached))
+                self._outputs.put(StepOutput(key, tokens, log_probs, finish, cached=cached, tops=tops))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the library raises belongs to this request
@@ -211,7 +227,12 @@ class TrtllmRuntime(EngineRuntime):
         kept = state.matcher.find(output.token_ids) if state.matcher is not None else None
         if kept is not None:
             self.cancel(output.key)
-            return output._replace(token_ids=output.token_ids[:kept], log_probs=output.log_probs[:kept], finish=STOP)
+            return output._replace(
+                token_ids=output.token_ids[:kept],
+                log_probs=output.log_probs[:kept],
+                finish=STOP,
+                tops=output.tops[:kept],
+            )
         if output.finish != RUNNING:
             self._sequences.pop(output.key, None)
         return output
@@ -302,27 +323,6 @@ class TrtllmRuntime(EngineRuntime):
         self._thread.join(timeout=10)
 
 
-def take_gpus(ids: str) -> None:
-    """Let this process, and the workers that it starts, see the GPUs with these numbers only.
-
-    They count from 0 among those that the process sees already. Raises ValueError if it sees too
-    few.
-    """
-    if not ids:
-        return
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    numbers = [int(one) for one in ids.split(",")]
-    if given is not None:
-        visible = [one.strip() for one in given.split(",") if one.strip()]
-        if max(numbers) >= len(visible):
-            raise ValueError(
-                f"the model runs on GPU {max(numbers)}, and CUDA_VISIBLE_DEVICES={given} shows {len(visible)}: show "
-                "more, or make the repository again with `llmops repo --gpus`"
-            )
-        ids = ",".join(visible[number] for number in numbers)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ids
-
-
 def _parsed(entry: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(entry) if isinstance(entry, str) else entry
     return found
@@ -371,17 +371,20 @@ def _is_dead(error: Exception) -> bool:
 
 
 def _chosen(entries: list[Any], tokens: list[int]) -> list[float]:
-    """The log-probability of each token taken; the PyTorch flow gives {id: Logprob}, the engine
-    flow numbers.
+    """The log-probability of each token taken, from {id: Logprob}.
 
     1.2 computes the most likely tokens, and a sampled one need not be among them.
     """
     return [_log_prob(entry, token) for entry, token in zip(entries, tokens, strict=False)]
 
 
+def _most_likely(entry: Any, count: int) -> Alternatives:
+    """The sampled token may be one more, below the most likely ones."""
+    found = sorted(((token, float(one.logprob)) for token, one in entry.items()), key=lambda pair: -pair[1])
+    return found[:count]
+
+
 def _log_prob(entry: Any, token: int) -> float:
-    if not isinstance(entry, dict):
-        return float(entry)
     found = entry.get(token)
     return _NOT_COMPUTED if found is None else float(found.logprob)
 
@@ -414,8 +417,11 @@ def sampling_params(
         "repetition_penalty": sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
         "presence_penalty": sampling.presence_penalty or None,
         "frequency_penalty": sampling.frequency_penalty or None,
-        "logprobs": log_probs if request.log_probs else None,
+        # with alternatives, 1.3 adds the sampled token, and 1.2 does not
+        "logprobs": max(log_probs, request.top_log_probs) if request.log_probs or request.top_log_probs else None,
     }
+    if request.embedding_bias is not None:
+        fields["embedding_bias"] = as_tensor(request.embedding_bias)
     if sampling.greedy:
         fields["top_k"] = 1
     else:

@@ -14,12 +14,12 @@ _QUIET = ("TRTLLM_NO_USAGE_STATS", "1")
 # makes the library record KV-cache events, and how many of them it keeps until they are read
 EVENTS, EVENTS_KEPT = "event_buffer_max_size", 65_536
 # capabilities that differ between releases and samplers
-_SAMPLING = ("min_p", "seed", "penalties")
+_SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs")
 
 
 @dataclass(frozen=True)
 class Library:
-    """The names of `tensorrt_llm` that are used; `arguments` is its argument class, None for TensorRT engines.
+    """The names of `tensorrt_llm` that are used; `arguments` is its argument class.
 
     `read_extra` turns plain dicts into the objects that 1.2 wants.
     """
@@ -29,22 +29,18 @@ class Library:
     SamplingParams: Any
     GuidedDecodingParams: Any
     LoRARequest: Any
-    arguments: Any = None
+    arguments: Any
     read_extra: Any = None
 
 
-def load_library(engine: bool) -> Library:
-    """Import it; `engine`: the API for TensorRT engines, which 1.3 no longer has."""
+def load_library() -> Library:
+    """Import it."""
     os.environ.setdefault(*_QUIET)
     import tensorrt_llm as library  # type: ignore[import-not-found]
     from tensorrt_llm.executor import LoRARequest  # type: ignore[import-not-found]
     from tensorrt_llm.llmapi import GuidedDecodingParams  # type: ignore[import-not-found]
 
     names = (library.SamplingParams, GuidedDecodingParams, LoRARequest)
-    if engine:
-        from tensorrt_llm import _tensorrt_engine
-
-        return Library(library.__version__, _tensorrt_engine.LLM, *names)
     from tensorrt_llm.llmapi import llm_args  # type: ignore[import-not-found]
 
     read_extra = getattr(llm_args, "update_llm_args_with_extra_dict", None)
@@ -83,8 +79,6 @@ def check_announced(capabilities: dict[str, Any], profile: dict[str, Any], versi
 def final_arguments(library: Library, profile: dict[str, Any], model: str, tokenizer: str) -> dict[str, Any]:
     """What `LLM(...)` is called with. Raises ValueError, naming the field, for what the library refuses."""
     arguments = {**profile["arguments"], "model": model, "tokenizer": tokenizer}
-    if library.arguments is None:
-        return arguments
     known = getattr(library.arguments, "model_fields", {})
     arguments |= {name: value for name, value in profile["wishes"].items() if name in known}
     cache = arguments.get("kv_cache_config")

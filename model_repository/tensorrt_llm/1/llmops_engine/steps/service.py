@@ -11,7 +11,7 @@ from llmops_contract import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT
 from ..loop import EngineLoop, Job
 from ..parse import EngineCapabilities, Tensors, flag, parse_request, scalar, text
 from ..request import GenerationRequest, Refused
-from ..runtime import EngineState
+from ..runtime import Alternatives, EngineState
 from .kv_news import KvHoldings, KvNews
 from .sinks import FINAL, TritonStepSender, send_error
 from .submissions import Submissions
@@ -38,10 +38,16 @@ class StepSink:
         self._slot = slot
 
     def tokens(
-        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+        self,
+        sequence: int,
+        ids: list[int],
+        log_probs: list[float],
+        finished: bool,
+        last_sequence: bool,
+        tops: list[Alternatives],
     ) -> None:
         flags = (LAST_OF_SEQUENCE if finished else 0) | (LAST_OF_SLOT if last_sequence else 0)
-        self._subscription.add(self._slot, sequence, ids, log_probs, flags)
+        self._subscription.add(self._slot, sequence, ids, log_probs, flags, tops=tops)
 
     def begin(self, sequence: int, cached: int | None) -> None:
         self._subscription.begin(self._slot, sequence, cached)

@@ -9,7 +9,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ..request import GenerationRequest
-from ..runtime import EngineState
+from ..runtime import Alternatives, EngineState
 from .subscription import Report, Step
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -29,6 +29,8 @@ _STEP_INDEX = contract.STEP_INDEX.name
 _STEP_ENTRIES = contract.STEP_ENTRIES.name
 _STEP_TOKENS = contract.STEP_TOKENS.name
 _STEP_LOG_PROBS = contract.STEP_LOG_PROBS.name
+_STEP_TOP_COUNTS, _STEP_TOP_IDS = contract.STEP_TOP_COUNTS.name, contract.STEP_TOP_IDS.name
+_STEP_TOP_LOG_PROBS = contract.STEP_TOP_LOG_PROBS.name
 _STEP_ERRORS = contract.STEP_ERRORS.name
 _STEP_CACHED = contract.STEP_CACHED.name
 _STEP_STATE = contract.STEP_STATE.name
@@ -43,7 +45,13 @@ class Sink(Protocol):
         """Before the first tokens: how many of the prompt were in the KV cache; None: not known."""
 
     def tokens(
-        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+        self,
+        sequence: int,
+        ids: list[int],
+        log_probs: list[float],
+        finished: bool,
+        last_sequence: bool,
+        tops: list[Alternatives],
     ) -> None: ...
 
     def fail(self, message: str) -> None: ...
@@ -70,7 +78,13 @@ class RequestSink:
         self._contexts: list[list[int]] = [[] for _ in range(n)]
 
     def tokens(
-        self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool
+        self,
+        sequence: int,
+        ids: list[int],
+        log_probs: list[float],
+        finished: bool,
+        last_sequence: bool,
+        tops: list[Alternatives],
     ) -> None:
         request = self._request
         if request.log_probs:
@@ -135,6 +149,11 @@ class TritonStepSender:
         ]
         if step.log_probs is not None:
             tensors.append(pb_utils.Tensor(_STEP_LOG_PROBS, step.log_probs[None]))
+        if step.tops:
+            pairs = [pair for place in step.tops for pair in place]
+            tensors.append(_tensor(_STEP_TOP_COUNTS, [[len(place) for place in step.tops]], np.int32))
+            tensors.append(_tensor(_STEP_TOP_IDS, [[token for token, _ in pairs]], np.int32))
+            tensors.append(_tensor(_STEP_TOP_LOG_PROBS, [[value for _, value in pairs]], np.float32))
         if step.errors:
             tensors.append(_tensor(_STEP_ERRORS, [[error.encode() for error in step.errors]], np.object_))
         if step.cached:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from llmops_contract import ERROR, FIRST_OF_SLOT, GRACE, HEARTBEAT, LAST_OF_SLOT, SUBSCRIPTION, WINDOW
 
-from ..runtime import EngineState
+from ..runtime import Alternatives, EngineState
 from .kv_news import KvNews
 
 # seconds between two questions to Triton whether the stream still lives: each is a round trip between processes on the
@@ -39,8 +39,11 @@ class Report:
 
 @dataclass(slots=True)
 class Step:
-    """`entries` INT32 [n, 4]: slot, sequence, count, flags; `tokens` INT32 and `log_probs` FP32 [sum of counts];
-    `cached`: prompt tokens reused, one per first entry, empty where none is known."""
+    """`entries` INT32 [n, 4]: slot, sequence, count, flags; `tokens` INT32 and `log_probs` FP32 [sum of counts].
+
+    `tops`: alternatives of each token, empty where none are asked for. `cached`: prompt tokens reused, one per first
+    entry, empty where none is known.
+    """
 
     index: int
     entries: np.ndarray
@@ -48,6 +51,7 @@ class Step:
     log_probs: np.ndarray | None
     errors: list[str]
     cached: list[int]
+    tops: list[Alternatives]
     report: Report | None = None
 
 
@@ -65,11 +69,12 @@ class StepSender(Protocol):
 
 
 class _Entry:
-    __slots__ = ("cached", "error", "flags", "log_probs", "tokens")
+    __slots__ = ("cached", "error", "flags", "log_probs", "tokens", "tops")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
+        self.tops: list[Alternatives] = []
         self.flags = 0
         self.error = ""
         self.cached = -1
@@ -129,7 +134,14 @@ class Subscription:
             self._unacknowledged.popleft()
 
     def add(
-        self, slot: int, sequence: int, tokens: list[int], log_probs: list[float], flags: int = 0, error: str = ""
+        self,
+        slot: int,
+        sequence: int,
+        tokens: list[int],
+        log_probs: list[float],
+        flags: int = 0,
+        error: str = "",
+        tops: list[Alternatives] | None = None,
     ) -> None:
         """Put tokens or an end into the next step."""
         entry = self._pending.get((slot, sequence))
@@ -137,6 +149,8 @@ class Subscription:
             entry = self._pending[slot, sequence] = _Entry()
         entry.tokens += tokens
         entry.log_probs += log_probs
+        if tops:
+            entry.tops += tops
         entry.flags |= flags
         entry.error = error or entry.error
         if flags & LAST_OF_SLOT:
@@ -214,12 +228,16 @@ def _load(state: EngineState) -> tuple[int, ...]:
 
 def _step(index: int, pending: dict[tuple[int, int], _Entry]) -> Step:
     rows, tokens, log_probs, errors, cached = [], [], [], [], []
+    tops: list[Alternatives] = []
+    ranked = any(entry.tops for entry in pending.values())
     scored = any(entry.log_probs for entry in pending.values())
     for (slot, sequence), entry in pending.items():
         rows.append((slot, sequence, len(entry.tokens), entry.flags))
         tokens += entry.tokens
         if scored:
             log_probs += entry.log_probs or [0.0] * len(entry.tokens)
+        if ranked:
+            tops += entry.tops or [[]] * len(entry.tokens)
         if entry.flags & ERROR:
             errors.append(entry.error)
         if entry.flags & FIRST_OF_SLOT:
@@ -231,4 +249,5 @@ def _step(index: int, pending: dict[tuple[int, int], _Entry]) -> Step:
         np.array(log_probs, np.float32) if scored else None,
         errors,
         cached if max(cached, default=-1) >= 0 else [],
+        tops,
     )

@@ -1,0 +1,41 @@
+"""The size of prefill chunks: how many tokens a step may take so that running answers keep their pace.
+
+A step takes longer the more prompt tokens it reads and the more tokens precede them:
+`seconds = a + b * tokens + c * depth + d * tokens * depth`. The four terms are fitted to measured steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+#: Smaller chunks make prompts slower without making steps shorter: the step then only reads weights and cache.
+SMALLEST = 32
+
+
+class MeasuredStep(NamedTuple):
+    """The duration of a step that read `tokens` prompt tokens after `depth` earlier ones."""
+
+    tokens: int
+    depth: int
+    seconds: float
+
+
+def largest_chunk(steps: Sequence[MeasuredStep], seconds: float, length: int, most: int, least: int) -> int:
+    """Return the largest chunk whose mean step stays within an objective while the longest prompt is read.
+
+    Args:
+        steps: Measured steps of at least two sizes and two depths.
+        seconds: The objective for the mean step.
+        length: The length of the longest prompt in tokens.
+        most: The chunk to begin with. It is halved until the objective is met.
+        least: The smallest chunk, whatever the objective.
+    """
+    rows = np.array([[1, step.tokens, step.depth, step.tokens * step.depth] for step in steps], float)
+    terms = np.linalg.lstsq(rows, np.array([step.seconds for step in steps]), rcond=None)[0]
+    chunk = most
+    while chunk // 2 >= max(least, SMALLEST) and terms @ [1, chunk, length / 2, chunk * length / 2] > seconds:
+        chunk //= 2
+    return chunk

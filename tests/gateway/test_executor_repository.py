@@ -1,0 +1,95 @@
+"""A TensorRT engine of two GPUs with `--serving llmops` on the real Triton and behind the gateway.
+
+In the place of tensorrt_llm.bindings.executor: the stand-in, which answers prompt+1, +2, …. In the place of mpirun: a
+program that starts the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from gateway_conftest import serving
+
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
+from llmops.gateway.settings import GatewaySettings
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.model_repository.launch import Ports, start_triton
+from llmops.model_repository.repository import match
+from llmops.perf.lab.harness.processes import commands, descendants
+from tests.trtllm.test_executor_runtime import MPIRUN
+
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+
+TESTS = Path(__file__).parents[1]
+
+
+def write_repository(root: Path) -> Path:
+    """`llmops repo --serving llmops` of an engine without weights, and the library where Triton looks first."""
+    from tests.quantize import models
+
+    engine = root / "engine"
+    (engine / "model").mkdir(parents=True)
+    (engine / "tokenizer").mkdir()
+    built = {"pretrained_config": {"mapping": {"tp_size": 2, "pp_size": 1}, "vocab_size": 512},
+             "build_config": {"plugin_config": {"tokens_per_block": 4}}}  # fmt: skip
+    (engine / "model" / "config.json").write_text(json.dumps(built))
+    for rank in range(2):
+        (engine / "model" / f"rank{rank}.engine").touch()
+    models.write_tokenizer(engine / "tokenizer")
+    EngineManifest(
+        key="k", name="tiny", target="tensorrt", architecture="LlamaForCausalLM", versions={},
+        source=Source(checkpoint="x", format="huggingface", files=[]), parallelism=Parallelism(tp_size=2),
+        limits=EngineLimits(max_batch_size=8, max_seq_len=512, max_num_tokens=256),
+        tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=0, chat_template=False),
+        extra={"tensorrt_llm": "1.2.1"},
+    ).save(engine)  # fmt: skip
+    generate_repository(read_engines([str(engine)], serving="llmops"), root / "repository")
+    library = root / "repository" / "tiny-tensorrt_llm" / "1" / "tensorrt_llm"
+    (library / "bindings").mkdir(parents=True)
+    for package in (library, library / "bindings"):
+        (package / "__init__.py").touch()
+    shutil.copyfile(TESTS / "trtllm" / "standin_executor.py", library / "bindings" / "executor.py")
+    return root / "repository"
+
+
+@contextmanager
+def running(root: Path):
+    repository = write_repository(root)
+    (root / "bin").mkdir()
+    (root / "bin" / "mpirun").write_text(MPIRUN.format(python=sys.executable))
+    (root / "bin" / "mpirun").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(match, "installed_version", lambda name: "1.2.1")
+        patch.setenv("PATH", f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        with start_triton(repository, ports=Ports(0, 0, 0)) as server:
+            server.wait_ready(120)
+            yield server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    with running(tmp_path_factory.mktemp("executor")) as started:
+        yield started
+
+
+async def test_both_ranks_serve_one_model_with_its_cache_and_log_probabilities(server):
+    started = [commands().get(pid, "") for pid in descendants(os.getpid())]
+    assert sum("remote_worker" in words for words in started) == 3, "mpirun and a process for each rank"
+    settings = GatewaySettings(triton=server.grpc_address, refresh="0.5s")
+    async with serving(settings) as (client, _):
+        asked = {"model": "tiny", "prompt": list(range(40, 60)), "max_tokens": 3, "temperature": 0, "logprobs": 0}
+        first = (await client.post("/v1/completions", json=asked)).json()
+        again = (await client.post("/v1/completions", json=asked)).json()
+        biased = await client.post("/v1/completions", json={**asked, "logit_bias": {"7": -3}})
+    # 60, 61 and 62, of a tokenizer whose tokens are bytes in order
+    assert first["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx([-0.6, -0.61, -0.62])
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (first, again)]
+    # the last prompt token is always computed: four of five blocks
+    assert cached == [0, 16]
+    assert biased.status_code == 200

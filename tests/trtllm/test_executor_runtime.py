@@ -1,0 +1,342 @@
+"""The engine runtime over TensorRT-LLM's executor, against a stand-in as strict as its bindings of 1.2.1."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.model_code import version_folder
+
+ENGINE = version_folder("tensorrt_llm")
+HERE = Path(__file__).parent
+PARAMETERS = {
+    "batch_scheduler_policy": "guaranteed_no_evict",
+    "kv_cache_free_gpu_mem_fraction": "0.9",
+    "kv_cache_host_memory_bytes": "0",
+    "enable_kv_cache_reuse": "true",
+    "enable_chunked_context": "true",
+    "decoding_mode": "top_k_top_p",
+    "normalize_log_probs": "false",
+}
+CARD = {"max_batch_size": 4, "end_ids": [99, 98]}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """The package as Triton imports it: from the model's version folder."""
+    sys.path.insert(0, str(ENGINE))
+    try:
+        yield importlib.import_module("llmops_engine.runtimes.executor")
+    finally:
+        sys.path.remove(str(ENGINE))
+
+
+@pytest.fixture(scope="module")
+def standin():
+    spec = importlib.util.spec_from_file_location("executor_standin", HERE / "standin_executor.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["executor_standin"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An engine of one GPU whose KV-cache blocks have four tokens."""
+    config = {"build_config": {"plugin_config": {"tokens_per_block": 4}}, "pretrained_config": {"vocab_size": 1003}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def make(engine, standin, folder, **parameters):
+    options = engine.ExecutorOptions(str(folder), 1, 4, {**PARAMETERS, **parameters}, (99, 98))
+    return engine.ExecutorRuntime(options, standin)
+
+
+@pytest.fixture
+def runtime(engine, standin, folder):
+    made = make(engine, standin, folder)
+    yield made
+    made.close()
+    assert standin.Executor.made[-1].down
+
+
+def ask(engine, prompt, count, **fields):
+    return engine.GenerationRequest(np.array(prompt, dtype=np.int64), count, **fields)
+
+
+def collect(runtime, seconds=60.0):
+    """{key: [tokens, log-probs, finish, error, cached]} of everything that runs."""
+    found: dict[int, list] = {}
+    deadline = time.monotonic() + seconds
+    while runtime.has_work():
+        assert time.monotonic() < deadline
+        for output in runtime.step():
+            one = found.setdefault(output.key, [[], [], "", "", output.cached])
+            one[0] += output.token_ids
+            one[1] += output.log_probs
+            one[2], one[3] = output.finish, output.error
+    return found
+
+
+def test_tokens_log_probabilities_and_reasons(engine, runtime):
+    runtime.submit(1, ask(engine, [5, 10], 4, end_ids=frozenset({99}), log_probs=True), 0)
+    runtime.submit(2, ask(engine, [90], 50, end_ids=frozenset({99, 98})), 0)
+    runtime.submit(3, ask(engine, [20], 50, stop_words=[[23, 24]]), 0)
+    found = collect(runtime)
+    assert found[1][:3] == [[11, 12, 13, 14], pytest.approx([-0.11, -0.12, -0.13, -0.14]), "length"]
+    # the further end of text is a stop word
+    assert found[2][:3] == [[91, 92, 93, 94, 95, 96, 97, 98], [], "stop"]
+    assert found[3][:3] == [[21, 22, 23, 24], [], "stop"]
+
+
+def test_cancel_reaches_the_executor_and_its_end_is_not_told(engine, runtime, standin):
+    runtime.submit(1, ask(engine, [10], 10_000), 0)
+    while not list(runtime.step()):
+        pass
+    runtime.cancel(1)
+    assert not runtime.has_work()
+    runtime.submit(2, ask(engine, [20], 6), 0)
+    assert collect(runtime)[2][0] == [21, 22, 23, 24, 25, 26]
+    assert not standin.Executor.made[-1]._active
+
+
+def test_a_prompt_that_is_too_long_fails_alone(engine, runtime):
+    runtime.submit(1, ask(engine, list(range(200)), 3), 0)
+    runtime.submit(2, ask(engine, [10], 3), 0)
+    found = collect(runtime)
+    assert found[1][2:4] == ["failed", "input_ids: Prompt length (200) exceeds maximum input length (100)."]
+    assert found[2][0] == [11, 12, 13]
+
+
+def test_an_error_of_one_step_ends_what_runs_and_a_lost_gpu_ends_the_engine(engine, runtime):
+    runtime.submit(1, ask(engine, [663], 10), 0)
+    assert collect(runtime)[1][3].startswith("input_ids: Encountered an error in forwardAsync function")
+    runtime.submit(2, ask(engine, [10], 2), 0)
+    assert collect(runtime)[2][0] == [11, 12]
+    runtime.submit(3, ask(engine, [508], 10), 0)
+    with pytest.raises(engine.EngineDead, match="an illegal memory access was encountered"):
+        collect(runtime)
+
+
+def kv(kind):
+    return getattr(importlib.import_module("llmops_contract"), f"KV_{kind}")
+
+
+def test_kv_events_have_the_names_that_gateways_know(engine, runtime):
+    blocks = importlib.import_module("llmops_blocks")
+    prompt = np.arange(10, 20)
+    for key, salt in ((1, 0), (2, 7)):
+        runtime.submit(key, ask(engine, prompt, 2, cache_salt=salt), 0)
+    collect(runtime)
+    changes = list(runtime.kv_changes())
+    assert changes[0].kind == kv("CLEARED")
+    told = [name for change in changes if change.kind == kv("STORED") for name in change.names]
+    ids = prompt.astype(np.int32).tobytes()
+    wanted = [name for salt in (0, 7) for name in blocks.block_hashes(ids, 4, blocks.salt_of(salt, 0))]
+    assert sorted(told) == sorted(wanted)
+    assert len(wanted) == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached"),
+    [
+        (list(range(10, 20)), 8),
+        # the last token of a prompt is always computed
+        (list(range(10, 18)), 4),
+        # a block that begins alike is not taken: no count of blocks would say how much of it was
+        ([*range(10, 16), 500, 501, 502], 4),
+        ([1, 2, 3], 0),
+    ],
+)
+def test_cached_tokens_are_exact(engine, runtime, prompt, cached):
+    runtime.submit(1, ask(engine, list(range(10, 22)), 2), 0)
+    assert collect(runtime)[1][4] == 0
+    runtime.submit(2, ask(engine, prompt, 2), 0)
+    assert collect(runtime)[2][4] == cached
+
+
+def test_the_state_is_the_executors(engine, runtime):
+    before = runtime.stats()
+    assert (before.kv_blocks_max, before.kv_blocks_reused, before.memory) == (0, None, ())
+    runtime.submit(1, ask(engine, [10, 11, 12], 10_000), 0)
+    waiting = runtime.stats()
+    assert (waiting.active, waiting.context, waiting.context_tokens) == (1, 1, 3)
+    list(runtime.step())
+    stats = runtime.stats()
+    assert (stats.kv_blocks_max, stats.tokens_per_block, stats.kv_blocks_reused, stats.paused) == (100, 4, 3, 2)
+    assert (stats.prefilled, stats.context, stats.iteration) == (3, 0, 2)
+    assert dict(stats.memory) == {"gpu": 5000, "cpu": 600, "pinned": 70}
+    runtime.cancel(1)
+
+
+def test_sampling_is_handed_over(engine, standin):
+    request = ask(engine, [1], 7, end_ids=frozenset({2, 9}), stop_words=[[4]])
+    request.sampling.temperature, request.sampling.top_p, request.sampling.seed = 0.7, 0.9, 41
+    request.sampling.repetition_penalty = 1.2
+    made = engine.make_request(standin, request, 1)
+    sampled = made.sampling_config
+    assert (made.max_tokens, made.end_id, made.pad_id, made.stop_words) == (7, 2, 2, [[9], [4]])
+    assert (sampled.temperature, sampled.top_p, sampled.top_k, sampled.seed) == (0.7, 0.9, 0, 42)
+    assert (sampled.repetition_penalty, sampled.min_tokens) == (1.2, None)
+    assert (made.streaming, made.output_config.exclude_input_from_output) == (True, True)
+    plain = engine.make_request(standin, ask(engine, [1], 7), 0).sampling_config
+    # None for both would be greedy
+    assert (plain.temperature, plain.top_p, plain.top_k) == (1.0, 1.0, 0)
+    request.sampling.temperature = 0
+    assert engine.make_request(standin, request, 0).sampling_config.top_k == 1
+
+
+@pytest.mark.parametrize("end", [99, 12])
+def test_min_tokens_holds_for_every_end_token(engine, runtime, end):
+    request = ask(engine, [10], 50, end_ids=frozenset({end, 13}), stop_words=[[12], [17]], min_tokens=5)
+    runtime.submit(1, request, 0)
+    assert collect(runtime)[1][:3] == [[11, 12, 13, 14, 15, 16, 17], [], "stop"]
+
+
+def test_an_ignored_end_and_min_tokens_go_together(engine, runtime):
+    runtime.submit(1, ask(engine, [10], 3, min_tokens=3), 0)
+    assert collect(runtime)[1][0] == [11, 12, 13]
+
+
+def test_bad_words_bias_adapter_and_salt(engine, runtime, standin):
+    torch = pytest.importorskip("torch")
+    bias = np.zeros(1000, np.float32)
+    bias[7] = -2.5
+    fields = {"bad_words": [[12]], "embedding_bias": bias, "adapter": 3, "cache_salt": 2**64 - 1}
+    runtime.submit(1, ask(engine, [10], 2, **fields), 0)
+    assert collect(runtime)[1][0] == [13, 14]
+    made = standin.Executor.made[-1].requests[-1]
+    assert (made.bad_words, made.lora_config.task_id, made.cache_salt_id) == ([[12]], 3, 2**64 - 1)
+    assert made.embedding_bias.dtype == torch.float32
+    # the engine has more logits than the tokenizer has tokens
+    assert made.embedding_bias.tolist() == [*bias.tolist(), 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("guide", "kind"),
+    [
+        (("json", ""), "JSON"),
+        (("json_schema", '{"type": "object"}'), "JSON_SCHEMA"),
+        (("regex", "[a-z]+"), "REGEX"),
+        (("ebnf_grammar", 'root ::= "a"'), "EBNF_GRAMMAR"),
+    ],
+)
+def test_guides(engine, standin, guide, kind):
+    made = engine.make_request(standin, ask(engine, [1], 7, guide=guide), 0).guided_decoding_params
+    assert (made.guide_type.name, made.guide) == (kind, guide[1] or None)
+
+
+def test_a_schema_that_is_not_json_is_refused(engine, standin):
+    with pytest.raises(engine.Refused, match="guided_decoding_guide: is not JSON"):
+        engine.make_request(standin, ask(engine, [1], 7, guide=("json_schema", "{")), 0)
+
+
+def test_the_backends_parameters_become_the_executors(engine, standin, folder):
+    info = folder / "info.json"
+    info.write_text(json.dumps({"encoded_vocab": ["a"], "tokenizer_str": "{}", "stop_token_ids": [2]}))
+    given = {
+        "batch_scheduler_policy": "max_utilization", "kv_cache_host_memory_bytes": "1000",
+        "max_attention_window_size": "512,1024", "max_tokens_in_paged_kv_cache": "4096", "decoding_mode": "lookahead",
+        "lookahead_window_size": "7", "lookahead_ngram_size": "6", "lookahead_verification_set_size": "5",
+        "xgrammar_tokenizer_info_path": str(info), "lora_prefetch_dir": "/adapters",
+        "lora_cache_host_memory_bytes": "2000", "cuda_graph_mode": "true", "gpu_weights_percent": "0.5",
+    }  # fmt: skip
+    config = make(engine, standin, folder, **given)._executor.config
+    cache, lookahead = config.kv_cache_config, config.decoding_config.lookahead_decoding_config
+    assert config.scheduler_config.capacity_scheduler_policy.name == "MAX_UTILIZATION"
+    assert (cache.host_cache_size, cache.max_attention_window, cache.max_tokens) == (1000, [512, 1024], 4096)
+    assert (cache.enable_partial_reuse, cache.event_buffer_max_size, cache.free_gpu_memory_fraction) == (
+        False, 65_536, 0.9,
+    )  # fmt: skip
+    assert config.decoding_config.decoding_mode.name == "Lookahead"
+    assert (lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size) == (7, 6, 5)
+    assert config.guided_decoding_config.stop_token_ids == [2]
+    assert (config.peft_cache_config.lora_prefetch_dir, config.peft_cache_config.host_cache_size) == ("/adapters", 2000)
+    assert (config.extended_runtime_perf_knob_config.cuda_graph_mode, config.gpu_weights_percent) == (True, 0.5)
+    assert (config.normalize_log_probs, config.enable_chunked_context, config.max_batch_size) == (False, True, 4)
+
+
+def test_without_reuse_nothing_is_reported(engine, standin, folder):
+    runtime = make(engine, standin, folder, enable_kv_cache_reuse="false")
+    runtime.submit(1, ask(engine, list(range(10)), 2), 0)
+    assert collect(runtime)[1][4] == 0
+    assert list(runtime.kv_changes()) == []
+
+
+MPIRUN = """#!{python}
+import os, subprocess, sys
+words = sys.argv[1:]
+count, program = int(words[words.index("-n") + 1]), words[words.index("-n") + 2:]
+ranks = [subprocess.Popen(program, env={{**os.environ, "OMPI_COMM_WORLD_RANK": str(rank),
+                                        "OMPI_COMM_WORLD_SIZE": str(count)}}) for rank in range(count)]
+codes = []
+while len(codes) < count:
+    pid, status = os.wait()
+    codes.append(os.waitstatus_to_exitcode(status))
+    if codes[-1]:
+        [rank.kill() for rank in ranks]
+sys.exit(max(map(abs, codes)))
+"""
+
+
+@pytest.fixture
+def several(tmp_path, monkeypatch):
+    """An engine of two GPUs, an mpirun that starts its ranks and ends all with one, and the library's package."""
+    engine, programs, library = tmp_path / "engine", tmp_path / "bin", tmp_path / "code"
+    engine.mkdir()
+    programs.mkdir()
+    config = {"pretrained_config": {"mapping": {"tp_size": 2, "pp_size": 1}}}
+    (engine / "config.json").write_text(json.dumps(config))
+    (programs / "mpirun").write_text(MPIRUN.format(python=sys.executable))
+    (programs / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    # the worker sees the engine model's folder alone
+    shutil.copytree(ENGINE, library, ignore=shutil.ignore_patterns("__pycache__"))
+    (library / "tensorrt_llm" / "bindings").mkdir(parents=True)
+    for package in ("tensorrt_llm", "tensorrt_llm/bindings"):
+        (library / package / "__init__.py").touch()
+    shutil.copyfile(HERE / "standin_executor.py", library / "tensorrt_llm" / "bindings" / "executor.py")
+    monkeypatch.setattr(
+        importlib.import_module("llmops_engine.runtimes.remote"), "__file__",
+        str(library / "llmops_engine" / "runtimes" / "remote.py"),
+    )  # fmt: skip
+    return {**PARAMETERS, "gpt_model_path": str(engine), "world_size": "2"}
+
+
+def test_an_engine_of_two_gpus_has_a_rank_for_each_and_leaves_none(engine, several):
+    runtime = engine.create(several, CARD)
+    try:
+        runtime.submit(1, ask(engine, list(range(10, 50)), 4, log_probs=True), 0)
+        found = collect(runtime)[1]
+        assert found[:3] == [[50, 51, 52, 53], pytest.approx([-0.5, -0.51, -0.52, -0.53]), "length"]
+        assert found[4] == 0
+        names = [name for change in runtime.kv_changes() for name in change.names]
+        assert len(names) == 1
+    finally:
+        runtime.close()
+    assert runtime._process.returncode == 0
+
+
+def test_a_rank_that_cannot_load_is_one_sentence(engine, several):
+    path = Path(several["gpt_model_path"]) / "config.json"
+    path.write_text(json.dumps({"pretrained_config": {"mapping": {"tp_size": 4}}}))
+    with pytest.raises(ValueError, match=r"MPI worldSize is expected to be equal to tp\*pp\*cp"):
+        engine.create(several, CARD)
+
+
+def test_a_rank_that_dies_ends_the_engine(engine, several):
+    runtime = engine.create(several, CARD)
+    runtime.submit(1, ask(engine, [508], 10), 0)
+    with pytest.raises(engine.EngineDead, match="illegal memory access"):
+        collect(runtime)
+    runtime.close()
