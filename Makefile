@@ -10,6 +10,8 @@ LOG    := $(VENV)/install.log
 PIP    := .ci/quietly $(LOG) $(BIN)/python -m pip --disable-pip-version-check --no-color
 MODEL  ?= smollm2
 # mypy and import-linter read the installed layout (llmops.build …) from a copy: neither follows the package-dir mapping
+# what the generated parts of pages may name
+COG    := import cog; from llmops.perf.lab import pages
 FOLDERS := build store model_repository gateway control cli perf
 
 # Byte-compiling every installed file costs minutes and saves milliseconds.
@@ -52,7 +54,7 @@ lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the co
 	$(BIN)/python .ci/models .cache/inside
 	for model in .cache/inside/*; do (cd $$model && $(abspath $(BIN))/mypy --config-file $(CURDIR)/stubs/mypy.ini --cache-dir ../../mypy .) || exit 1; done
 	cd .cache/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-logo
-	$(BIN)/cog --check docs/*.md README.md
+	$(BIN)/cog --check -p '$(COG)' docs/*.md README.md
 	$(BIN)/llmops chart --schema-only | cmp - $(SCHEMA) || { echo "$(SCHEMA) is old: make docs"; exit 1; }
 
 audit: ## Known vulnerabilities of the pinned dependencies; needs https://pypi.org
@@ -68,7 +70,7 @@ fmt: $(STAMPS)/lint ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 
 docs: $(STAMPS)/lint ## Rewrite the parts of docs/, and the schema of the chart's values, that come from the code
-	$(BIN)/cog -r docs/*.md README.md
+	$(BIN)/cog -r -p '$(COG)' docs/*.md README.md
 	$(BIN)/llmops chart --schema-only -o $(SCHEMA)
 
 bench: $(STAMPS)/test ## All benchmarks; writes docs/performance.md
@@ -78,6 +80,7 @@ clean: ## Remove the virtual environment and all that was built
 	rm -rf $(VENV) .cache
 
 $(VENV)/bin/python:
+	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON); name a Python of 3.10 or later: make $(MAKECMDGOALS) PYTHON=python3.x"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "llmops needs Python 3.10 or later: make PYTHON=python3.x")'
 	@$(PYTHON) -m venv $(VENV)
 

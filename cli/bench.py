@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.console import console
-from llmops.cli.options import Duration, OutputFile, help_all_option, rare_option, refuse_others
+from llmops.cli.options import Duration, OutputFile, headings, refuse_others
 from llmops.cli.service.command import file_options, for_each_model
 from llmops.cli.service.flags import of_bench
 from llmops.errors import InputError, LlmopsError
@@ -23,49 +23,69 @@ VIA = ("chat", "completions", "engine", "ensemble")
 _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}'"""
 
 
+@headings(
+    {
+        "Target": ("model", "via", "described", "profile", "header", "extra", "timeout"),
+        "Load": ("concurrency", "rate", "arrival", "trace", "requests", "duration", "warmup"),
+        "Prompts": (
+            *("input_", "output", "ignore_eos", "prompts", "prefix_tokens", "turns", "think_time", "tools", "cancel"),
+            "seed",
+        ),
+        "Objectives": ("slo", "slo_share", "sweep"),
+        "Report": ("json_path", "html_path", "compare"),
+    }
+)
 @click.command(name="bench", cls=for_each_model(of_bench))
 @file_options
 @click.argument("url", default="http://127.0.0.1:9000/v1")
-@click.option("-m", "--model", help="Model to test. Default: the first one the server lists.")
-@click.option("--via", type=click.Choice(VIA), help="Layer to test. Default: chat, or engine for grpc:// addresses.")
+@click.option("-m", "--model", help="Model to test.  [default: the first one that the server lists]")
+@click.option("--via", type=click.Choice(VIA), help="Layer to test.  [default: chat, or engine for grpc:// addresses]")
 @click.option(
     "-c",
     "--concurrency",
     type=click.IntRange(1),
-    help="Closed loop: users, each with one request at a time.  [default: 4]",
+    help="Users, each with one request at a time; with --rate, --sweep or --trace the most requests at once, and the "
+    "wait of others counts as latency.  [default: 4; unlimited]",
 )
-@click.option("-r", "--rate", type=POSITIVE, help="Open loop: requests/s, however slow the server is.")
+@click.option(
+    "-r", "--rate", type=POSITIVE, help="Rate of requests/s, however slow the server is; the first one of a sweep."
+)
 @click.option(
     "--arrival",
     type=click.Choice(["constant", "poisson", "bursty"]),
     default="poisson",
     show_default=True,
-    help="Open loop: spacing of requests.",
-)
-@rare_option("--burstiness", type=POSITIVE, default=0.25, show_default=True, help="Gamma shape; 1 is Poisson.")
-@rare_option(
-    "--max-concurrency",
-    type=click.IntRange(1),
-    help="Open loop: most requests at once; the wait of others counts as latency.",
+    help="With --rate: spacing of requests.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
-@rare_option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Replay this many times as fast.")
-@click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start. Default: 100.")
+@click.option("-n", "--requests", type=click.IntRange(1), help="Sessions to start.  [default: 100]")
 @click.option(
-    "-d", "--duration", type=Duration(), help="How long sessions start, such as 60s; per step of a sweep 30s."
+    "-d",
+    "--duration",
+    type=Duration(),
+    help="How long sessions start, such as 60s.  [default: no limit; 30s per step of a sweep]",
 )
-@rare_option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted. Default: one per user.")
+@click.option("--warmup", type=click.IntRange(0), help="Warm-up sessions, not counted.  [default: one per user]")
 @click.option("-i", "--input", "input_", default="64", show_default=True, help="Prompt tokens, a distribution.")
 @click.option("-o", "--output", default="64", show_default=True, help="Answer tokens, a distribution.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your own prompts: JSONL, or lines of text.")
-@click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Shared system prompt of this many tokens.")
-@rare_option(
-    "--prefix-groups", type=click.IntRange(1), default=1, show_default=True, help="Number of different prefixes."
+@click.option(
+    "--prefix-tokens", type=click.IntRange(0), default=0, show_default=True, help="Tokens of a shared system prompt."
 )
-@click.option("--turns", help="Turns per conversation, a distribution.")
-@click.option("--think-time", type=Duration(zero=True), default="0s", help="Pause between an answer and the next turn.")
-@rare_option("--tools", type=click.IntRange(0), default=0, help="Offer this many tools and check the calls.")
-@rare_option("--cancel", type=click.FloatRange(0, 1), default=0.0, help="Share of requests cancelled midway.")
+@click.option("--turns", help="Turns per conversation, a distribution.  [default: 1]")
+@click.option(
+    "--think-time",
+    type=Duration(zero=True),
+    default="0s",
+    show_default=True,
+    help="Pause between an answer and the next turn.",
+)
+@click.option(
+    "--tools", type=click.IntRange(0), default=0, show_default=True, help="Offer this many tools and check the calls."
+)
+@click.option(
+    "--cancel", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of requests cancelled midway."
+)
 @click.option("--slo", multiple=True, help="Objective: ttft:200ms, tpot:50ms, itl:100ms or e2e:5s. Repeatable.")
 @click.option("--sweep", is_flag=True, help="Find the highest rate that meets the objectives.")
 @click.option(
@@ -77,27 +97,22 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
     show_default=True,
     help="Share of requests that must meet the objectives; below it the exit code is 1.",
 )
-@rare_option("--sweep-max", type=POSITIVE, default=1024.0, show_default=True, help="Highest rate to try.")
-@rare_option("--stream/--no-stream", default=True, show_default=True, help="Ask for streamed answers.")
-@rare_option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
-@rare_option("--usage/--no-usage", default=True, show_default=True, help="Ask for the server's token counts.")
+@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
 @click.option("--extra", help="JSON object merged into every request body.")
 @click.option("-H", "--header", multiple=True, help="'Name: value', sent with every request.")
-@click.option("--api-key", envvar="LLMOPS_API_KEY", help="Bearer token; also $LLMOPS_API_KEY.")
-@rare_option("--insecure", is_flag=True, help="Do not check the TLS certificate.")
 @click.option("--timeout", type=Duration(), default="10m", show_default=True, help="Time for one request.")
-@rare_option("--seed", type=int, default=0, show_default=True, help="Seed of all that is drawn at random.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all that is drawn at random.")
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run here; - for stdout.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page with plots here.")
 @click.option("--compare", nargs=2, type=click.Path(path_type=Path), help="Compare two --json files; sends no load.")
-@help_all_option
 def command(**given: Any) -> None:
     """Load-test URL: an OpenAI endpoint (http://host:port/v1), or Triton itself (grpc://host:port).
 
     Lengths are distributions: 128, uniform:64,256, normal:256,64, lognormal:256,0.6, exponential:128,
     choice:32@0.8,2048@0.2. Latencies are measured from the moment a request is sent.
 
-    With --slo the exit code is 1 when fewer than --fail-under of the requests meet the objectives.
+    A server that asks for a key gets LLMOPS_API_KEY. With --slo the exit code is 1 when fewer than --fail-under of the
+    requests meet the objectives.
     """
     json_path, html_path, compare = given.pop("json_path"), given.pop("html_path"), given.pop("compare")
     if compare:
@@ -112,6 +127,7 @@ def command(**given: Any) -> None:
 
 
 def _options(**given: Any) -> BenchOptions:
+    from llmops.cli.openai_client import api_key
     from llmops.perf.load.slo import parse_slo
     from llmops.perf.options import BenchOptions
     from llmops.perf.workloads.lengths import parse_lengths
@@ -121,7 +137,8 @@ def _options(**given: Any) -> BenchOptions:
     given["input"], given["output"] = parse_lengths(given.pop("input_")), parse_lengths(given["output"])
     given["turns"] = parse_lengths(given["turns"]) if given["turns"] else None
     given["slos"] = [parse_slo(text) for text in given.pop("slo")]
-    given["cancel_share"], given["verify"] = given.pop("cancel"), not given.pop("insecure")
+    given["cancel_share"] = given.pop("cancel")
+    given["api_key"] = api_key()
     given["headers"] = dict(_header(text) for text in given.pop("header"))
     given["extra"] = _extra(given["extra"])
     return BenchOptions(**given)

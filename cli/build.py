@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.build.target_names import NAMES
-from llmops.cli.options import refuse_others
+from llmops.cli.options import headings, refuse_others
 from llmops.cli.service.command import file_options, for_each_model, model_option
 from llmops.cli.service.flags import of_build
 
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from llmops.build.engine_folder.manifest import EngineManifest
 
 
+@headings(
+    {
+        "Input and output": ("output", "name", "described", "profile", "model", "plan_file", "adapters", "as_json"),
+        "Engine": ("target", "quant", "kv_cache", "group_size", "deterministic", "options", "extra_options"),
+        "Layout and limits": ("gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens"),
+        "Calibration": ("calib_dataset", "calib_size", "calib_seq_len", "calib_batch_size", "calib_seed"),
+        "Quality gate": ("max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl"),
+        "Run": ("dry_run", "resume", "in_container"),
+    }
+)
 @click.command(cls=for_each_model(of_build))
 @click.argument("checkpoint", required=False)
 @file_options
@@ -33,17 +43,17 @@ if TYPE_CHECKING:
 )
 @click.option("--kv-cache", default="auto", show_default=True, help="KV cache precision.")
 @click.option("--group-size", type=int, help="Weights that share a scale, for 4-bit formats.")
-@click.option("--tp", type=int, default=1, help="Tensor-parallel GPUs.")
-@click.option("--pp", type=int, default=1, help="Pipeline-parallel GPUs.")
-@click.option("--ep", type=int, default=1, help="Expert-parallel GPUs; divides --tp.")
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel GPUs.")
+@click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline-parallel GPUs.")
+@click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Expert-parallel GPUs; divides --tp.")
 @click.option("--gpu", help="GPU the engine is for, e.g. h100-sxm.")
 @click.option("--max-batch-size", type=int, help="Requests in one batch.")
 @click.option(
     "--max-seq-len",
     type=int,
-    help="Prompt plus answer, in tokens. Default: the model's context, at most 8192 of it on tensorrt and pytorch.",
+    help="Prompt plus answer, in tokens.  [default: the model's context, at most 8192 of it on tensorrt and pytorch]",
 )
-@click.option("--max-num-tokens", type=int, help="Tokens in one engine step.")
+@click.option("--max-num-tokens", type=int, help="Tokens in one engine step (openvino: without it measured at start).")
 @click.option(
     "--plan",
     "plan_file",
@@ -52,10 +62,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--calib-data",
-    "--calib-dataset",
     "calib_dataset",
     metavar="DATA",
-    help="Text for calibration: .jsonl, .txt, .parquet or a hub id. Default: the bundled texts.",
+    help="Text for calibration: .jsonl, .txt, .parquet or a hub id.  [default: the bundled texts]",
 )
 @click.option("--calib-size", type=int, help="Samples for calibration.")
 @click.option("--calib-seq-len", type=int, help="Tokens per calibration sample.")
@@ -70,7 +79,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="openvino: a greedy answer is the same whatever else is in the batch; float32 arithmetic, about half as fast.",
 )
-@click.option("--name", help="Served model name. Default: from the checkpoint.")
+@click.option("--name", help="Served model name.  [default: from the checkpoint]")
+@click.option("--force", is_flag=True, help="Build again, although checkpoint, options and versions are the same.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and the exact commands; do nothing.")
 @click.option("--resume", type=click.Path(path_type=Path, file_okay=False), help="Finish an engine folder.")
 @click.option("--in-container", is_flag=True, help="With --resume: run the step in the NVIDIA image, with docker.")
@@ -96,6 +106,7 @@ def command(
     adapters: tuple[str, ...],
     plan_file: Path | None,
     extra_options: Path | None,
+    force: bool,
     dry_run: bool,
     resume: Path | None,
     in_container: bool,
@@ -104,8 +115,8 @@ def command(
     """Build an engine folder from CHECKPOINT.
 
     CHECKPOINT is a Hugging Face folder, a GGUF file, a hub id (owner/name, downloaded) or the bundled model smollm2.
-    The same build again takes under a second. A build that fails or is interrupted leaves OUTPUT as it was; finished
-    stages of a quantising one are kept beside it for the next attempt.
+    The same build again does nothing and takes under a second. A build that fails or is interrupted leaves OUTPUT as it
+    was; finished stages of a quantising one are kept beside it for the next attempt.
     """
     from llmops.build.job.engine import build
     from llmops.build.spec import BuildSpec
@@ -138,7 +149,7 @@ def command(
         planned = plan(spec)
         click.echo(json.dumps(planned._asdict(), indent=2) if as_json else planned.text())
         return
-    _show(*build(spec, make_progress()), spec.output, as_json)
+    _show(*build(spec, make_progress(), force), spec.output, as_json)
 
 
 def _typed(name: str) -> bool:
@@ -184,7 +195,7 @@ def _options(pairs: tuple[str, ...], flag: str = "--set") -> dict[str, Any]:
 
 def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    state = "Already built" if cached else "Built"
+    state = "Up to date, nothing done (--force builds it again):" if cached else "Built"
     limits, weights = manifest.limits, manifest.quantisation.weights
     quality = _quality(manifest) if manifest.quality else ""
     if not manifest.complete:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -11,9 +13,8 @@ import click
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
 @click.option("--deep", is_flag=True, help="Import, parse and start what can be tried without a GPU.")
-@click.option("--root", default="/", envvar="LLMOPS_IMAGE_ROOT", hidden=True, help="Where the image lies.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, deep: bool, root: str) -> None:
+def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
     """Check what `llmops build` and `llmops serve` need on this machine.
 
     Each line is ok, not ok (with the fix) or a note (something this machine does not need). Exit code 1 when something
@@ -23,7 +24,7 @@ def command(ctx: click.Context, as_json: bool, deep: bool, root: str) -> None:
     anything failed.
     """
     if deep:
-        _deep(ctx, as_json, root)
+        _deep(ctx, as_json)
     from llmops.model_repository.doctor.check import healthy
     from llmops.model_repository.doctor.machine import examine
 
@@ -39,13 +40,11 @@ def command(ctx: click.Context, as_json: bool, deep: bool, root: str) -> None:
     ctx.exit(0 if healthy(checks) else 1)
 
 
-def _deep(ctx: click.Context, as_json: bool, root: str) -> None:
-    from pathlib import Path
-
+def _deep(ctx: click.Context, as_json: bool) -> None:
     from llmops.model_repository.doctor.deep import examine, failed
 
     found = []
-    for one in examine(Path(root)):
+    for one in examine(Path(os.environ.get("LLMOPS_IMAGE_ROOT", "/"))):
         found.append(one)
         if not as_json:
             colour = {"seen": "green", "failed": "red"}.get(one.outcome, "yellow")

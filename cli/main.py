@@ -45,7 +45,6 @@ SECTIONS = {
         "verify": "Check that a deployment does what it promised.",
         "bench": "Load-test an OpenAI endpoint or Triton itself.",
         "top": "Watch gateways, models and replicas live.",
-        "replicas": "Show what each gateway knows of its replicas.",
     },
     "Accounts": {
         "tenant": "Manage tenants: who pays, and their limits.",
@@ -128,10 +127,15 @@ def main() -> NoReturn:
     interrupts = _Interrupts()
     _warn_of_foreign_files()
     try:
-        code = cli.main(standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
+        code = cli.main(prog_name="llmops", standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
         sys.stdout.flush()
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        from llmops.cli.click_errors import sentence_of
+
+        click.echo(f"Error: {shown(sentence_of(error), MOST_ERROR, lines=True)}", err=True)
         sys.exit(error.exit_code)
     except LlmopsError as error:
         click.echo(f"Error: {shown(error.message, MOST_ERROR, lines=True)}", err=True)

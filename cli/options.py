@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from llmops.durations import seconds
 from llmops.output_files import check_writable
+
+Command = TypeVar("Command", bound=click.Command)
 
 
 class Duration(click.ParamType):
@@ -46,31 +49,28 @@ class OutputFile(click.ParamType):
         return path
 
 
-def rare_option(*names: str, **more: Any) -> Any:
-    """Declare an option that few people set: only `--help-all` shows it."""
-    return click.option(*names, hidden=True, **more)
+def headings(groups: Mapping[str, Sequence[str]]) -> Callable[[Command], Command]:
+    """Show the options of a command's help under headings.
 
+    Args:
+        groups: Names of parameters by heading. All others are shown last, under `Other`.
+    """
 
-def help_all_option(command: Any) -> Any:
-    """Add `--help-all`, which shows the rare options too."""
+    def apply(command: Command) -> Command:
+        def format_options(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+            options = [one for one in command.get_params(ctx) if isinstance(one, click.Option)]
+            rows = {str(one.name): one.get_help_record(ctx) for one in options}
+            named = {name for names in groups.values() for name in names}
+            for heading, names in {**groups, "Other": [name for name in rows if name not in named]}.items():
+                shown = [row for row in map(rows.__getitem__, names) if row is not None]
+                if shown:
+                    with formatter.section(heading):
+                        formatter.write_dl(shown, col_max=26)
 
-    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if not wanted or ctx.resilient_parsing:
-            return
-        for parameter in ctx.command.params:
-            if isinstance(parameter, click.Option):
-                parameter.hidden = False
-        click.echo(ctx.get_help(), color=ctx.color)
-        ctx.exit()
+        command.format_options = format_options  # type: ignore[method-assign]
+        return command
 
-    return click.option(
-        "--help-all",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=show,
-        help="Show all options, also those that few people set.",
-    )(command)
+    return apply
 
 
 def gateways_option(help_: str) -> Any:
@@ -92,3 +92,12 @@ def refuse_others(sentence: str, *names: str) -> None:
     ]
     if typed:
         raise click.UsageError(f"{sentence}; leave {', '.join(typed)} out.")
+
+
+def serving_option(command: Any) -> Any:
+    """--serving, of every command that makes a repository."""
+    return click.option(
+        "--serving",
+        type=click.Choice(["llmops", "nvidia"]),
+        help="What serves TensorRT engines: llmops' own model, or NVIDIA's C++ backend.  [default: nvidia]",
+    )(command)

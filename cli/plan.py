@@ -10,7 +10,7 @@ import click
 from llmops.build.formats import PLANNED
 from llmops.build.target_names import GPU_TARGETS
 from llmops.cli.console import console, table_console
-from llmops.cli.options import Duration, OutputFile
+from llmops.cli.options import Duration, OutputFile, headings
 from llmops.cli.service.command import file_options, for_each_model, model_option
 from llmops.cli.service.flags import of_plan
 from llmops.errors import InputError
@@ -28,6 +28,26 @@ PIPED = 120
 QUANT = ", ".join(form.label for form in PLANNED.values())
 
 
+@headings(
+    {
+        "Model and GPUs": (
+            "gpu",
+            "compare",
+            "max_gpus",
+            "quant",
+            "kv_dtype",
+            "target",
+            "described",
+            "profile",
+            "model",
+        ),
+        "Load and objectives": ("isl", "osl", "qps", "ttft_p95", "tpot_p95", "prefix_hit"),
+        "Layout and limits": ("tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction"),
+        "Engine": ("draft_tokens", "acceptance", "chunked_prefill", "disaggregated"),
+        "Cost and times": ("price", "api_price", "measured", "timing", "online"),
+        "Report": ("top", "as_json", "html", "save", "rules", "name"),
+    }
+)
 @click.command(name="plan", cls=for_each_model(of_plan))
 @click.argument("checkpoint")
 @file_options

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from llmops.cli.service.command import file_options, for_all_models
+from llmops.cli.options import serving_option
+from llmops.cli.service.command import described, file_options, for_all_models
 from llmops.cli.service.flags import of_repo
 
 
@@ -26,11 +27,7 @@ from llmops.cli.service.flags import of_repo
     metavar="NAME=0,1",
     help="GPUs of an engine.  [default: each engine gets its own where there are several]",
 )
-@click.option(
-    "--serving",
-    type=click.Choice(["llmops", "nvidia"]),
-    help="What serves TensorRT engines: llmops' model, with step messages, or NVIDIA's C++ backend.  [default: nvidia]",
-)
+@serving_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     engines: tuple[str, ...],
@@ -49,7 +46,8 @@ def command(
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.gpus import parse_gpus
 
-    entries = read_engines(engines, max_queue_size, parse_gpus(gpus), serving or "")
+    file = described()
+    entries = read_engines(engines, max_queue_size, parse_gpus(gpus), serving or (file.serving if file else ""))
     models = generate_repository(entries, output)
     if as_json:
         names = [entry.name for entry in entries]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from llmops.cli.options import Duration
+from llmops.cli.options import Duration, serving_option
 
 if TYPE_CHECKING:
     from llmops.model_repository.launch import TritonServer
@@ -51,6 +51,7 @@ PORT = click.IntRange(0, 65535)
     show_default=True,
     help="TensorRT engines of several GPUs: one tritonserver per GPU (leader), or one that starts workers.",
 )
+@serving_option
 @click.option("--dry-run", is_flag=True, help="Print the exact command that would be run; start nothing.")
 @click.option(
     "--export",
@@ -79,6 +80,7 @@ def command(
     exit_timeout: int,
     ready_timeout: int,
     launch: str,
+    serving: str | None,
     dry_run: bool,
     export: str | None,
     gpus_per_node: int,
@@ -89,7 +91,8 @@ def command(
 ) -> None:
     """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
 
-    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. Ready only when every model is loaded.
+    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. With --serving the repository is made
+    again first, where its TensorRT engines are served by the other. Ready only when every model is loaded.
     At shutdown running requests are finished first, for at most --exit-timeout; then no process and no shared
     memory is left. A second signal ends them at once.
     """
@@ -97,6 +100,11 @@ def command(
 
     if not http and click.get_current_context().get_parameter_source("http_port") != ParameterSource.DEFAULT:
         raise click.UsageError("--http-port is for Triton's HTTP server, which is off: add --http")
+    if serving is not None:
+        from llmops.model_repository.generate import serve_otherwise
+
+        if serve_otherwise(repository, serving):
+            click.echo(f"Made {repository} again, served by {serving}.", err=True)
     ports = Ports(http_port, grpc_port, metrics_port)
     if export is not None:
         from llmops.model_repository.multi_gpu.export import export_launch

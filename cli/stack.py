@@ -43,17 +43,27 @@ def build_engine(
     check_target(target)
     quant = quant or TARGETS[target].quant
     place = folder or cache_dir() / "up" / f"{_slug(checkpoint)}-{target}-{quant}-tp{tp}"
-    _make_folder(place)
+    made = _make_folder(place)
     spec = BuildSpec(checkpoint=checkpoint, output=place / "engine", target=target, quant=quant, tp=tp, name=name)
-    build(spec, make_progress())
+    try:
+        build(spec, make_progress())
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):
+                # only where it is empty: finished stages stay for the next attempt
+                place.rmdir()
+        raise
     return spec.output
 
 
-def _make_folder(place: Path) -> None:
+def _make_folder(place: Path) -> bool:
+    """Make the folder and return True where it was not there."""
+    made = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{place} cannot be written ({error.strerror}); give --dir another folder.") from error
+    return made
 
 
 @dataclass(frozen=True)
@@ -82,16 +92,16 @@ def build_described(described: Described) -> tuple[Path, list[str]]:
     for spec in specs:
         _make_folder(spec.output.parent)
         build(spec, make_progress())
-    generate_repository(read_engines(of_repo(described)["engines"]), described.repository)
+    generate_repository(read_engines(of_repo(described)["engines"], serving=described.serving), described.repository)
     return described.repository, names
 
 
-def make_repository(engine: Path, folder: Path | None) -> tuple[Path, list[str]]:
-    """A Triton model repository in `folder`, or beside the engine; and the name of its model."""
+def make_repository(engine: Path, folder: Path | None, serving: str = "") -> tuple[Path, list[str]]:
+    """A Triton model repository in `folder`, or beside the engine, served by `serving`; and the name of its model."""
     from llmops.model_repository.generate import generate_repository, read_engines
 
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
-    engines = read_engines((str(engine),))
+    engines = read_engines((str(engine),), serving=serving)
     generate_repository(engines, repository)
     return repository, [engine.name for engine in engines]
 

@@ -41,13 +41,14 @@ PIPED = 400
     "--sort", type=click.Choice(list(ORDERS)), default="requests", show_default=True, help="Column to sort models by."
 )
 @click.option("--replicas/--no-replicas", default=True, show_default=True, help="Show a line per replica.")
-@click.option("--once", is_flag=True, help="Look twice, --interval apart, print it and exit.")
+@click.option("--once", is_flag=True, help="Print once, after two looks --interval apart, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
 def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **given: Any) -> None:
     """Watch gateways, their models and replicas live, from /metrics.
 
-    Without a terminal it prints one table after another. Name each gateway, and not a balancer before them. Where keys
-    are asked for, LLMOPS_API_KEY has one with the scope metrics. With --once, exit code 1 if no gateway answers.
+    Without a terminal it prints one table after another. Name each gateway, and not a balancer before them. A gateway
+    that asks for a key gets LLMOPS_API_KEY, which needs the scope metrics. OWN are the streams that these gateways have
+    open on a replica. With --once the exit code is 1 if no gateway answers.
     """
     asyncio.run(_top(urls, engines, window, given, View(given["sort"], given["replicas"])))
 

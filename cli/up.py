@@ -10,9 +10,10 @@ import click
 
 from llmops.build.checkpoint.bundled import BUNDLED
 from llmops.build.target_names import NAMES, TargetName
-from llmops.cli.options import refuse_others
+from llmops.cli.options import refuse_others, serving_option
 from llmops.cli.service.command import described, file_options, for_all_models
 from llmops.cli.service.flags import of_up
+from llmops.distribution import own_command
 
 if TYPE_CHECKING:
     from llmops.cli.stack import Ready
@@ -31,6 +32,7 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 )
 @click.option("--quant", help="Weights of the engine: see `llmops build`.  [default: int8 on openvino, fp8 elsewhere]")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel GPUs.")
+@serving_option
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
 @click.option("--host", help="Address that the gateway listens on; also $LLMOPS_HOST.  [default: 127.0.0.1]")
 @click.option(
@@ -63,6 +65,7 @@ def command(
     target: TargetName,
     quant: str | None,
     tp: int,
+    serving: str | None,
     name: str | None,
     host: str | None,
     port: int | None,
@@ -97,7 +100,7 @@ def command(
             repository, models = build_described(file)
         else:
             engine = build_engine(checkpoint, target, quant, tp, name, folder)
-            repository, models = make_repository(engine, folder)
+            repository, models = make_repository(engine, folder, serving or "")
         click.echo(f"Repository {repository}. Starting Triton ...", err=True)
         stack.start_tritons(repository, replicas)
         stack.run_gateway(models, lambda ready: _announce(ready, time.monotonic() - started))
@@ -113,4 +116,6 @@ def _announce(ready: Ready, seconds: float) -> None:
         f"\nReady after {seconds:.0f} s: {url}/v1 serves {', '.join(ready.models)}.\n{ready.exposure}\n\nTry it:\n"
     )
     click.echo(f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n")
-    click.echo(f"  {'LLMOPS_API_KEY=KEY ' if key else ''}llmops chat --url {url}/v1\n\nCtrl-C ends everything.")
+    click.echo(
+        f"  {'LLMOPS_API_KEY=KEY ' if key else ''}{own_command()} chat --url {url}/v1\n\nCtrl-C ends everything."
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.console import console
-from llmops.cli.options import OutputFile
+from llmops.cli.options import OutputFile, serving_option
 from llmops.cli.service.command import file_options, for_each_model
 from llmops.cli.service.flags import of_verify
 from llmops.errors import InputError
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Engine folder to check against; served for the checks unless --triton or --url is given.",
 )
+@serving_option
 @click.option("--triton", metavar="HOST:PORT", help="A running Triton's gRPC address.")
-@click.option("--url", metavar="GATEWAY", help="A running gateway: checks what its OpenAI API shows.")
+@click.option(
+    "--url",
+    metavar="GATEWAY",
+    help="A running gateway: checks what its OpenAI API shows, with the key in $LLMOPS_API_KEY.",
+)
 @click.option("-m", "--model", help="Served model.  [default: the only one]")
 @click.option("--metrics", metavar="URL", help="Triton's metrics page.  [default: port 8002 of --triton's host]")
 @click.option("--only", multiple=True, type=click.Choice(PARTS), help="Check only this part; may be repeated.")
@@ -45,20 +50,20 @@ if TYPE_CHECKING:
     metavar="FOLDER",
     help="Write llm_eval_score for Prometheus into this folder of the node exporter.",
 )
-@click.option("--api-key", envvar="LLMOPS_API_KEY", help="Bearer token for --url; also $LLMOPS_API_KEY.")
 def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: Path | None, **given: Any) -> None:
     """Check that a deployment does what its contract, checkpoint and plan promise.
 
     Without --engine, --triton or --url: checks the bundled SmolLM2 as `llmops up` builds it.
     Exit code 0 when nothing is wrong; 1 with one sentence per fault.
     """
+    from llmops.cli.openai_client import api_key
     from llmops.perf.load.loop import run_async
     from llmops.perf.verify.run import VerifyOptions, verify
     from llmops.perf.verify.terminal import Lines, show
 
     if not (given["engine"] or given["triton"] or given["url"]):
         given["engine"] = _embedded_default()
-    options = VerifyOptions(**given, calibrate=calibrate is not None)
+    options = VerifyOptions(**given, api_key=api_key(), calibrate=calibrate is not None)
     options.check()
     if textfile is not None and (options.url or not options.has("answers")):
         raise InputError(

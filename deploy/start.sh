@@ -70,6 +70,7 @@ if [ ! -e .env ]; then
   {
     echo "COMPOSE_FILE=compose.yaml:compose.digests.yaml"
     [ -z "${REPOSITORY:-}" ] || echo "REPOSITORY=$REPOSITORY"
+    [ -z "${RUNBOOKS:-}" ] || echo "RUNBOOKS=$RUNBOOKS"
   } >.env
 fi
 exec docker compose up -d "$@"

@@ -77,7 +77,7 @@ def http_refusal(url: str, status: int, message: str, scope: str = "inference") 
     """
     said = f" ({message.rstrip('.')})" if message else ""
     if status == 401:
-        return ServerError(f"{url} asks for an API key{said}; set LLMOPS_API_KEY or give --api-key.")
+        return ServerError(f"{url} asks for an API key{said}; set LLMOPS_API_KEY.")
     if status == 403:
         return ServerError(f"The API key may not do this at {url}{said}; it needs the scope {scope}.")
     if status == 404 and re.match(r"The model .* does not exist", message):

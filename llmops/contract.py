@@ -201,6 +201,15 @@ CALLER = OWN_INPUTS.scalar("caller", BYTES, "who asks; `a/b`: `b` among those of
 RETURN_CONTEXT_IDS = OWN_INPUTS.scalar(
     "return_context_ids", BOOL, "context_ids and finished too", taken=True, default=False
 )
+TOP_LOG_PROBS = OWN_INPUTS.scalar(
+    "top_log_probs",
+    INT32,
+    "the most likely tokens at each place, on step streams",
+    taken=True,
+    default=0,
+    bounds=(0, 20),
+    needs="top_logprobs",
+)
 CACHE_SALT = OWN_INPUTS.scalar(
     "cache_salt", UINT64, "cached prefixes are shared only between requests with the same one", taken=True, default=0
 )
@@ -223,6 +232,11 @@ STEP_INDEX = STEP_OUTPUTS.plain("step_index", INT64, "1, 2, 3 … per subscripti
 STEP_ENTRIES = STEP_OUTPUTS.plain("step_entries", INT32, "slot, sequence_index, token count, flags", (-1, 4))
 STEP_TOKENS = STEP_OUTPUTS.plain("step_tokens", INT32, "of all entries, in their order", (-1,))
 STEP_LOG_PROBS = STEP_OUTPUTS.plain("step_log_probs", FP32, "one per token, where an entry asks for them", (-1,))
+STEP_TOP_COUNTS = STEP_OUTPUTS.plain(
+    "step_top_counts", INT32, "with `top_log_probs`: alternatives of each of step_tokens", (-1,)
+)
+STEP_TOP_IDS = STEP_OUTPUTS.plain("step_top_ids", INT32, "token ids of all alternatives, likeliest first", (-1,))
+STEP_TOP_LOG_PROBS = STEP_OUTPUTS.plain("step_top_log_probs", FP32, "their log-probabilities", (-1,))
 STEP_ERRORS = STEP_OUTPUTS.plain("step_errors", BYTES, "one per entry with the error flag", (-1,))
 STEP_CACHED = STEP_OUTPUTS.plain("step_cached", INT32, "one per slot's first entry: prompt tokens reused, or -1", (-1,))
 STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to watchers", (12,))
@@ -260,6 +274,7 @@ PRE_BIAS_WORDS = _in.plain("EMBEDDING_BIAS_WORDS", BYTES, "words to favour", (-1
 PRE_BIAS_WEIGHTS = _in.plain("EMBEDDING_BIAS_WEIGHTS", FP32, "by how much, one per word", (-1,))
 PRE_END_ID = _in.plain("END_ID", INT32, "in place of the model's own")
 PRE_PAD_ID = _in.plain("PAD_ID", INT32, "in place of the model's own")
+PRE_MIN_TOKENS = _in.plain("MIN_TOKENS", INT32, "no end before so many tokens")
 
 PREPROCESSING_OUTPUTS = Table()
 _out = PREPROCESSING_OUTPUTS
@@ -318,6 +333,7 @@ ENSEMBLE_TO_PREPROCESSING: dict[str, Tensor] = {
     STOP_WORDS: PRE_STOP_WORDS,
     "end_id": PRE_END_ID,
     "pad_id": PRE_PAD_ID,
+    "min_tokens": PRE_MIN_TOKENS,
     BIAS_WORDS: PRE_BIAS_WORDS,
     BIAS_WEIGHTS: PRE_BIAS_WEIGHTS,
 }

@@ -56,6 +56,15 @@ def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
     )
 
 
+def own_command() -> str:
+    """Return what a user types to run this copy's `llmops`: its path where PATH has no or another `llmops`."""
+    own = Path(sys.executable).parent / "llmops"
+    found = shutil.which("llmops")
+    if not own.exists() or (found is not None and Path(found).parent.resolve() == own.parent.resolve()):
+        return "llmops"
+    return str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own)
+
+
 def repair_command(foreign: Iterable[str]) -> str:
     """Return the shell commands that remove the distributions `foreign` and restore this one's files."""
     remove = shlex.join([*_pip(), "uninstall", "--yes", *(one.partition(" ")[0] for one in foreign)])

@@ -10,7 +10,7 @@ import yaml
 from llmops.errors import InputError
 
 
-def read_yaml(path: Path, advice: str = "") -> Any:
+def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> Any:
     """Return what is in a YAML file.
 
     Args:
@@ -23,8 +23,7 @@ def read_yaml(path: Path, advice: str = "") -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        advice = f"; {advice}" if advice else ""
-        raise InputError(f"{path} cannot be read ({error.strerror or error}){advice}.") from error
+        raise InputError(f"{path} cannot be read ({error.strerror or error}); {advice}.") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(f"{path} is not text in UTF-8 (line {line}); save it as UTF-8.") from error

@@ -21,6 +21,8 @@ from llmops.perf.workloads.synthetic import Form, Shape, Synthetic
 
 STEP_SECONDS = 30.0  # of a sweep step, unless --duration says otherwise
 UNLOADED = 8  # requests sent one at a time before a sweep
+#: Requests/s at which a sweep ends: more than one process can send.
+HIGHEST_RATE = 1024.0
 
 
 async def bench(options: BenchOptions, progress: Progress | None = None) -> Document:
@@ -28,7 +30,7 @@ async def bench(options: BenchOptions, progress: Progress | None = None) -> Docu
     options.check()
     progress = progress or Progress()
     client, model, form, filler = await _connect(options)
-    entries = read_trace(options.trace, options.trace_speed) if options.trace else None
+    entries = read_trace(options.trace) if options.trace else None
     try:
         workload = _workload(options, form, filler, entries)
         runner = Runner(client, workload, progress.record, options.think_time)
@@ -50,7 +52,7 @@ async def _openai(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
     from llmops.perf.clients.openai import OpenAIClient, OpenAITarget, first_model
 
     auth = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    model = options.model or await first_model(options.url, {**options.headers, **auth}, options.verify)
+    model = options.model or await first_model(options.url, {**options.headers, **auth})
     chat = options.via == "chat"
     manner = {one.name: getattr(options, one.name) for one in fields(Manner)}
     target = OpenAITarget(options.url, model, chat, **manner)
@@ -79,7 +81,7 @@ def _workload(options: BenchOptions, form: Form, filler: Filler, entries: list[T
         return Trace(entries, filler, form, options.seed)
     if options.prompts is not None:
         return PromptFile(options.prompts, options.output, form, options.seed)
-    names = ("input", "output", "turns", "prefix_tokens", "prefix_groups", "tools", "cancel_share", "seed")
+    names = ("input", "output", "turns", "prefix_tokens", "tools", "cancel_share", "seed")
     return Synthetic(Shape(**{name: getattr(options, name) for name in names}, form=form), filler)
 
 
@@ -105,19 +107,19 @@ async def _measure(
     if entries is not None:
         limit = Limit(min(options.requests or len(entries), len(entries)), options.duration)
         progress.phase("trace", limit.sessions, limit.seconds)
-        return await runner.open([entry.at for entry in entries], limit, options.max_concurrency)
+        return await runner.open([entry.at for entry in entries], limit, options.concurrency)
     if options.sweep:
         limit = Limit(options.requests, options.duration or STEP_SECONDS)
         return await _sweep(options, runner, limit, progress, steps)
     progress.phase("load", limit.sessions, limit.seconds)
     if options.rate is not None:
         return await _open(options, runner, options.rate, limit)
-    return await runner.closed(options.concurrency or 1, limit)
+    return await runner.closed(options.concurrency or 4, limit)
 
 
 async def _open(options: BenchOptions, runner: Runner, rate: float, limit: Limit) -> Run:
-    arrivals = arrival_times(options.arrival, rate, random.Random(options.seed), options.burstiness)
-    return await runner.open(arrivals, limit, options.max_concurrency)
+    arrivals = arrival_times(options.arrival, rate, random.Random(options.seed))
+    return await runner.open(arrivals, limit, options.concurrency)
 
 
 async def _check_unloaded(options: BenchOptions, runner: Runner, progress: Progress) -> None:
@@ -145,7 +147,7 @@ async def _sweep(options: BenchOptions, runner: Runner, limit: Limit, progress: 
         return step
 
     await _check_unloaded(options, runner, progress)
-    best = await highest_rate(measure, options.rate or 1.0, options.sweep_max)
+    best = await highest_rate(measure, options.rate or 1.0, HIGHEST_RATE)
     return runs[best.rate if best else min(runs)]
 
 

@@ -25,53 +25,43 @@ class BenchOptions(Manner):
     output: Lengths
     requests: int | None = None
     duration: float | None = None
+    #: Users of a closed loop; the most requests at once of an open one.
     concurrency: int | None = None
     rate: float | None = None
     arrival: str = "poisson"
-    burstiness: float = 0.25
-    max_concurrency: int | None = None
     warmup: int | None = None
     think_time: float = 0.0
     turns: Lengths | None = None
     prefix_tokens: int = 0
-    prefix_groups: int = 1
     tools: int = 0
     cancel_share: float = 0.0
     prompts: Path | None = None
     trace: Path | None = None
-    trace_speed: float = 1.0
     slos: list[Slo] = field(default_factory=list)
     slo_share: float = 0.99
     sweep: bool = False
-    sweep_max: float = 1024.0
     seed: int = 0
 
     def check(self) -> None:
         """Raises InputError for what cannot be meant together."""
-        if self.rate is not None and self.concurrency is not None:
-            raise InputError("--rate (open loop) and --concurrency (closed loop) exclude each other; give one.")
-        if self.trace is not None and (self.rate or self.concurrency or self.prompts or self.turns):
-            raise InputError("--trace brings its own times and lengths: no --rate, --concurrency, --prompts, --turns.")
+        if self.trace is not None and (self.rate or self.prompts or self.turns):
+            raise InputError("--trace brings its own times and lengths; leave out --rate, --prompts and --turns.")
         if self.sweep and not self.slos:
-            raise InputError("--sweep looks for the highest rate that holds the objectives: give at least one --slo.")
-        if self.sweep and (self.trace or self.concurrency):
-            raise InputError("--sweep sets the rate itself: leave out --trace and --concurrency.")
+            raise InputError("--sweep looks for the highest rate that holds the objectives; give at least one --slo.")
+        if self.sweep and self.trace:
+            raise InputError("--sweep sets the rate itself; leave out --trace.")
         if self.via in ("engine", "ensemble") and (self.tools or self.prompts):
-            raise InputError("--tools and --prompts need an OpenAI endpoint.")
+            raise InputError("--tools and --prompts need an OpenAI endpoint; give one, such as http://HOST:9000/v1.")
         if (self.via in ("engine", "ensemble")) != self.url.startswith("grpc://"):
             raise InputError(
-                f"--via {self.via} does not fit {self.url}: grpc:// for engine and ensemble, else http://."
+                f"--via {self.via} does not fit {self.url}; give a grpc:// address for engine and ensemble, else http://."
             )
-        if self.max_concurrency and self.rate is None and not self.sweep and self.trace is None:
-            raise InputError("--max-concurrency bounds an open loop: give --rate, --sweep or --trace with it.")
-        if self.cancel_share and not self.stream:
-            raise InputError("--cancel leaves in the middle of a stream: not with --no-stream.")
         made_up = [name for name in ("turns", "tools", "prefix_tokens", "cancel_share") if getattr(self, name)]
         if made_up and (self.trace or self.prompts):
             names = ", ".join("--" + name.removesuffix("_share").replace("_", "-") for name in made_up)
-            raise InputError(f"{names} shape made-up prompts: not with --trace or --prompts.")
+            raise InputError(f"{names} shape made-up prompts; leave out --trace and --prompts, or them.")
         if self.via == "ensemble" and self.turns:
-            raise InputError("--turns needs a chat endpoint or --via engine.")
+            raise InputError("--turns cannot be sent to an ensemble; give --via engine, or a chat endpoint.")
 
     def public(self) -> dict[str, Any]:
         """For the report: everything but secrets."""

@@ -48,7 +48,7 @@ def engine_dir() -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     with open(output.parent / "smollm2-none.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        build(BuildSpec(checkpoint="smollm2", output=output, name="smollm2", max_batch_size=64))
+        build(BuildSpec(checkpoint="smollm2", output=output, name="smollm2", max_batch_size=64, max_num_tokens=256))
     return output
 
 

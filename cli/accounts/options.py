@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,19 +17,21 @@ LIMITS = ("rpm", "tpm", "concurrent", "budget")
 
 
 def admin_options(command: Command) -> Command:
-    """`--store`, `--url`, `--api-key` and `--json`, as parameters `at` (an Administration) and `as_json`."""
+    """`--store`, `--url` and `--json`, as parameters `at` (an Administration) and `as_json`."""
 
     @functools.wraps(command)
-    def run(*arguments: Any, store: str | None, url: str | None, api_key: str | None, **given: Any) -> Any:
+    def run(*arguments: Any, store: str | None, url: str | None, **given: Any) -> Any:
         source = click.get_current_context().get_parameter_source
         if url and store and source("store") is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("--store and --url exclude each other; give one of them.")
-        return command(*arguments, at=Administration(store, url, api_key), **given)
+        return command(*arguments, at=Administration(store, url, os.environ.get("LLMOPS_API_KEY")), **given)
 
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-        click.option("--api-key", envvar="LLMOPS_API_KEY", help="Admin key for --url; also $LLMOPS_API_KEY."),
-        click.option("--url", help="Use the admin API of `llmops control` or `llmops up` at this URL, not a store."),
+        click.option(
+            "--url",
+            help="Use the admin API of `llmops control` or `llmops up` at this URL, with the key in $LLMOPS_API_KEY.",
+        ),
         click.option(
             "--store",
             metavar="URL",

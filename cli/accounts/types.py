@@ -41,7 +41,7 @@ class LimitType(_Typed):
     """A whole number, or `none`. Its bounds are the store's."""
 
     name = "n"
-    example = "a whole number, or none for no limit"
+    example = "a limit; write a whole number, or none for no limit"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Nothing:
         if value == "none":
@@ -73,7 +73,7 @@ class DollarsType(_Typed):
     """US dollars, exact."""
 
     name = "$"
-    example = "an amount of US dollars with at most six decimals, e.g. 0.6"
+    example = "an amount; write US dollars with at most six decimals, e.g. 0.6"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
         amount = str(value).removeprefix("$")
@@ -135,7 +135,7 @@ class NamesType(_Typed):
     """Names with commas between them; `all` where that can be."""
 
     name = "name,…"
-    example = "a list of names with commas between them"
+    example = "a list of names; write them with commas between them"
 
     def __init__(self, everything: bool = False) -> None:
         self.everything = everything

@@ -28,7 +28,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class ReplicaRow:
-    """A model on one server. `doubts`: gateways' workers that believe it to be in another state; times in ms."""
+    """A model on one server. `doubts`: gateways' workers that believe it to be in another state; `own`: streams that
+    these gateways have open there; times in ms."""
 
     model: str
     replica: str
@@ -37,10 +38,12 @@ class ReplicaRow:
     heard_seconds_ago: float | None = None
     running: float | None = None
     waiting: float | None = None
+    own: float | None = None
     kv_use: float | None = None
     step_ms: float | None = None
     prefill_tokens_per_s: float | None = None
     problem: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class GatewayRow:
-    """`refused_per_s` by HTTP status; `loop_held`: share of the time in which its own work kept streams waiting."""
+    """`refused_per_s` by HTTP status; `loop_held`: share of the time in which its own work kept streams waiting;
+    `unreached`: servers that it cannot reach, each with the reason."""
 
     url: str
     problem: str = ""
@@ -80,6 +84,7 @@ class GatewayRow:
     streams: float | None = None
     loop_held: float | None = None
     memory_bytes: float | None = None
+    unreached: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -208,10 +213,12 @@ def _replica(model: str, lines: Sequence[Mapping[str, Any]]) -> ReplicaRow:
         last.get("heard_seconds_ago"),
         last.get("running"),
         last.get("waiting"),
+        _sum(line.get("own") for line in lines),
         1 - last["kv_blocks_free"] / blocks if blocks else None,
         step or None,
         rate or None,
         last.get("problem", ""),
+        last.get("source", ""),
     )
 
 
@@ -242,9 +249,12 @@ def _gateway(asked: Asked) -> GatewayRow:
     recent = asked.recent
     if asked.problem or recent.last is None:
         return GatewayRow(asked.url, asked.problem)
+    unreached = {server: why for worker in asked.beliefs for server, why in worker.get("unreached", {}).items()}
     gauges = {name: sum(value for _, value in recent.last.series(name.name)) for name in (names.ACTIVE, names.MEMORY)}
     if not recent.seconds:
-        return GatewayRow(asked.url, streams=gauges[names.ACTIVE], memory_bytes=gauges[names.MEMORY])
+        return GatewayRow(
+            asked.url, streams=gauges[names.ACTIVE], memory_bytes=gauges[names.MEMORY], unreached=unreached
+        )
     by_status = Sums("status")
     by_status.add(recent.increases(names.REQUESTS.name), 1 / recent.seconds)
     held = sum(value for _, value in recent.increases(names.HELD.name)) / recent.seconds
@@ -257,7 +267,13 @@ def _gateway(asked: Asked) -> GatewayRow:
         gauges[names.ACTIVE],
         held,
         gauges[names.MEMORY],
+        unreached,
     )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from llmops.cli.live.board import Board, ReplicaRow
 from llmops.cli.live.columns import BAD, GATEWAYS, MODELS, REPLICAS, table
 from llmops.cli.live.orders import ORDERS, View, down
+from llmops.texts import shown
 
 # lines that are not rows: the first, blank ones, and the headings of three tables
 FRAME = 7
@@ -21,6 +22,11 @@ def screen(board: Board, view: View, width: int, height: int | None = None, keys
     models = sorted(board.models, key=lambda row: (ORDERS[view.sort](row), row.model))
     there = [one for one in board.gateways if not one.problem]
     away = [Text(f"{one.url}  {one.problem}", BAD) for one in board.gateways if one.problem]
+    away += [
+        Text(shown(f"{one.url}  cannot reach {server}: {why}"), BAD)
+        for one in board.gateways
+        for server, why in one.unreached.items()
+    ]
     parts: list[RenderableType] = [_heading(board, view, keys), ""]
     parts.append(table(MODELS, models, width) if models else Text("No model is known yet."))
     if view.replicas and board.replicas:

@@ -33,9 +33,11 @@ _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
 class _Replica(BaseModel):
     replica: _Name
     state: _Name
+    source: _Name = ""
     heard_seconds_ago: _Number = None
     running: _Number = None
     waiting: _Number = None
+    own: _Number = None
     kv_blocks: _Number = None
     kv_blocks_free: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
     step_ms: _Number = None
@@ -46,6 +48,7 @@ class _Replica(BaseModel):
 class _Worker(BaseModel):
     gateway: _Name = ""
     models: dict[_Name, list[_Replica]]
+    unreached: dict[_Name, _Name] = {}
 
 
 class _Beliefs(BaseModel):

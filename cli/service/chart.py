@@ -151,6 +151,10 @@ def _pool(
         pool |= {"replicas": found.replicas, "autoscaling": {"requests": float(f"{found.rate:.3g}")}}
     else:
         pool["replicas"] = model.replicas
+    if nodes > 1 and model.serving == "llmops" and model.build.target == "tensorrt":
+        raise InputError(
+            f"{name}: serving: llmops runs all GPUs of an engine on one machine, and {gpus} need {nodes}: leave it out."
+        )
     if nodes > 1:
         pool["nodes"] = nodes
     if sizes is not None:
@@ -168,6 +172,8 @@ def _build(described: Described, name: str, folder: PurePosixPath, gpus: int, si
     if flags["target"] == "tensorrt":
         found["finish"] = ["build", "--resume", engine]
     found["repo"] = ["repo", f"{name}={engine}", "-o", str(folder / "repository")]
+    if name in described.serving:
+        found["repo"] += ["--serving", described.serving[name]]
     found["gpus"] = gpus if sizes is None else max(gpus, min(PER_NODE, _quantising_gpus(flags, sizes)))
     if is_hub_id(flags["checkpoint"]):
         found["token"] = {"name": HUB, "key": "token"}

@@ -69,7 +69,7 @@ class ForEachModel(DescribedCommand):
         for name in names:
             if name not in known:
                 where = f"{chosen.described.file} has no model {name!r}"
-                raise click.UsageError(f"{where}; there are: {', '.join(known)}.", ctx)
+                raise click.UsageError(f"{where}; choose {' or '.join(known)}.", ctx)
         return replace(chosen, model=names[0], others=tuple(names[1:]))
 
     def invoke(self, ctx: click.Context) -> Any:

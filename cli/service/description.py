@@ -54,13 +54,17 @@ class Traffic(_Part):
 
 
 class Model(_Part):
-    """One model: `checkpoint` as `llmops build` takes it; `replicas`: engines that serve it, `auto` as planned."""
+    """One model: `checkpoint` as `llmops build` takes it; `replicas`: engines that serve it, `auto` as planned.
+
+    `serving`: what serves a TensorRT engine, as `llmops repo --serving` says.
+    """
 
     checkpoint: str
     build: Build = Build()
     traffic: Traffic = Traffic()
     slo: Slo = Slo()
     replicas: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    serving: Literal["llmops", "nvidia"] | None = None
 
 
 class Service(BaseSettings):
@@ -106,6 +110,12 @@ class Described(BaseModel):
     def repository(self) -> Path:
         return self.folder / "repository"
 
+    @property
+    def serving(self) -> dict[str, str]:
+        """What serves the TensorRT engine of each model that says so."""
+        models = self.service.models.items()
+        return {name: one.serving for name, one in models if one.serving and one.build.target == "tensorrt"}
+
     def engine(self, name: str) -> Path:
         return self.folder / "engines" / name
 
@@ -120,8 +130,8 @@ def read(file: Path, profile: str | None = None) -> Described:
             f"{file}: a profile is not a mapping; write `profiles:`, the name below it, and its settings below that."
         )
     if profile is not None and profile not in profiles:
-        known = ", ".join(profiles) or "none"
-        raise InputError(f"{file} has no profile {profile!r}; there are: {known}.")
+        advice = f"choose {' or '.join(profiles)}" if profiles else "it has no profiles at all, so leave --profile out"
+        raise InputError(f"{file} has no profile {profile!r}; {advice}.")
     found = {name: _described(file, content, profiles.get(name), name) for name in (None, *profiles)}
     return found[profile]
 

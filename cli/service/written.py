@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 SCHEMA = "llmops.schema.json"
 HEAD = f"""\
 # yaml-language-server: $schema=./{SCHEMA}
-# What is built and served, here and elsewhere: docs/operate.md. Nothing starts by itself:
+# The models to build and serve, on this machine and elsewhere (docs/operate.md). What reads this file:
 #   llmops plan|build|repo|up|verify|bench -f FILE [--profile NAME]     llmops diff -f FILE
 """
 GATEWAY = """
-gateway:                   # any setting of docs/gateway.md
-  workers: 1               # one for each core that it may have
-  # host: 0.0.0.0          # others than this machine; keys are asked for then (docs/accounts.md)
+gateway:                   # settings of the gateway (docs/gateway.md)
+  workers: 1               # gateway processes, at most one per CPU core
+  # host: 0.0.0.0          # listen for other machines too; they need keys then (docs/accounts.md)
 """
 LAPTOP = """
 profiles:
-  laptop:                  # the same service on this machine, with the bundled model: --profile laptop
+  laptop:                  # the same service on this machine with the bundled model; choose it with --profile laptop
     models:
       %s:
         checkpoint: smollm2

@@ -57,7 +57,7 @@ class AdminClient:
         if answer.status_code >= 500:
             return ServerError(f"{self._url} failed: {said}")
         if answer.status_code == 401:
-            wanted = "set LLMOPS_API_KEY, or give --api-key, with a key of the scope admin that it knows"
+            wanted = "set LLMOPS_API_KEY to a key of the scope admin that it knows"
             return InputError(f"{self._url} refuses this API key ({said.rstrip('.')}); {wanted}.")
         return (UnknownNameError if answer.status_code == 404 else InputError)(said)
 

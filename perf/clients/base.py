@@ -14,12 +14,10 @@ class Manner:
 
     stream: bool = True
     ignore_eos: bool = True
-    usage: bool = True
     timeout: float = 600.0
     api_key: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
-    verify: bool = True
 
 
 class Client(Protocol):

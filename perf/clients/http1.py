@@ -121,13 +121,13 @@ class Connection(asyncio.Protocol):
 class HttpClient:
     """Connections to one origin, kept alive and reused."""
 
-    def __init__(self, url: str, verify: bool = True) -> None:
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url!r} is not an http:// or https:// address.")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = _tls(verify) if parts.scheme == "https" else None
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self.netloc = parts.netloc.rpartition("@")[2]
         self._idle: list[Connection] = []
 
@@ -151,14 +151,6 @@ class HttpClient:
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
-
-
-def _tls(verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def render(method: str, path: str, netloc: str, headers: dict[str, str], body: bytes = b"") -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ class OpenAIClient:
 
     def __init__(self, target: OpenAITarget) -> None:
         self._target = target
-        self._http = HttpClient(target.url, target.verify)
+        self._http = HttpClient(target.url)
         self._path = urlsplit(target.url).path.rstrip("/") + ("/chat/completions" if target.chat else "/completions")
         self._headers = {"content-type": "application/json", "accept": "*/*", **target.headers}
         if target.api_key:
@@ -79,7 +80,7 @@ class OpenAIClient:
             body["tools"] = request.tools
         if target.ignore_eos and not request.tools:
             body |= {"ignore_eos": True, "min_tokens": request.max_tokens}
-        if target.stream and target.usage:
+        if target.stream:
             body["stream_options"] = {"include_usage": True}
         return json.dumps(body | target.extra).encode()
 
@@ -87,13 +88,13 @@ class OpenAIClient:
         self._http.close()
 
 
-async def first_model(url: str, headers: dict[str, str], verify: bool = True) -> str:
+async def first_model(url: str, headers: dict[str, str]) -> str:
     """The id of the first model that `GET /models` lists. Raises ServerError, InputError."""
     import httpx
 
     base = url.rstrip("/")
     try:
-        async with httpx.AsyncClient(verify=verify, timeout=10, trust_env=False) as client:
+        async with httpx.AsyncClient(verify=ssl.create_default_context(), timeout=10, trust_env=False) as client:
             response = await client.get(base + "/models", headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise http_failure(url, error) from error

@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from llmops.errors import InputError
 
 KINDS = ("constant", "poisson", "bursty")
+#: Gamma shape of bursty arrivals; 1 is Poisson. The squared coefficient of variation is 1/BURSTY.
+BURSTY = 0.25
 
 
-def arrival_times(kind: str, rate: float, rng: random.Random, burstiness: float = 0.25) -> Iterator[float]:
+def arrival_times(kind: str, rate: float, rng: random.Random) -> Iterator[float]:
     """Endless arrival offsets with `rate` per second on average.
 
-    `bursty` draws gaps from a gamma distribution with shape `burstiness` (1 is Poisson, smaller is burstier; the
-    squared coefficient of variation is 1/burstiness), as vLLM's and TensorRT-LLM's serving benchmarks do.
+    `bursty` draws gaps from a gamma distribution with shape `BURSTY`, as vLLM's and TensorRT-LLM's serving benchmarks
+    do with --burstiness.
     """
     if rate <= 0:
         raise InputError(f"The rate must be above 0 requests/s, not {rate}.")
-    if burstiness <= 0:
-        raise InputError(f"The burstiness must be above 0, not {burstiness}.")
     if kind == "constant":
         return _constant(rate)
-    shape = {"poisson": 1.0, "bursty": burstiness}.get(kind)
+    shape = {"poisson": 1.0, "bursty": BURSTY}.get(kind)
     if shape is None:
         raise InputError(f"Arrival process {kind!r} is unknown; it is one of {', '.join(KINDS)}.")
     return _gamma(rate, shape, rng)

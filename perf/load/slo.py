@@ -29,7 +29,9 @@ class Slo:
 
 def parse_slo(text: str) -> Slo:
     """Return the objective that `METRIC:DURATION` stands for. Raises InputError."""
-    metric, _, limit = text.partition(":")
+    metric, colon, limit = text.partition(":")
+    if not colon:
+        raise InputError(f"The objective {text!r} has no colon; write METRIC:DURATION, as in ttft:200ms.")
     try:
         found = seconds(limit)
     except ValueError as error:

@@ -113,7 +113,7 @@ async def _decode(desk: Desk, batch: int, context: int, new: int) -> StepTime | 
 
 def _checked(heard: Heard) -> None:
     if heard.error is not None:
-        raise LlmopsError(f"calibrating failed: {heard.error}")
+        raise LlmopsError(f"The calibration failed: {heard.error}")
 
 
 def _fresh(desk: Desk, tokens: int) -> list[int]:

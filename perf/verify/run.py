@@ -47,7 +47,8 @@ _ENGINE_PARTS: dict[str, list[Check]] = {
 @dataclass(frozen=True)
 class VerifyOptions:
     """`engine`: the folder whose promises are held; served by a Triton of its own unless `triton` (gRPC HOST:PORT) or
-    `url` (a gateway) names a running one. `metrics`: Triton's page; `only`: parts; `calibrate`: also step times."""
+    `url` (a gateway) names a running one. `metrics`: Triton's page; `only`: parts; `calibrate`: also step times;
+    `serving`: what serves a TensorRT `engine` for the checks."""
 
     engine: Path | None = None
     triton: str | None = None
@@ -57,13 +58,16 @@ class VerifyOptions:
     only: tuple[str, ...] = ()
     api_key: str | None = None
     calibrate: bool = False
+    serving: str | None = None
 
     def check(self) -> None:
         """Raises InputError for what does not go together."""
         if self.triton and self.url:
             raise InputError("--triton and --url exclude each other; give the one to check.")
         if not (self.engine or self.triton or self.url):
-            raise InputError("give --engine ENGINE, --triton HOST:PORT or --url GATEWAY.")
+            raise InputError("Nothing is named to check; give --engine ENGINE, --triton HOST:PORT or --url GATEWAY.")
+        if self.serving and (self.triton or self.url):
+            raise InputError("--serving is for a Triton that verify starts: leave it out, or --triton and --url.")
         if self.calibrate and self.url:
             raise InputError("--calibrate measures an engine: give --engine or --triton instead of --url.")
         of = ("gateway",) if self.url else tuple(_ENGINE_PARTS)
@@ -103,21 +107,21 @@ async def verify(options: VerifyOptions, progress: Progress) -> tuple[Report, Me
     else:
         assert options.engine is not None
         progress.begin("triton", "starting the real Triton on the engine")
-        with _served(options.engine) as (address, metrics):
+        with _served(options.engine, options.serving or "") as (address, metrics):
             report, measured = await _triton(options, address, metrics, manifest, True, progress)
     report.seconds = time.monotonic() - begun
     return report, measured
 
 
 @contextlib.contextmanager
-def _served(engine: Path) -> Iterator[tuple[str, str | None]]:
+def _served(engine: Path, serving: str) -> Iterator[tuple[str, str | None]]:
     """(gRPC address, metrics URL) of a Triton with that engine alone."""
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.launch import Ports, start_triton
 
     with tempfile.TemporaryDirectory(prefix="llmops-verify-") as folder:
         repository = Path(folder, "repository")
-        generate_repository(read_engines([str(engine)]), repository)
+        generate_repository(read_engines([str(engine)], serving=serving), repository)
         with start_triton(repository, ports=Ports(0, 0, 0), exit_timeout=5, on_log=lambda line: None) as server:
             server.wait_ready(READY_SECONDS)
             yield server.grpc_address, server.metrics_url

@@ -79,16 +79,16 @@ class TraceEntry:
     hash_ids: list[int] = field(default_factory=list)
 
 
-def read_trace(path: Path, speed: float = 1.0) -> list[TraceEntry]:
-    """Entries sorted by time; `timestamp` is in milliseconds, `speed` 2 replays twice as fast."""
-    entries = [_entry(path, number, line, speed) for number, line in enumerate(_lines(path), 1)]
+def read_trace(path: Path) -> list[TraceEntry]:
+    """Entries sorted by time; `timestamp` is in milliseconds."""
+    entries = [_entry(path, number, line) for number, line in enumerate(_lines(path), 1)]
     return sorted(entries, key=lambda entry: entry.at)
 
 
-def _entry(path: Path, number: int, line: str, speed: float) -> TraceEntry:
+def _entry(path: Path, number: int, line: str) -> TraceEntry:
     value = _json_line(path, number, line)
     try:
-        at = float(value["timestamp"]) / 1000 / speed
+        at = float(value["timestamp"]) / 1000
         lengths = int(value["input_length"]), int(value["output_length"])
         hashes = [int(item) for item in value.get("hash_ids", [])]
     except (KeyError, TypeError, ValueError) as error:

@@ -22,7 +22,6 @@ class Shape:
     output: Lengths
     turns: Lengths | None = None
     prefix_tokens: int = 0
-    prefix_groups: int = 1
     tools: int = 0
     cancel_share: float = 0.0
     seed: int = 0
@@ -36,16 +35,12 @@ class Synthetic:
         self.shape = shape
         self.filler = filler
         self.tools = tool_definitions(shape.tools) or None
-        self._prefixes = [self._prefix(group) for group in range(max(1, shape.prefix_groups))]
-
-    def _prefix(self, group: int) -> Any:
-        rng = random.Random(f"prefix {self.shape.seed} {group}")
-        return self.filler.make(rng, self.shape.prefix_tokens)
+        self._prefix = filler.make(random.Random(f"prefix {shape.seed} 0"), shape.prefix_tokens)
 
     def session(self, index: int) -> Conversation:
         rng = random.Random(f"session {self.shape.seed} {index}")
         turns = self.shape.turns.draw(rng) if self.shape.turns else 1
-        return Conversation(self, rng, turns, self._prefixes[index % len(self._prefixes)])
+        return Conversation(self, rng, turns, self._prefix)
 
 
 @dataclass

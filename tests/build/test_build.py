@@ -56,6 +56,17 @@ def test_the_manifest_tells_what_went_in(spec: BuildSpec, tiny: Path) -> None:
     assert manifest.complete
 
 
+def test_force_builds_what_is_up_to_date(spec: BuildSpec) -> None:
+    build(spec)
+    before = (spec.output / "engine.json").stat()
+    assert build(spec)[1] is True
+    assert (spec.output / "engine.json").stat().st_ino == before.st_ino
+    manifest, cached = build(spec, force=True)
+    assert cached is False
+    assert (spec.output / "engine.json").stat().st_ino != before.st_ino
+    assert build(spec) == (manifest, True)
+
+
 def test_the_same_build_again_touches_nothing(spec: BuildSpec) -> None:
     first, _ = build(spec)
     before = {path: path.stat().st_mtime_ns for path in spec.output.rglob("*")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,13 +61,15 @@ def test_help_is_written_in_sentences():
         assert len(command.get_help(context).splitlines()) < 110, name
 
 
-@pytest.mark.parametrize(("name", "most"), [("bench", 32), ("simulate", 24)])
-def test_help_has_what_people_set_and_help_all_the_rest(name, most):
-    shown, whole = (CliRunner().invoke(cli, [name, flag]).output for flag in ("--help", "--help-all"))
-    options = [line for line in shown.splitlines() if line.startswith("  -")]
-    assert len(options) <= most
-    assert "--seed" in whole
-    assert "--seed" not in shown
+def test_help_groups_long_lists_of_options_and_shows_each_once():
+    for name, command in every_command():
+        options = {max(one.opts, key=len) for one in command.params if isinstance(one, click.Option)}
+        assert not [one.name for one in command.params if getattr(one, "hidden", False)], name
+        shown = command.get_help(click.Context(command, info_name=name, terminal_width=110)).splitlines()
+        listed = [found[1] for line in shown if (found := re.match(r"  (?:-\w, )?(--[a-z0-9-]+)(?: |$)", line))]
+        assert sorted(listed) == sorted({*options, "--help"}), name
+        headings = [line for line in shown if re.fullmatch(r"[A-Z][\w ]+:", line) and line != "Commands:"]
+        assert len(headings) > 1 or len(options) < 24, name
 
 
 def test_no_color_removes_all_styling():

@@ -35,7 +35,9 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_serve_takes_only_ports_and_times_that_there_are(tmp_path, ports):
     result = llmops("serve", tmp_path, *ports)
     assert result.returncode == 2
-    assert "is not in the range" in result.stderr
+    assert result.stderr.startswith(
+        f"Error: {ports[0]} is not usable: {ports[1]} does not fit; give a whole number of at least "
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """Errors of the system and of libraries become our sentences: what happened, why, and what to do.
 
-HTTP and gRPC are in test_connections.py, YAML and pydantic in tests/gateway/test_strict_yaml.py, databases in
-tests/store/test_failures.py.
+Servers that answer wrongly are in test_connections.py, click's errors in test_mistakes.py, YAML in
+tests/gateway/test_strict_yaml.py, databases in tests/store/test_failures.py.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+import grpc
+import httpx
+import huggingface_hub.errors
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
+from llmops.build.checkpoint.hub import _asked
+from llmops.connections import grpc_failure, http_failure
 from llmops.errors import InputError, LlmopsError, first_fault
 from llmops.output_files import check_writable, write_text
 
@@ -77,3 +83,77 @@ def test_a_value_that_does_not_fit(value, said):
 )
 def test_a_sentence_in_a_sentence_ends_once(message, said):
     assert LlmopsError(message).message == str(LlmopsError(message)) == said
+
+
+def kinds_of(base: type, module: object) -> list[type]:
+    """Return the exception classes of a library's module."""
+    return [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
+
+
+def is_ours(message: str, library: str) -> bool:
+    """True for a sentence that ends once, says what to do, and does not show the library's own words."""
+    advice = re.search(r"[;:?] ?[\w`]|\. [A-Z]", message)
+    return bool(advice) and message.endswith((".", "?")) and ".." not in message and library not in message
+
+
+HTTP = [one for one in kinds_of(Exception, httpx) if one not in (httpx.StreamError, httpx.CookieConflict)]
+
+
+@pytest.mark.parametrize("kind", HTTP, ids=lambda kind: kind.__name__)
+def test_every_error_of_the_http_library(kind):
+    request = httpx.Request("GET", "http://h:1/v1")
+    more = {"request": request, "response": httpx.Response(500)} if kind is httpx.HTTPStatusError else {}
+    error = kind(
+        *(
+            ()
+            if kind in (httpx.StreamConsumed, httpx.StreamClosed, httpx.ResponseNotRead)
+            or kind.__name__ == "RequestNotRead"
+            else ("its own words",)
+        ),
+        **more,
+    )
+    assert is_ours(http_failure("http://h:1/v1", error).message, "its own words")
+
+
+class Call(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "its own words."
+
+
+@pytest.mark.parametrize("code", grpc.StatusCode, ids=lambda code: code.name)
+def test_every_status_of_grpc(code):
+    assert is_ours(grpc_failure("h:8001", Call(code)).message, "StatusCode")
+
+
+HUB = kinds_of(Exception, huggingface_hub.errors)
+
+
+@pytest.mark.parametrize("kind", [*HUB, httpx.ReadTimeout, OSError, RuntimeError], ids=lambda kind: kind.__name__)
+def test_every_error_of_the_hub(kind):
+    error = kind.__new__(kind)
+    error.args = ("its first line.\n\nits second line",)
+
+    def download() -> None:
+        raise error
+
+    with pytest.raises(LlmopsError) as refused:
+        _asked("owner/model", download)
+    assert is_ours(refused.value.message, "second line")
+    assert "owner/model" in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["KafkaConnectionError", "TopicAuthorizationFailedError", "RequestTimedOutError"])
+def test_errors_of_kafka(name):
+    errors = pytest.importorskip("aiokafka.errors")
+    from llmops.gateway.callers.usage.kafka import told
+    from llmops.gateway.settings import KafkaSettings
+
+    said = told(KafkaSettings(servers="k:9092", signing_keys="x" * 32), getattr(errors, name)("its own words"))
+    assert said.startswith(f"Kafka at k:9092 does not take or give events of llmops.usage ({name[:-5]}); check ")
+    assert is_ours(said, "its own words")

@@ -64,10 +64,46 @@ def test_the_url_of_a_checkpoint_gets_its_hub_id(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_up_of_a_misspelt_model_leaves_no_folder(tmp_path):
+    result = run("up", "smolm2", env={"LLMOPS_CACHE": str(tmp_path)}, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.endswith("; did you mean the bundled model smollm2?\n")
+    assert not list(tmp_path.glob("up/*"))
+
+
 def test_openvino_reports_nothing():
     code = "import llmops, openvino.tools.ovc as ovc; print(type(ovc.telemetry).__module__)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip().endswith("telemetry_stub"), result.stderr
+
+
+CLICK = {
+    "bench --concurrency 0": "--concurrency is not usable: 0 does not fit; give a whole number of at least 1.",
+    "bench --rate fast": "--rate is not usable: 'fast' does not fit; give a number above 0.",
+    "bench --rate": "--rate needs a value; see `llmops bench --help`.",
+    "bench --sweep=3": "--sweep takes no value; leave it out.",
+    "bench --timeout 5": "--timeout is not usable: 5 has no unit; write 5ms or 5s.",
+    "plan x --prefix-hit 1": "--prefix-hit is not usable: 1.0 does not fit; give a number of at least 0 and below 1.",
+    "plan": "CHECKPOINT is missing; write `llmops plan [OPTIONS] CHECKPOINT`.",
+    "plan a b": "b is not expected here; see `llmops plan --help`.",
+    "plan a --gpuz 8": "There is no option --gpuz; did you mean --gpu or --gpus?",
+    "doctor --fix": "There is no option --fix; see `llmops doctor --help`.",
+    "repo x": "--output is missing; write --output PATH.",
+    "build x --target cpu": "--target is not usable: cpu is none of its values; choose openvino, tensorrt or pytorch.",
+    "verify --engine none": "--engine is not usable: none does not exist; name one that does.",
+    "verify --engine file": "--engine is not usable: file is a file; name a folder.",
+    "simulate --plan . --rate 1": "--plan is not usable: . is a folder; name a file.",
+    "key lst": "There is no command lst; see `llmops key --help`.",
+    "key update key-1": "Nothing to change; give an option, e.g. --rpm 120.",
+    "srve": "There is no command `srve`; did you mean `llmops serve`?",
+}
+
+
+@pytest.mark.parametrize("typed", CLICK)
+def test_clicks_own_errors_are_one_sentence_of_ours(tmp_path, typed):
+    (tmp_path / "file").touch()
+    result = run(*typed.split(), cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"Error: {CLICK[typed]}\n")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,12 @@ def parameters(command: str, *arguments: str) -> dict:
         return context.params
 
 
+def test_serving_is_of_tensorrt_engines_alone_and_reaches_the_cluster(file):
+    file.write_text(EXAMPLE.replace("    replicas: auto\n", "    replicas: 1\n    serving: llmops\n"))
+    assert read(file).serving == {"llama-70b": "llmops"}
+    assert read(file, "laptop").serving == {}
+
+
 def test_a_profile_is_laid_over_the_file(file):
     plain, laptop, busy = read(file), read(file, "laptop"), read(file, "busy")
     assert plain.service.models["llama-70b"].build.tp == 8
@@ -101,7 +107,7 @@ def test_what_is_wrong_is_named(tmp_path, content, words):
 
 
 def test_a_profile_that_is_not_there(file):
-    with pytest.raises(InputError, match="has no profile 'cloud'; there are: laptop, busy"):
+    with pytest.raises(InputError, match="has no profile 'cloud'; choose laptop or busy"):
         read(file, "cloud")
 
 
@@ -176,7 +182,7 @@ def test_a_command_runs_for_each_model_or_for_those_that_are_named(file):
     assert "Llama-3.3" not in one
     missing = run(cli, [*both, "--model", "big"])
     assert missing.exit_code == 2
-    assert "has no model 'big'; there are: llama-70b, small." in missing.output
+    assert "has no model 'big'; choose llama-70b or small." in missing.output
 
 
 def test_a_profile_needs_its_file():

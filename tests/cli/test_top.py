@@ -143,17 +143,23 @@ def belief(replica: str, heard: float | None, state: str = "ready", **more: obje
 
 
 def test_a_replica_is_as_the_gateway_believes_that_heard_of_it_last():
-    worker = {"gateway": "a/1", "models": {"m": [belief("gpu-1:8001", 4.0, "suspect", running=1)]}}
-    other = {"gateway": "b/2", "models": {"m": [belief("gpu-1:8001", 0.2, running=9, waiting=2, step_ms=31.5)]}}
+    worker = {"gateway": "a/1", "models": {"m": [belief("gpu-1:8001", 4.0, "suspect", running=1, own=3)]}}
+    other = {"gateway": "b/2", "models": {"m": [belief("gpu-1:8001", 0.2, running=9, waiting=2, own=4, step_ms=31.5)]}}
     third = {"gateway": "c/3", "models": {"m": [belief("gpu-1:8001", None, "starting"), belief("gpu-2:8001", None)]}}
     asked = [Asked("x", recent((0.0, metrics())), beliefs=[worker, other]), Asked("y", recent(), beliefs=[third])]
     found = board(asked, {"gpu-9:8002": recent((0.0, ENGINE))})
     first, second = found.replicas
     assert (first.replica, first.state, first.doubts, first.running, first.waiting) == ("gpu-1:8001", "ready", 2, 9, 2)
-    assert (first.kv_use, first.step_ms) == (0.75, 31.5)
+    assert (first.kv_use, first.step_ms, first.own) == (0.75, 31.5, 7)
     assert (second.replica, second.state, second.heard_seconds_ago) == ("gpu-2:8001", "ready", None)
     (row,) = found.models
     assert (row.kv_use, row.batch) == (0.75, 9)
+
+
+def test_a_server_that_a_gateway_cannot_reach_is_a_line_with_its_reason():
+    worker = {"gateway": "a/1", "models": {}, "unreached": {"gpu-3:8001": "it is another model"}}
+    found = board([Asked("http://x", recent((0.0, metrics())), beliefs=[worker])], {})
+    assert "http://x  cannot reach gpu-3:8001: it is another model" in drawn(found)
 
 
 ENGINE = """

@@ -98,8 +98,8 @@ def test_one_command_one_answer_one_ctrl_c(up: Up) -> None:
 def test_a_stop_lets_an_answer_come_to_its_end_and_says_what_was_open(up: Up) -> None:
     url = up.wait_ready()
     assert (
-        f"Open to this machine only, without a key: the gateway {url} (--host opens it to others). To this machine "
-        "only, without a key: Triton's" in (up.output)
+        f"The gateway {url} is open to this machine only, without a key; --host opens it to others.\nTriton's gRPC "
+        in up.output
     )
     events = up.stream(url, 60)
     next(events)

@@ -366,7 +366,7 @@ def test_the_rules_and_dashboards_are_those_of_deploy():
         yaml.safe_load((ROOT / "deploy" / "alerts" / f"{one}.yaml").read_text()) for one in ("recording", "alerts")
     ]
     groups = json.dumps([group for file in files for group in file["groups"]])
-    assert rule["spec"]["groups"] == json.loads(groups.replace("https://llmops.example/runbooks", RUNBOOKS))
+    assert rule["spec"]["groups"] == json.loads(groups.replace("{{ $externalLabels.runbooks }}", RUNBOOKS))
     links = [one["annotations"]["runbook_url"] for one in rule["spec"]["groups"][-1]["rules"]]
     assert all(link.startswith(f"{RUNBOOKS}#") for link in links)
     (dashboards,) = [one for one in kind("watched", "ConfigMap") if "grafana_dashboard" in one["metadata"]["labels"]]

@@ -183,7 +183,12 @@ def started(folder: Path) -> Path:
         (folder / "bin").mkdir()
         (folder / "bin" / "docker").write_text(DOCKER.replace("FOLDER", str(folder)))
         (folder / "bin" / "docker").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "REPOSITORY": "/srv/r"}
+    environment = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "REPOSITORY": "/srv/r",
+        "RUNBOOKS": "https://w.example/r",
+    }
     subprocess.run([deploy / "start.sh"], env=environment, check=True, capture_output=True)
     return deploy
 
@@ -219,7 +224,9 @@ def test_the_first_start_records_the_images_by_digest(tmp_path):
         if not service["image"].startswith("llmops:")
     }
     # every later command reads both files
-    assert (deploy / ".env").read_text() == "COMPOSE_FILE=compose.yaml:compose.digests.yaml\nREPOSITORY=/srv/r\n"
+    assert (
+        deploy / ".env"
+    ).read_text() == "COMPOSE_FILE=compose.yaml:compose.digests.yaml\nREPOSITORY=/srv/r\nRUNBOOKS=https://w.example/r\n"
     started(tmp_path)
     calls = (tmp_path / "calls").read_text().splitlines()
     assert sum(call.startswith("pull") for call in calls) == len(images)

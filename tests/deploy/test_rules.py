@@ -104,7 +104,7 @@ def test_every_alert_has_its_paragraph():
     alerts = rules("alerts.yaml")
     assert sorted(headings) == sorted(rule["alert"] for rule in alerts)
     for rule in alerts:
-        assert rule["annotations"]["runbook_url"] == f"https://llmops.example/runbooks#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == "{{ $externalLabels.runbooks }}#" + rule["alert"].lower()
         assert len(headings[rule["alert"]].split()) > 40
 
 

@@ -48,6 +48,12 @@ def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"llmops.gateway.callers.{place}", GENEROUS)
 
 
+@pytest.fixture(autouse=True)
+def own_conversations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Conversations of gateways without a store are each test's own."""
+    monkeypatch.setattr("llmops.gateway.endpoints.conversation_routes.cache_dir", lambda: tmp_path)
+
+
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tokenizer")

@@ -113,7 +113,8 @@ async def test_a_wrong_base_url_gets_the_path_that_was_meant(stack, path, meant)
     answer = await stack.client.post(path, json={})
     message = answer.json()["error"]["message"] if "error" in answer.json() else answer.text
     assert answer.status_code == 404
-    said = f"There is no POST {path}." + (f" Did you mean {meant}? The base URL of OpenAI's clients" if meant else "")
+    sdk = "Anthropic's clients has no /v1" if meant == "/v1/messages" else "OpenAI's clients ends in /v1"
+    said = f"There is no POST {path}." + (f" Did you mean {meant}? The base URL of {sdk}" if meant else "")
     assert message.startswith(said)
 
 

@@ -69,19 +69,26 @@ async def test_readiness_and_capacity_are_sums(card):
     async with gateway(first, second) as client:
         await become(client, **{str(first.port): "ready", str(second.port): "ready"})
         found = (await client.get("/v1/models/tiny")).json()
-        assert (found["ready"], found["replicas"]) == (True, {"ready": 2, "total": 2})
+        assert (found["ready"], found["replicas"]) == (True, {"ready": 2, "total": 2, "measured": 2})
         assert found["capacity"]["sequences"] == 8
         second.engine_ready = False
         await become(client, **{str(first.port): "ready", str(second.port): "gone"})
         found = (await client.get("/v1/models/tiny")).json()
-        assert (found["ready"], found["replicas"]) == (True, {"ready": 1, "total": 2})
+        assert (found["ready"], found["replicas"]) == (True, {"ready": 1, "total": 2, "measured": 2})
         assert found["capacity"]["sequences"] == 4
         assert await counted(client) == {"ready": 1, "gone": 1}
+        page = text_string_to_metric_families((await client.get("/metrics")).text)
+        info = [sample.labels for family in page if family.name == "llmops_replica_info" for sample in family.samples]
+        lines = {f"127.0.0.1:{one.port}" for one in (first, second)}
+        assert {(one["model"], one["replica"], one["source"]) for one in info} == {
+            ("tiny", line, "measured") for line in lines
+        }
+        assert {line["source"] for line in (await replicas(client)).values()} == {"measured"}
         await second.stop()
 
         async def told() -> bool:
             (one,) = (await client.get("/replicas")).json()["gateways"]
-            return one["unreached"] == {f"127.0.0.1:{second.port}": "Triton cannot be reached."}
+            return one["unreached"] == {f"127.0.0.1:{second.port}": "Triton cannot be reached. Try again later."}
 
         await eventually_async(told)
 
@@ -89,15 +96,17 @@ async def test_readiness_and_capacity_are_sums(card):
 @pytest.mark.parametrize("text", ["drain: the engine is shutting down", "queue: as many wait", "engine: it has ended"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_fails_before_its_first_token_is_asked_of_another(card, stream, text):
-    failed, good = ScriptedTriton(card, failing(text)), ScriptedTriton(card, saying(5, 6))
-    async with gateway(failed, good) as client:
-        await become(client, **{str(failed.port): "ready", str(good.port): "ready"})
-        for _ in range(4):
-            answer = await client.post("/v1/chat/completions", json={**BODY, "stream": stream})
-            assert answer.status_code == 200
-            assert "error" not in answer.text
-        assert len(failed.requests) >= 1
-        assert len(good.requests) == 4
+    def answer(tensors):
+        """Fail the first request, whichever replica it reaches: among equal ones the gateway draws."""
+        return (failing(text) if len(first.requests) + len(second.requests) == 1 else saying(5, 6))(tensors)
+
+    first, second = ScriptedTriton(card, answer), ScriptedTriton(card, answer)
+    async with gateway(first, second) as client:
+        await become(client, **{str(first.port): "ready", str(second.port): "ready"})
+        got = await client.post("/v1/chat/completions", json={**BODY, "stream": stream})
+        assert got.status_code == 200
+        assert "error" not in got.text
+        assert (len(first.requests), len(second.requests)) == (1, 1)
 
 
 async def test_what_fails_everywhere_says_so_as_one_engine_would(card):
@@ -154,7 +163,7 @@ async def test_the_same_address_twice_is_one_replica(card):
     await triton.start()
     async with gateway(triton, triton) as client:
         await become(client, **{str(triton.port): "ready"})
-        assert (await client.get("/v1/models/tiny")).json()["replicas"] == {"ready": 1, "total": 1}
+        assert (await client.get("/v1/models/tiny")).json()["replicas"] == {"ready": 1, "total": 1, "measured": 1}
 
 
 async def test_an_adapter_goes_where_it_is_loaded(card):

@@ -89,7 +89,7 @@ def test_stopped_at_every_stage(builder, source, whole, tmp_path, number, code):
         else:
             assert beside(output).count("building") <= 1
     again = builder(*command("pytorch", source, output))
-    assert (again["code"], "Already built" in again["out"]) == (0, True)
+    assert (again["code"], "Up to date" in again["out"]) == (0, True)
     assert contents(output) == whole("pytorch")
     assert beside(output) == []
 
@@ -125,7 +125,7 @@ def test_the_calibration_texts_decide(builder, source, tmp_path):
     texts.write_text("Pack my box with five dozen liquor jugs! " * 8)
     again = builder(*argv)
     assert taken(again) == [SOURCE]
-    assert "Already built" in builder(*argv)["out"]
+    assert "Up to date" in builder(*argv)["out"]
     texts.write_text("Sphinx of black quartz, judge my vow. " * 8)
     assert "Built" in builder(*argv)["out"].split()
 

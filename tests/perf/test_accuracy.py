@@ -65,7 +65,7 @@ async def test_open_loop_does_not_wait_for_a_slow_server():
 
 async def test_waiting_for_a_place_counts_as_latency():
     document, _ = await measure(
-        Delays(ttft=0.1, itl=0), rate=1000, arrival="constant", requests=4, max_concurrency=1, warmup=0
+        Delays(ttft=0.1, itl=0), rate=1000, arrival="constant", requests=4, concurrency=1, warmup=0
     )
     due = [record["start"] - record["lag"] for record in document.records]
     assert gaps(due) == pytest.approx([0.001] * 3, abs=1e-5)

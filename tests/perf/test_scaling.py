@@ -141,7 +141,7 @@ def test_it_is_a_flag_of_simulate(tmp_path, monkeypatch):
     plan = ["plan", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-sxm", "--timing", "roofline"]
     planned = runner.invoke(cli, [*plan, "--save", str(tmp_path / "plan.json")], catch_exceptions=False)
     assert planned.exit_code == 0, planned.output
-    command = ["simulate", "--plan", str(tmp_path / "plan.json"), "--rate", "1", "-d", "60s", "--timing", "roofline"]
+    command = ["simulate", "--plan", str(tmp_path / "plan.json"), "--rate", "1", "-d", "60s"]
     done = runner.invoke(
         cli, [*command, "--scale", "2..3", "--json", str(tmp_path / "run.json")], catch_exceptions=False
     )

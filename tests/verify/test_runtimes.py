@@ -20,10 +20,10 @@ TESTS = Path(__file__).parents[1]
 GUIDES = {f"guided: {kind}" for kind in ("json", "json_schema", "regex", "ebnf_grammar")}
 
 
-def test_the_embedded_engine(verify, engine_dir: Path, triton, tmp_path: Path) -> None:
+def test_the_embedded_engine(verify, engine_dir: Path, tmp_path: Path) -> None:
+    """All parts, and once: `verify` starts the server itself, so that `drain` is tried too."""
     page = tmp_path / "report.html"
-    where = ("--triton", triton.grpc_address, "--metrics", triton.metrics_url)
-    found = verify("--engine", engine_dir, *where, "--html", page, "--textfile", tmp_path)
+    found = verify("--engine", engine_dir, "--html", page, "--textfile", tmp_path)
     assert found.report["faults"] == []
     assert found.code == 0
     assert found.named("refused") == {"bad words", "logit bias", "adapters"}
@@ -40,7 +40,8 @@ def test_the_embedded_engine(verify, engine_dir: Path, triton, tmp_path: Path) -
     text = page.read_text()
     assert "This deployment does what it promised." in text
     assert text.count("<tr") >= len(found.report["results"])
-    assert "http://" not in text.replace(triton.grpc_address, "")
+    assert "step stream: drain" in found.named("works")
+    assert "http://" not in text
 
 
 def test_the_mock_engine(verify, serve, engine_dir: Path, tmp_path: Path) -> None:
