@@ -246,7 +246,12 @@ class Responses:
         from llmops.gateway.conversations.turns import ResponseTurn
 
         store = await self._conversations()
-        turn = ResponseTurn(store, context.caller, await store.read(context.caller, conversation_id))
+        try:
+            conversation = await store.read(context.caller, conversation_id)
+        except NotFoundError as error:
+            error.param = "conversation"
+            raise
+        turn = ResponseTurn(store, context.caller, conversation)
         self._service.intake.hold(turn.size, context)
         return turn
 

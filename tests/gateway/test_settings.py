@@ -42,7 +42,7 @@ def test_a_file_that_holds_nothing(tmp_path):
 
 
 def test_what_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match=r" cannot be read \(Is a directory\)\."):
+    with pytest.raises(InputError, match=r" cannot be read \(Is a directory\); name a YAML file"):
         load_settings(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"host: \xff\xe9")
     with pytest.raises(InputError, match="is not text in UTF-8"):

@@ -74,7 +74,7 @@ def test_objectives_are_of_single_requests():
 
 @pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:0ms", "ttft:200", "ttft:-5ms", "latency:5s", "e2e:fast"])
 def test_objectives_that_make_no_sense_are_refused(text):
-    with pytest.raises(InputError, match="is not usable"):
+    with pytest.raises(InputError, match="is not usable|has no colon"):
         parse_slo(text)
 
 

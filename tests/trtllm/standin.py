@@ -152,6 +152,7 @@ class RequestOutput:
         token = self.prompt_token_ids[-1] + self.step * (len(completion.token_ids) + 1)
         if not self.greedy and (self.params.temperature or 1.0) > 1.5:
             token += self._draw.randrange(5)
+        token = self._biased(token)
         if token == 666:
             raise RuntimeError("cuda error")
         if token == 510 or self.llm.dead:
@@ -163,6 +164,14 @@ class RequestOutput:
         self.finished = completion.finish_reason is not None
         self.llm.iterate()
         return self
+
+    def _biased(self, token: int) -> int:
+        """Return the most likely token when the bias is added to logits of 1 for `token` and 0 elsewhere."""
+        bias = self.params.embedding_bias
+        if bias is None:
+            return token
+        most = int(bias.argmax())
+        return most if bias[most] > (bias[token] if token < len(bias) else 0) + 1 else token
 
     def _log_prob(self, completion: CompletionOutput, token: int) -> None:
         """1.2.1: 0 means none, else the most likely, of which an odd token is not one. 1.3: 0 means

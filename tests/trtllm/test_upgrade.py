@@ -54,6 +54,8 @@ def test_the_plain_case_says_what_happens_and_rewrites(tmp_path: Path) -> None:
         "Changes:",
         "  sampler_type = TRTLLMSampler is no longer set at start",
         "  generation_config = trtllm is set at start",
+        "Gained:",
+        "  requests with top_logprobs",
         f"{folder} is now for TensorRT-LLM 1.3.0rc29, in llmops:trtllm-1.3.",
         "The image: docker build -f Dockerfile.trtllm --build-arg BASE=trtllm-1.3 -t llmops:trtllm-1.3 .",
         "Make its repository again: llmops repo",

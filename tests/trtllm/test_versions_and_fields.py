@@ -146,15 +146,23 @@ def test_an_engine_keeps_one_name_and_each_release_gets_its_own(given, kept, old
 @pytest.mark.parametrize(
     ("arguments", "version", "sampling"),
     [
-        ({}, "1.2.1", Sampling(True, True, True)),
+        ({}, "1.2.1", Sampling(True, True, True, top_logprobs=False)),
         ({"sampler_type": "TorchSampler"}, "1.2.1", Sampling(False, False, False)),
-        ({"speculative_config": {"decoding_type": "MTP"}}, "1.2.1", Sampling(False, False, False)),
+        (
+            {"speculative_config": {"decoding_type": "MTP"}},
+            "1.2.1",
+            Sampling(False, False, False, logit_bias=False, top_logprobs=False),
+        ),
         ({}, "1.3.0", Sampling(True, True, True)),
-        ({"speculative_config": {"decoding_type": "MTP"}}, "1.3.0", Sampling(False, True, False)),
+        (
+            {"speculative_config": {"decoding_type": "MTP"}},
+            "1.3.0",
+            Sampling(False, True, False, logit_bias=False, top_logprobs=False),
+        ),
         (
             {"speculative_config": {"decoding_type": "MTP", "enable_penalty": True}},
             "1.3.0",
-            Sampling(False, True, True),
+            Sampling(False, True, True, logit_bias=False, top_logprobs=False),
         ),
         ({}, "1.4.0", Sampling(True, True, True)),
     ],
